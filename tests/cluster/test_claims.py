@@ -131,6 +131,32 @@ async def test_a_claim_of_an_earlier_object_is_left_to_the_garbage_collector(
     ] == []
 
 
+async def test_a_claim_that_another_object_uses_outlives_its_own(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    other = llama(served.namespace, cache={"claimName": "llama-cache"})
+    await served.create({**other, "metadata": {**other["metadata"], "name": "other"}})
+    await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
+    await served.patch("VLLMDeployment", "llama", {"spec": DELETE})
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "no effect" in condition(it, "CacheWarm").get("message", ""))
+    assert "VLLMDeployment other uses PersistentVolumeClaim llama-cache as well" in condition(told, "CacheWarm")["message"]
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("Deployment", "llama")
+    assert "deletionTimestamp" not in (await served.get(CLAIM, "llama-cache"))["metadata"]
+
+
+async def test_an_owner_that_may_not_be_removed_is_reported(served: Cluster, operator: OperatorProcess) -> None:
+    """This API server lets only those change owners who may delete the claim."""
+    await served.create(llama(served.namespace, **DELETE))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    other = llama(served.namespace, cache={"claimName": "llama-cache"})
+    await served.create({**other, "metadata": {**other["metadata"], "name": "other"}})
+    for name in ("llama", "other"):
+        await served.wait_for(
+            "VLLMDeployment", name, lambda it: "Remove the owner yourself" in condition(it, "CacheWarm").get("message", "")
+        )
+
+
 @pytest.mark.extended
 @pytest.mark.timeout(240)
 async def test_a_finished_cleaning_job_does_not_keep_a_claim_that_is_deleted(

@@ -15,7 +15,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT
+from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.rendering.carried_plan import carried_name, read_carried
@@ -91,16 +91,17 @@ class Bench:
         self.inventory = InventoryCache(self.cluster, self.read_inventory, clock=lambda: self.now.timestamp())
         self.reconciler = self.make_reconciler()
 
-    def make_reconciler(self, catalog: KnownCatalog | None = None, configs: ModelConfigs | None = None) -> Reconciler:
-        """A reconciler with what ships with the operator, or with this catalog, and with this hub."""
+    def make_reconciler(
+        self, catalog: KnownCatalog | None = None, configs: ModelConfigs | None = None, client: ClusterClient | None = None
+    ) -> Reconciler:
+        """A reconciler with what ships with the operator, or with this catalog; with this hub, and this way to the cluster."""
+        client = client or self.cluster
         catalog, crashes = catalog or known_catalog(), known_crashes()
         return Reconciler(
-            self.cluster,
+            client,
             catalog,
             crashes,
-            caches=CacheReconciler(
-                self.cluster, catalog, crashes, inventory=self.inventory, count=self.metrics.wrote, now=lambda: self.now
-            ),
+            caches=CacheReconciler(client, catalog, crashes, inventory=self.inventory, count=self.metrics.wrote, now=lambda: self.now),
             inventory=self.inventory,
             logs=self.logs,
             metrics=self.metrics,

@@ -6,7 +6,7 @@ where           key (the cache key), volumes (which volumes, and what may change
 what is known   context (what decisions are made from), records (annotations on the PVC), directories (which directory to use)
 what to do      actions (everything), priming (who fills an empty cache), rollouts (what a primer does before one), cleaning (deleting
                 unused caches; the program is in scripts), remounting (a volume that became read-only), claim_holders (Pods that
-                keep a PVC which is being deleted),
+                keep a PVC which is being deleted), sharing (PVCs of other VLLMDeployments),
                 prefetching (the Job that downloads weights before a start; the program is in scripts)
 in a registry   artifacts (fetching, and what Pods report of it), publishing (the Job that pushes; the programs are in scripts)
 in a file       transfer (the Pod through which the command line exports and imports)

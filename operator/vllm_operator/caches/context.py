@@ -34,6 +34,8 @@ class CacheContext:
         claim: The live PVC of the caches; None if it does not exist yet.
         desired_claim: The PVC of the caches as rendered; None if the user named one.
         claims: The live PVCs of caches and weights, by name.
+        claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.sharing`.
+        lender_notes: What to report about PVCs of other VLLMDeployments that ask to delete them.
         weights_claim_name: The PVC of the weights, if it is another one.
         weights_modes: Access modes of the PVC of the weights, if it is another one.
         pods: The Pods of the VLLMDeployment, including primers.
@@ -53,6 +55,8 @@ class CacheContext:
     claim: Manifest | None = None
     desired_claim: Manifest | None = None
     claims: Mapping[str, Manifest] = field(default_factory=dict)
+    claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lender_notes: tuple[str, ...] = ()
     weights_claim_name: str | None = None
     weights_modes: tuple[str, ...] = ()
     pods: tuple[Manifest, ...] = ()

@@ -7,6 +7,7 @@
     vllm-operator.dev/remounted:        times of remounts (`vllm_operator.caches.remounting`)
     image.vllm-operator.dev/KEY:        image that filled the directory (`vllm_operator.caches.directories`)
     fetched.vllm-operator.dev/DIGEST:   commit of the weights that a Job has downloaded (`vllm_operator.caches.prefetching`)
+    shared.vllm-operator.dev/UID:       NAME/TIME of another VLLMDeployment that uses the PVC (`vllm_operator.caches.sharing`)
 
 A PVC lives as long as the caches on it, and every VLLMDeployment that shares it can read its annotations. The operator deletes only
 directories that have one of these records.

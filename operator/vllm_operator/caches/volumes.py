@@ -23,6 +23,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import first_record
+from vllm_operator.caches.sharing import describe_users
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import mapping, read_bytes, sequence
@@ -150,12 +151,21 @@ def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext
 
 
 def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the manifests with the PVCs as they can be applied, and a note about what cannot be applied; None without any."""
-    result, notes = [], []
+    """Return the manifests with the PVCs as they can be applied, and a note about what cannot be applied; None without any.
+
+    A PVC that other VLLMDeployments use gets no owner.
+    """
+    result: list[dict[str, Any]] = []
+    notes: list[str | None] = [*context.lender_notes]
     for manifest in manifests:
         if manifest["kind"] == _CLAIM:
-            live = context.claims.get(manifest["metadata"]["name"])
+            name = manifest["metadata"]["name"]
+            live = context.claims.get(name)
             manifest = _with_applied_records(manifest, live, context)
+            if "ownerReferences" in manifest["metadata"] and (users := context.claim_users.get(name)):
+                metadata = {field: value for field, value in manifest["metadata"].items() if field != "ownerReferences"}
+                manifest = {**manifest, "metadata": metadata}
+                notes.append(describe_users(name, users))
             if live is not None:
                 spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(context.resource, manifest))
                 manifest = {**manifest, "spec": spec}

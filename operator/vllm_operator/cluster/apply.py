@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import logging
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,13 +227,17 @@ class Applier:
         return now
 
     async def _apply_without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
-        """Apply the rest of a PersistentVolumeClaim if the API server refuses its new owner; return it as it is then.
+        """Apply the rest of a PersistentVolumeClaim if the API server refuses to change its owner; return it as it is then.
 
-        The admission plugin OwnerReferencesPermissionEnforcement lets only those add an owner who may delete the object.
+        The admission plugin OwnerReferencesPermissionEnforcement lets only those change owners who may delete the object.
         """
-        if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and "ownerReferences" in desired["metadata"]):
+        before, wanted = child["metadata"].get("ownerReferences") or [], desired["metadata"].get("ownerReferences") or []
+        if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and before != wanted):
             return child
+        has_applied = "f:ownerReferences" in (managed_fields.find_applied(child) or {}).get("f:metadata", {})
+        ours = [owner for owner in before if owner.get("kind") == labels.KIND] if has_applied else []
         metadata = {name: value for name, value in desired["metadata"].items() if name != "ownerReferences"}
+        metadata |= {"ownerReferences": ours} if ours else {}
         try:
             return await self._apply_one({**desired, "metadata": metadata}, child, result)
         except (Conflict, *_FINAL):
@@ -295,10 +299,14 @@ class Applier:
         return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
 
 
-async def annotate_claim(client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None]) -> Manifest:
+async def annotate_claim(
+    client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None], *, disowned: Collection[int] = ()
+) -> Manifest:
     """Set annotations of a PersistentVolumeClaim, or remove those that are None; return it as it is then.
 
-    Several VLLMDeployments may share it, and a user may have created it. So only these annotations are written, by a field
+    `disowned` are the positions of owner references to remove.
+
+    Several VLLMDeployments may share it, and a user may have created it. So nothing else is written, by a field
     manager of their own, and only if the claim has not changed since it was read.
 
     Raises:
@@ -308,12 +316,15 @@ async def annotate_claim(client: ClusterClient, claim: Manifest, changes: Mappin
     metadata = claim["metadata"]
     present: Mapping[str, str] = metadata.get("annotations") or {}
     changed = {name: value for name, value in changes.items() if value != present.get(name)}
-    if not changed:
+    if not changed and not disowned:
         return claim
-    operations: list[Manifest] = [] if "annotations" in metadata else [{"op": "add", "path": "/metadata/annotations", "value": {}}]
+    operations: list[Manifest] = []
+    if changed and "annotations" not in metadata:
+        operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
     for name, value in changed.items():
         path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
         operations.append({"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value})
+    operations += [{"op": "remove", "path": f"/metadata/ownerReferences/{position}"} for position in sorted(disowned, reverse=True)]
     return await _patch(client, claim, operations, manager=labels.CLAIM_FIELD_MANAGER)
 
 

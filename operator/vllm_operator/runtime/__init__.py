@@ -1,7 +1,7 @@
 """The running operator: when things happen, and what is kept in memory.
 
-one object   reconciler, cache_reconciler, exposure_reconciler and scaling_reconciler (with optional_objects), plan_revisions, presets,
-             rollouts, free_devices, observation_reader (with drain_reader), model_configs, status_writer,
+one object   reconciler, cache_reconciler (with claim_sharing), exposure_reconciler and scaling_reconciler (with optional_objects),
+             plan_revisions, presets, rollouts, free_devices, observation_reader (with drain_reader), model_configs, status_writer,
              event_writer
 the queue    watches, mirroring, queue, workers
 logs         followers (of all Pods), follower (of one run of a container), container_runs, log_stream, run_log (what was read of a

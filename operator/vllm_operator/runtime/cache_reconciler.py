@@ -36,6 +36,7 @@ from vllm_operator.caches.directories import next_cache_generation, other_direct
 from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, is_outdated, needs_gpu_nodes, with_commit
 from vllm_operator.caches.publishing import PublicationNeed, render_publishing
 from vllm_operator.caches.records import read_lease
+from vllm_operator.caches.sharing import claims_of_others
 from vllm_operator.cluster.apply import annotate_claim
 from vllm_operator.cluster.client import (
     CLAIM,
@@ -60,6 +61,7 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.remediation.in_force import carried_out
 from vllm_operator.rendering.manifests import render
+from vllm_operator.runtime.claim_sharing import ClaimSharing
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 
 log = logging.getLogger(__name__)
@@ -119,6 +121,7 @@ class CacheReconciler:
         self._count = count
         self._primer_patience_seconds = primer_patience_seconds
         self._now = now
+        self._sharing = ClaimSharing(client, count=count, now=now)
 
     async def reconcile(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, replan: Callable[[int], Outcome]
@@ -249,12 +252,16 @@ class CacheReconciler:
         weights_name = weights_claim(template_spec(desired))
         if address is not None and weights_name == address.claim:
             weights_name = None
-        claim, weights = await read_claims(self._client, snapshot, address.claim if address else None, weights_name)
-        claims = {found["metadata"]["name"]: found for found in (claim, weights) if found is not None}
+        others = claims_of_others(template_spec(desired), resource.metadata.name)
+        claim_names = (address.claim if address else None, weights_name, *others)
+        read = await read_claims(self._client, snapshot, *claim_names)
+        claims = {str(found["metadata"]["name"]): found for found in read if found is not None}
         if (commit := fetched_commit(resource, desired, claims)) is not None:
             manifests = render(*carried_out(resource, with_commit(plan, resource, commit)))
             desired = _deployment_of(manifests)
         desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
+        shared = await self._sharing.reconcile(resource, claims, desired_claims, others)
+        claim, weights = (shared.claims.get(name or "") for name in claim_names[:2])
         context = CacheContext(
             resource=resource,
             plan=plan,
@@ -264,7 +271,9 @@ class CacheReconciler:
             primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
             claim=claim,
             desired_claim=desired_claims.get(address.claim) if address else None,
-            claims=claims,
+            claims={str(found["metadata"]["name"]): found for found in (claim, weights) if found is not None},
+            claim_users=shared.users,
+            lender_notes=shared.notes,
             weights_claim_name=weights_name,
             weights_modes=reading.access_modes(weights if weights is not None else desired_claims.get(weights_name or "")),
             pods=snapshot.pods,

@@ -12,6 +12,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, find_jobs, is_terminating
 from vllm_operator.caches.context import is_primer, is_replica
+from vllm_operator.caches.sharing import describe_kept_owner
 from vllm_operator.cluster.apply import Applied, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
@@ -237,16 +238,23 @@ def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | N
 
 def _is_about_existing_claim(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
     """Whether a change of an existing PersistentVolumeClaim was refused. Pods can use it as it is."""
-    return any(claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"]) for claim in claims)
+    return any(_is_about(refusal, claim) for claim in claims)
+
+
+def _is_about(refusal: Refusal, claim: Manifest | None) -> bool:
+    return claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"])
 
 
 def _with_refused_claims(activity: CacheActivity, applied: Applied, claims: Sequence[Manifest | None]) -> CacheActivity:
-    notes = [_describe_refused_claim(refusal) for refusal in applied.refusals if _is_about_existing_claim(refusal, claims)]
+    notes = [_describe_refused_claim(refusal, claims) for refusal in applied.refusals if _is_about_existing_claim(refusal, claims)]
     return replace(activity, claim_note=" ".join(notes)) if notes else activity
 
 
-def _describe_refused_claim(refusal: Refusal) -> str:
+def _describe_refused_claim(refusal: Refusal, claims: Sequence[Manifest | None]) -> str:
     if isinstance(refusal.error, Forbidden) and "ownerRef" in str(refusal.error):
+        owned = any(reading.mapping(claim, "metadata").get("ownerReferences") for claim in claims if _is_about(refusal, claim))
+        if owned:
+            return describe_kept_owner(refusal.name)
         return (
             f"{refusal.kind} {refusal.name} stays when this object is deleted, because the operator may not set its owner: the API "
             f"server demands the permission to delete it. Delete it yourself."
