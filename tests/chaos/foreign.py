@@ -52,7 +52,7 @@ def look_alikes(name: str, taken: str, node: str) -> tuple[Manifest, ...]:
             labels=labels_like(name, "cache"),
             annotations={f"{labels.PRIMED_ANNOTATION_PREFIX}x": "2026-01-01T00:00:00Z"},
         ),
-        claim(f"{name}-cache-2", annotations={labels.REMOUNTED_ANNOTATION: "2026-01-01T00:00:00Z"}),
+        claim(f"{name}-cache-2", annotations={f"{labels.USED_ANNOTATION_PREFIX}x": "2026-01-01T00:00:00Z"}),
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",

@@ -20,7 +20,7 @@ from chaos.pods import ENGINE, FULL_VOLUME, Pods, crashes
 from chaos.statuses import serves_for, unexplained, untrue
 from chaos.updates import lost_plan, lost_updates
 from chaos.users import SERVABLE, Users
-from chaos.volumes import EARLIER, Volumes
+from chaos.volumes import UNMARKED, Volumes
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready
 from support.operator_process import OperatorProcess, condition, has
@@ -119,7 +119,7 @@ class Run:
             for name in NAMES:
                 await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
         for name in NAMES:
-            record = {f"{labels.USED_ANNOTATION_PREFIX}{EARLIER}": "2026-01-01T00:00:00Z"}
+            record = {f"{labels.USED_ANNOTATION_PREFIX}{UNMARKED}": "2026-01-01T00:00:00Z"}
             await self._client.patch("PersistentVolumeClaim", f"{name}-cache", {"metadata": {"annotations": record}})
 
     @contextlib.asynccontextmanager

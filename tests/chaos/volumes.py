@@ -32,8 +32,8 @@ FULL = "import os; os.statvfs = lambda path: os.statvfs_result((4096, 4096, 1000
 """Runs before the program: one percent of the volume is free."""
 AGE_SECONDS = 86_400
 LEAVING, DELETING = ".leaving-", ".deleting-"
-EARLIER = "v0.15.0-sm90-h100-tp1-0000000e"
-"""A directory that users' claims record, and that has no marker: an earlier version of the operator has filled it."""
+UNMARKED = "v0.15.0-sm90-h100-tp1-0000000e"
+"""A directory that users' claims record, and that has no marker: a user has filled it."""
 SEEN_SECONDS = 30.0
 """A Job is created from a picture of the Pods, and may be retried; a Pod that is that much older than its Pod is in the picture."""
 TERMINATED, KILLED = 143, 137
@@ -51,7 +51,7 @@ _FILES = {
     ".deleting-home/photo.jpg": "the same, one step further",
     f"v0.20.1-copy-0000000a/{MARKER}v0.20.1-sm90-h100-80gb-hbm3-tp1-11e89eaa": "a copy of a cache, with the mark of the other one",
     "v3-file-00000003": "a file that is named like a cache",
-    f"{EARLIER}/triton/a.cubin": "a cache of an earlier version",
+    f"{UNMARKED}/triton/a.cubin": "recorded, but not marked",
     "notes.txt": "notes",
 }
 _CACHE_FILES = ("vllm/torch_compile_cache/a/artifact", "triton/b.cubin", "flashinfer/c.so")

@@ -1,11 +1,7 @@
 """Caches that travel through a real registry, with TLS and an account, to Pods that share no volume with those that filled them."""
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,6 @@ from support.cluster import Cluster, Manifest
 from support.engines import ENGINE, eventually, model, seconds_to_serve, the_engine, until_ready
 from support.operator_process import condition, has
 from support.sessions import own_namespace
-from testenv.binaries import ensure_binaries
 from testenv.registry import Registry
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
@@ -125,38 +120,6 @@ async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_c
     assert (result["result"], result["tag"]) == ("Fetched", published["status"]["cache"]["artifact"]["tag"])
     assert "were fetched from the registry" in condition(warm, "CacheWarm")["message"]
     assert not await cluster.exists("Deployment", "llama-primer")
-
-
-async def run_plugin(cluster: Cluster, *arguments: str) -> str:
-    """Run `kubectl vllm caches`, as a user who has kubectl."""
-    code = "import sys; from vllm_operator.__main__ import kubectl_plugin; sys.exit(kubectl_plugin(sys.argv[1:]))"
-    folder = ensure_binaries(["kubectl"])["kubectl"].parent
-    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": f"{folder}:{os.environ['PATH']}"}
-    command = [sys.executable, "-c", code, "caches", *arguments, "-n", cluster.namespace]
-    process = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-    return output.decode()
-
-
-async def test_caches_are_carried_to_another_namespace_as_a_file(cluster: Cluster, environment: NodeEnvironment, tmp_path: Path) -> None:
-    await cluster.create(model(cluster, speed=SPEED))
-    await until_ready(cluster)
-    cold_seconds = await seconds_to_serve(cluster, await the_engine(cluster))
-    file = tmp_path / "caches.tar"
-    assert "has the caches of llama: tag v0.20.1" in await run_plugin(cluster, "export", "llama", "-o", str(file))
-    await cluster.delete("VLLMDeployment", "llama")
-    async with own_namespace(environment, grace_seconds=1) as other:
-        await other.create(model(other, speed=SPEED, spec={"replicas": 0}))
-        await other.wait_for("Deployment", "llama", lambda it: it["spec"]["replicas"] == 0)
-        await other.wait_for("VLLMDeployment", "llama", lambda it: it.get("status", {}).get("pinnedPlan"))
-        assert "The caches of llama are filled" in await run_plugin(other, "import", "llama", str(file))
-        await other.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}})
-        await other.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and has("CacheWarm", "True")(it), within=120)
-        assert await seconds_to_serve(other, await the_engine(other)) * 5 < cold_seconds
-        assert [pod["metadata"]["name"] for pod in await other.list_all("Pod") if "-caches-" in pod["metadata"]["name"]] == []
 
 
 FAILURES = {

@@ -86,8 +86,6 @@ NOT_RUN = {
     "kubectl get --raw /apis/custom.metrics.k8s.io/v1beta1/namespaces/models/pods/*/vllm:num_requests_waiting": "needs the adapter; "
     "tests/cluster/test_scaling.py serves this API",
     "kubectl vllm status deepseek -n models --watch": "does not end; test_status_command.py tests its parts",
-    "kubectl vllm caches export my-model -n models -o caches.tar": "a simulated Pod runs nothing; tests/node/test_artifacts.py runs it",
-    "kubectl vllm caches import my-model caches.tar -n models": "a simulated Pod runs nothing; tests/node/test_artifacts.py runs it",
     "kubectl port-forward --namespace models service/qwen 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
     "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
 }

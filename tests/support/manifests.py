@@ -49,11 +49,11 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
     return plan_cache(origin, load_caches())
 
 
-PROGRAMS = ("fetch", "unpack", "keep", "measure")
+PROGRAMS = ("fetch",)
 
 
 def without_programs(value: Any) -> Any:
-    """The same with a name in place of a program, which has a digest of its own (`test_artifacts.py`)."""
+    """The same with a name in place of a program."""
     if isinstance(value, dict):
         return {name: without_programs(entry) for name, entry in value.items()}
     if isinstance(value, list):

@@ -150,14 +150,6 @@ REFUSALS = (
         {"autoscaling": {"maxReplicas": 2, "metric": "KVCacheUsage", "target": 101}},
         ("use at most 100",),
     ),
-    Refusal(
-        "packed caches in an emptyDir", {"cache": {"layout": "Packed", "storage": "EmptyDir"}}, ("layout Packed needs storage SharedClaim",)
-    ),
-    Refusal(
-        "packed caches beside an artifact",
-        {"cache": {"layout": "Packed", "artifact": {"repository": "r.example/a"}}},
-        ("an artifact is packed already", "storage EmptyDir"),
-    ),
     Refusal("both a claim and a volume", {"cache": {"claimName": "caches", "volume": {"size": "20Gi"}}}, ("not both",)),
     Refusal("a claim of no size", {"cache": {"volume": {"size": "0Gi"}}}, ("such as 20Gi",)),
     Refusal("a fraction as a claim's size", {"cache": {"volume": {"size": "1.5Ti"}}}, ("such as 20Gi",)),

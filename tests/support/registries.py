@@ -163,7 +163,7 @@ class ArtifactBench:
 
     def fetch(self, **more: Any) -> tuple[int, dict[str, Any]]:
         settings = {**self.common, "root": str(self.root), "deadline": 10, **more}
-        return run(fetch.main, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
+        return run(fetch.run_fetch, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
 
     def publish(self, root: Path, **more: Any) -> tuple[int, dict[str, Any]]:
         old = time.time() - 100

@@ -1,6 +1,5 @@
 """Caches in a registry, from the spec to the status: on a cluster in memory, with the real planner and reporter."""
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -17,9 +16,7 @@ from vllm_operator.api import labels
 from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches import artifacts
-from vllm_operator.caches.artifacts import FETCH_PROGRAM, load_program
-from vllm_operator.caches.layout import PACKING_PROGRAM
-from vllm_operator.caches.scripts.by_hand import DEFAULT_EXCLUDED, DEFAULT_WHOLE
+from vllm_operator.caches.artifacts import load_program
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cluster.client import JOB, POD
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
@@ -299,7 +296,7 @@ async def test_an_artifact_that_is_fatal_is_not_fetched_again(fleet: Fleet, benc
     bench.restart()
     await fleet.settle()
     assert bench.plan().cache_artifact == PlannedArtifact(
-        program=FETCH_PROGRAM, folders=list(load_caches().folders_of_artifact("0.20.1", Distribution.VLLM)), rejected=[DIGEST]
+        folders=list(load_caches().folders_of_artifact("0.20.1", Distribution.VLLM)), rejected=[DIGEST]
     )
 
 
@@ -323,22 +320,13 @@ async def test_a_required_artifact_that_cannot_be_fetched_is_said(fleet: Fleet, 
     assert "refuses access (HTTP 403)" in bench.message("Crashed")
 
 
-def test_programs_are_part_of_pod_templates() -> None:
-    """A change replaces the Pods of everybody who uses them. After a release, add a version instead: FETCH_PROGRAM, PACKING_PROGRAM."""
-    assert (FETCH_PROGRAM, PACKING_PROGRAM) == (1, 1)
-    assert {name: hashlib.sha256(load_program(name).encode()).hexdigest()[:16] for name in PROGRAM_DIGESTS} == PROGRAM_DIGESTS
-
-
-PROGRAM_DIGESTS = {"fetch": "0a9600634e32f8ed", "unpack": "414560a93895d0f6", "keep": "7304fd88e16633f6", "measure": "eda47a2e4beb5b9c"}
-
-
-@pytest.mark.parametrize("name", ["fetch", "publish", "export", "import", "unpack", "keep"])
+@pytest.mark.parametrize("name", ["fetch", "publish"])
 def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, name: str) -> None:
     program = load_program(name)
     assert "vllm_operator.caches" not in program
     compile(program, name, "exec")
     assert len(program) < 100_000  # an argument may have 128 KiB
-    modules = artifacts._FETCH if name == "fetch" else artifacts._PROGRAMS[name][0]
+    modules = artifacts._PROGRAMS[name][0]
     names: list[str] = []
     for module in modules:
         loaded = __import__(f"vllm_operator.caches.scripts.{module}", fromlist=["x"])
@@ -346,18 +334,8 @@ def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, nam
         names += [key for key in own if not key.startswith("__") and f"\n{key}" in (Path(loaded.__file__ or "").read_text())]
     constants = [key for key in names if key.isupper() or key[0].islower()]
     assert len(names) == len(set(names)), sorted(key for key in constants if names.count(key) > 1)
-    if name == "keep":
-        return  # it ends with its Pod: tests/unit/test_packed_caches.py
-    variable = {"fetch": "CACHE_ARTIFACT", "unpack": "PACKED_CACHES"}.get(name, f"{name.upper()}_ARTIFACT")
+    variable = {"fetch": "CACHE_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
     env = {variable: "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
     command = [sys.executable, "-I", "-B", "-c", program]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
-    report = (tmp_path / "report").read_text() if name in ("fetch", "publish", "unpack") else done.stderr
-    assert json.loads(report)["result"] == "Failed", done.stderr
-
-
-def test_what_is_packed_by_hand_leaves_out_the_same() -> None:
-    caches = load_caches()
-    assert caches.artifact is not None
-    assert caches.artifact.excluded == DEFAULT_EXCLUDED
-    assert caches.artifact.whole == DEFAULT_WHOLE
+    assert json.loads((tmp_path / "report").read_text())["result"] == "Failed", done.stderr

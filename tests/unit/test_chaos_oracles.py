@@ -12,7 +12,7 @@ from chaos.foreign import claim, differences, essence, labels_like, traces
 from chaos.operators import writes_beside_the_holder
 from chaos.statuses import unexplained, untrue
 from chaos.updates import lost_plan, lost_updates
-from chaos.volumes import EARLIER, Volume, inventory, unexpected_losses
+from chaos.volumes import UNMARKED, Volume, inventory, unexpected_losses
 from support.audit import Request
 from support.gpus import real_node
 from support.operator_process import llama
@@ -143,7 +143,7 @@ KEY, OTHER = "v0.20.1-sm90-h100-tp1-12345678", "v0.16.0-sm90-h100-tp1-12345678"
         (lambda folder: None, []),
         (lambda folder: shutil.rmtree(folder / KEY), []),
         (lambda folder: shutil.rmtree(folder / OTHER), ["triton/b.cubin"]),
-        (lambda folder: shutil.rmtree(folder / EARLIER), ["triton/a.cubin"]),
+        (lambda folder: shutil.rmtree(folder / UNMARKED), ["triton/a.cubin"]),
         (lambda folder: (folder / KEY / "triton/b.cubin").unlink(), ["triton/b.cubin"]),
         (lambda folder: (folder / KEY / "flashinfer/c.so").unlink(), []),
         (lambda folder: (folder / KEY).rename(folder / f".leaving-{KEY}"), []),

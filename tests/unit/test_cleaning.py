@@ -12,7 +12,7 @@ from support.full_volumes import crash, finish, full, jobs
 from support.operators import KEY, Bench
 from support.volumes import GENERATION, OLD, age, clean
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.cluster.client import CLAIM, JOB, POD, Forbidden
 
 
 async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, fleet: Fleet) -> None:
@@ -212,32 +212,13 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True)
 
 
-async def test_pods_of_a_plan_of_an_earlier_version_are_left_as_they_are(bench: Bench, fleet: Fleet) -> None:
-    """They mark their directory once they are replaced for another reason; until then it is counted, and told."""
-    await fleet.serve()
-    status = bench.resource()["status"]
-    old = {**status, "pinnedPlan": None, "plan": bench.plan().model_copy(update={"cache_marker": None}).to_json()}
-    template = bench.deployment()
-    del template["spec"]["template"]["spec"]["initContainers"]
-    bench.cluster.remove(DEPLOYMENT, "default", "llama")
-    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", old)
-    bench.restart()
-    await fleet.settle()
-    assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]
-    await fleet.change(replicas=2)
-    assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]
-    await fleet.change(engine={"args": [{"name": "max-model-len", "value": "4096"}]})
-    assert "initContainers" in bench.deployment()["spec"]["template"]["spec"]
-
-
 async def test_what_is_left_alone_is_reported(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
-    told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30, "unmarked": 1, "unmarkedBytes": 2**30}
+    told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30}
     finish(fleet, json.dumps(told))
     await fleet.settle()
     said = bench.message("CacheWarm")
     assert "The operator left 2 other files and directories on the volume alone (5.0 GiB)." in said
-    assert "1 cache directory of an earlier version of the operator has no marker (1.0 GiB)." in said
 
 
 async def test_a_folder_that_no_annotation_can_name_is_not_recorded(bench: Bench, fleet: Fleet) -> None:

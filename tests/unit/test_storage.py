@@ -1,6 +1,6 @@
 """Where caches and weights are kept: what is planned for what the spec says, and what it comes to on a cluster."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ from support.gpus import real_node
 from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
-from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.volumes import plan_weights
 from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
@@ -52,36 +51,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_where_weights_are_kept(case: Case) -> None:
-    assert plan_weights(deployment(case.uri, **case.spec), case.weight_bytes, None) == case.want
-
-
-@dataclass(frozen=True)
-class Before:
-    """What was the case before a change of the spec; by default an object that an operator made which knew of no claim for weights."""
-
-    want: PlannedWeights
-    model: str = "meta-llama/Llama-3.1-8B-Instruct"
-    weights: PlannedWeights | None = None
-    claim: str = "demo-cache"
-    spec: dict[str, Any] = field(default_factory=dict)
-
-
-BEFORE = {
-    "weights that were downloaded beside the caches stay there": Before(WITH_CACHES),
-    "and stay there at the next change": Before(WITH_CACHES, weights=WITH_CACHES),
-    "another model has to be downloaded anyway": Before(own("30Gi"), model="Qwen/Qwen3-8B"),
-    "they were on another claim": Before(own("30Gi"), weights=WITH_CACHES, claim="shared"),
-    "the spec says otherwise now": Before(own("30Gi"), spec={"weights": {}}),
-    "they had a claim of their own": Before(own("30Gi"), weights=own("30Gi")),
-}
-
-
-@pytest.mark.parametrize("case", BEFORE.values(), ids=BEFORE)
-def test_nothing_is_downloaded_again_because_the_spec_changed(case: Before) -> None:
-    resource = deployment(**case.spec)
-    status = VLLMDeploymentStatus(cache=CacheStatus(claim_name=case.claim))
-    pinned = made(deployment(), real_node("h100-sxm")).model_copy(update={"model": case.model, "weights": case.weights})
-    assert plan_weights(resource.model_copy(update={"status": status}), 15 * GIB, pinned) == case.want
+    assert plan_weights(deployment(case.uri, **case.spec), case.weight_bytes) == case.want
 
 
 def plan_of(**spec: Any) -> Plan:

@@ -183,8 +183,7 @@ def test_nothing_is_executed_loaded_or_unpickled() -> None:
         for line in path.read_text("utf-8").splitlines()
         if name in line and not line.strip().startswith(("#", '"'))
     }
-    # kubectl, by a command of the user with the user's account
-    assert found == {"cli/transfer.py: subprocess", "cli/transfer.py: exec("}
+    assert not found
 
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

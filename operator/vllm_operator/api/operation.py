@@ -131,24 +131,10 @@ class ArtifactSpec(Model):
     )
 
 
-class Layout(StrEnum):
-    """Form of the caches on a PersistentVolumeClaim."""
-
-    AUTO = "Auto"
-    FILES = "Files"
-    PACKED = "Packed"
-
-
 class CacheSpec(StorageSpec):
     """Storage of compiled kernels and graphs between starts."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.CACHE))
-    layout: Layout | None = Field(
-        default=None,
-        description="Form of the caches on the PersistentVolumeClaim of SharedClaim. Files: the engine reads and writes the volume. "
-        "Packed: one file, unpacked to the node's disk before a start, and packed again after a start that added something. Auto: Packed "
-        "for new plans if earlier starts measured that small files on the volume are slow. Default: Auto.",
-    )
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
     priming: Priming | None = Field(
         default=None, description="Whether one Pod fills empty caches before the other Pods start. Default: Auto."
     )

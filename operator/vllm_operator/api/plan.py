@@ -143,33 +143,9 @@ class PlannedRequests(Model):
     memory: str | None = Field(default=None, max_length=32, description="Memory as a quantity. Absent if `spec.podTemplate` sets it.")
 
 
-class CacheMarker(StrEnum):
-    """Writer of the marker file in a cache directory."""
-
-    INIT_CONTAINER = "InitContainer"
-    MEASURING_INIT_CONTAINER = "MeasuringInitContainer"
-    """It also measures what small files on the volume cost."""
-
-
-class PlannedPacking(Model):
-    """How caches are kept as one packed file. Pinned, so that a new version of the operator does not change Pods."""
-
-    program: int = Field(ge=1, description="Version of the programs that pack and unpack.")
-    folders: list[Annotated[str, Field(max_length=64)]] = Field(
-        max_length=64, description="Folders of the cache directory that are packed.", json_schema_extra=list_atomic()
-    )
-    excluded: list[Annotated[str, Field(max_length=64)]] = Field(
-        max_length=32, description="Patterns of names that are left out.", json_schema_extra=list_atomic()
-    )
-    whole: list[Annotated[str, Field(max_length=64)]] = Field(
-        max_length=32, description="Folders in which nothing is left out.", json_schema_extra=list_atomic()
-    )
-
-
 class PlannedArtifact(Model):
-    """How Pods fetch caches from a registry. Pinned, so that a new version of the operator does not change Pods."""
+    """How Pods fetch caches from a registry. Pinned, so that a new catalog does not change Pods."""
 
-    program: int = Field(ge=1, description="Version of the program that fetches.")
     folders: list[Annotated[str, Field(max_length=64)]] = Field(
         max_length=64, description="Folders of the cache directory that an artifact may fill.", json_schema_extra=list_atomic()
     )
@@ -230,14 +206,6 @@ class Plan(Model):
         max_length=16,
         description="Inputs of the cache key.",
         json_schema_extra=list_map("name"),
-    )
-    cache_marker: CacheMarker | None = Field(
-        default=None,
-        description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
-        "when it is unused. Absent in plans of earlier versions, which write no such file.",
-    )
-    cache_packing: PlannedPacking | None = Field(
-        default=None, description="How caches are kept as one packed file on the volume. Absent if they are kept as files."
     )
     cache_artifact: PlannedArtifact | None = Field(
         default=None, description="How Pods fetch caches from a registry. Absent without `spec.cache.artifact`."

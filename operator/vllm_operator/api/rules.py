@@ -154,16 +154,6 @@ PATH_IS_HOSTS = {
 STORAGE = (CLAIM_OR_VOLUME, CLAIM_IS_SHARED, VOLUME_IS_CLAIM, PATH_IS_HOSTS)
 """Rules of the volumes."""
 
-PACKED_ON_CLAIM = {
-    "rule": "!has(self.layout) || self.layout != 'Packed' || "
-    "(!has(self.storage) || self.storage == 'SharedClaim') && !has(self.hostPath) && !has(self.artifact)",
-    "message": "layout Packed needs storage SharedClaim and no artifact; an artifact is packed already, so fetch it with storage EmptyDir",
-    "fieldPath": ".layout",
-}
-
-CACHE = (*STORAGE, PACKED_ON_CLAIM)
-"""Rules of the caches."""
-
 PREFETCH_TO_CLAIM = {
     "rule": "!has(self.prefetch) || self.prefetch == 'Never' || "
     "!has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",

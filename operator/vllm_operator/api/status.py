@@ -137,15 +137,6 @@ class CacheStatus(Model):
         description="Damaged cache directories that are no longer used, newest last.",
         json_schema_extra=list_map("key"),
     )
-    layout: str | None = Field(default=None, max_length=16, description="Packed if the caches are one packed file. Absent: Files.")
-    unpack: str | None = Field(
-        default=None, max_length=32, description="Result of the last unpacking: Fetched, PartlyFetched, or why it failed."
-    )
-    unpack_seconds: int | None = Field(default=None, ge=0, description="Duration of that unpacking, in seconds, rounded up.")
-    unpack_message: str | None = Field(default=None, max_length=600, description="Why that unpacking failed.")
-    file_microseconds: int | None = Field(
-        default=None, ge=0, description="Time to write and read a small file on the volume, in microseconds. Absent below 1000."
-    )
     priming_skipped: Text | None = Field(default=None, description="Why requested priming was skipped.")
     artifact: ArtifactStatus | None = Field(default=None, description="Caches in a registry.")
     stages: list[StageDuration] | None = Field(

@@ -288,10 +288,6 @@ _CHECKS: Mapping[str, Check] = {
     rules.VOLUME_IS_CLAIM["rule"]: lambda v: (
         _of(v, "volume") is None or (_of(v, "hostPath") is None and _of(v, "storage") in (None, "SharedClaim", "ClaimPerReplica"))
     ),
-    rules.PACKED_ON_CLAIM["rule"]: lambda v: (
-        _of(v, "layout") != "Packed"
-        or (_of(v, "storage") in (None, "SharedClaim") and _of(v, "hostPath") is None and _of(v, "artifact") is None)
-    ),
     rules.PATH_IS_HOSTS["rule"]: lambda v: _of(v, "hostPath") is None or _of(v, "storage") in (None, "HostPath"),
     rules.ONE_POD_CLAIM["rule"]: lambda s: _replicas_fit(s, "cache"),
     rules.ONE_POD_WEIGHTS["rule"]: lambda s: _replicas_fit(s, "weights"),

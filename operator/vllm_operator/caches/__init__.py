@@ -5,11 +5,9 @@ Nothing is kept in memory. What must outlive the operator and the VLLMDeployment
 where           key (the cache key), volumes (which volumes, and what may change of a PVC), address (where a Pod mounts them)
 what is known   context (what decisions are made from), records (annotations on the PVC), directories (which directory to use)
 what to do      actions (everything), priming (who fills an empty cache), rollouts (what a primer does before one), cleaning (deleting
-                unused caches; the program is in scripts), remounting (a volume that became read-only), claim_holders (Pods that
-                keep a PVC which is being deleted), sharing (PVCs of other VLLMDeployments),
+                unused caches; the program is in scripts), claim_holders (Pods that keep a PVC which is being deleted), sharing (PVCs of
+                other VLLMDeployments),
                 prefetching (the Job that downloads weights before a start; the program is in scripts)
 in a registry   artifacts (fetching, and what Pods report of it), publishing (the Job that pushes; the programs are in scripts)
-in a file       transfer (the Pod through which the command line exports and imports)
-on a volume     layout (files, or one packed file that containers of the Pod unpack and pack; the programs are in scripts)
 what to report  activity
 """

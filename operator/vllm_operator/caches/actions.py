@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_operator.caches.activity import CacheActivity, FetchingState, Remounting
+from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
 from vllm_operator.caches.context import CacheContext
@@ -13,7 +13,6 @@ from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, Fetch
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
 from vllm_operator.caches.publishing import PublicationNeed, describe_publication
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
-from vllm_operator.caches.remounting import plan_remounting
 from vllm_operator.caches.volumes import fit_claims, unowned_claims
 from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods import reading
@@ -43,7 +42,6 @@ def plan_cache_actions(
     caches: Caches,
     *,
     full: frozenset[str] = frozenset(),
-    read_only: frozenset[str] = frozenset(),
 ) -> CacheActions:
     """Decide what to do for the caches.
 
@@ -53,14 +51,10 @@ def plan_cache_actions(
         rules: When `priming: Auto` primes.
         caches: The caches that travel.
         full: The crash signatures of a full volume.
-        read_only: The crash signatures of a volume that is not writable.
     """
     if unowned := unowned_claims(manifests, context):
         return _without_unowned_claims(context, manifests, unowned)
     priming = decide(context, rules)
-    remount, remounted = plan_remounting(context, read_only)
-    if remount is Remounting.UNDER_WAY:
-        priming = PrimingDecision(replicas=0, record=priming.record)
     fetching = plan_fetching(context)
     if fetching.state is not None:
         runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
@@ -69,7 +63,7 @@ def plan_cache_actions(
         priming = PrimingDecision(activity, replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning_record(context)
-    record |= image_record(context) | remounted
+    record |= image_record(context)
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     cleaning = describe_cleaning(context, full)
@@ -81,7 +75,6 @@ def plan_cache_actions(
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
         claim_note=note,
         image=image_activity(context),
-        remounting=remount,
         cleaning=cleaning,
     )
     return CacheActions(
@@ -96,7 +89,7 @@ def plan_cache_actions(
 
 
 def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], unowned: tuple[str, ...]) -> CacheActions:
-    """Write nothing to these PVCs, and start no Pod with them. Replicas that an earlier version started with them continue."""
+    """Write nothing to these PVCs, and start no Pod with them. Replicas that already run with them continue."""
     uses_them = set(unowned) <= claims_of(template_spec(context.deployment))
     activity = CacheActivity(unowned_claims=unowned, held=not uses_them, recheck_seconds=UNOWNED_RECHECK_SECONDS)
     rest = [it for it in manifests if it["metadata"]["name"] not in unowned or it["kind"] != "PersistentVolumeClaim"]

@@ -1,4 +1,4 @@
-"""What is being done for the caches: who fills them, what is cleaned or remounted. The status reports it."""
+"""What is being done for the caches: who fills them, what is cleaned. The status reports it."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -59,7 +59,6 @@ class Cleaning:
         state: Its state.
         removed: Directories that were removed.
         freed_bytes: Space that was freed.
-        unmarked: Recorded directories without the operator's marker: an earlier version filled them.
         others: Everything that is not the operator's.
         advice: The command that enlarges the volume.
         why: The obstacle, if any.
@@ -68,21 +67,9 @@ class Cleaning:
     state: CleaningState
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
-    unmarked: LeftAlone = field(default_factory=LeftAlone)
     others: LeftAlone = field(default_factory=LeftAlone)
     advice: str = ""
     why: str = ""
-
-
-class Remounting(StrEnum):
-    """What is done about a read-only volume."""
-
-    UNDER_WAY = "UnderWay"
-    """The Pods are stopped, and started again when they are gone."""
-    GIVEN_UP = "GivenUp"
-    """Remounting did not help."""
-    BY_TEMPLATE = "ByTemplate"
-    """`podTemplate` mounts it read-only."""
 
 
 class PublicationState(StrEnum):
@@ -202,7 +189,6 @@ class CacheActivity:
         unowned_claims: PVCs that have the names of the operator's own and that it did not create. It does not write to them.
         claim_note: Which part of the spec the PVC cannot follow, and what to do; None without one.
         image: What is known of the image.
-        remounting: What is done about a read-only volume; None without one.
         cleaning: What is done about a full volume; None without one.
         publication: The publication of the caches; None if none is requested.
         fetching: Fetching the weights before the Pods start; None if nothing is to be fetched.
@@ -218,7 +204,6 @@ class CacheActivity:
     unowned_claims: tuple[str, ...] = ()
     claim_note: str | None = None
     image: ImageActivity = field(default_factory=ImageActivity)
-    remounting: Remounting | None = None
     cleaning: Cleaning | None = None
     publication: Publication | None = None
     fetching: Fetching | None = None

@@ -9,12 +9,9 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import Storage
-from vllm_operator.catalog.paths import CACHE_ROOT, PACKED_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
-
-UNPACK_CONTAINER = "unpack-caches"
-"""Init container of a Pod whose engine works on a copy of packed caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +24,7 @@ class CacheAddress:
 
 def cache_address(pod_spec: Any) -> CacheAddress | None:
     """Return where the caches of a Pod are; None if they are on no PVC (emptyDir, hostPath, ephemeral volume)."""
-    unpacking = reading.named(pod_spec, UNPACK_CONTAINER, "initContainers", key="name")
-    mount = reading.named(unpacking, PACKED_ROOT, "volumeMounts", key="mountPath") or _mount_at(pod_spec, CACHE_ROOT)
+    mount = _mount_at(pod_spec, CACHE_ROOT)
     claim = _claim_name(reading.named(pod_spec, reading.text(mount, "name"), "volumes", key="name"))
     return CacheAddress(claim, reading.text(mount, "subPath")) if claim else None
 

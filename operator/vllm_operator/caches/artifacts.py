@@ -24,23 +24,14 @@ from vllm_operator.pods import reading
 FETCH_CONTAINER = "fetch-caches"
 FETCH_VARIABLE = "CACHE_ARTIFACT"
 """The variable of this container with its settings."""
-FETCH_PROGRAM = 1
-"""Version of the program that fetches. It is part of Pod templates: a changed program needs a new version, so that no Pod is replaced."""
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _PACKAGE = "vllm_operator.caches.scripts"
-_ALL = ("artifact", "build", "registry", "unpack", "pack", "fetch", "publish", "folder", "packed")
 _PROGRAMS = {
+    "fetch": (("artifact", "build", "registry", "unpack", "fetch"), "run_fetch"),
     "publish": (("artifact", "build", "registry", "pack", "publish"), "run_publish"),
-    "export": (("artifact", "build", "registry", "pack", "publish", "layout_file", "export_file"), "run_export"),
-    "import": (("artifact", "build", "registry", "unpack", "fetch", "layout_file", "import_file"), "run_import"),
-    "unpack": (_ALL, "run_unpack"),
-    "keep": (_ALL, "run_keep"),
-    "measure": (("mark",), "run_measurement"),
 }
 """The modules of each program, and the function that it calls."""
-_FETCH = ("artifact", "build", "registry", "unpack", "fetch")
-"""The modules of the program that fetches. Pods run its text as it was first written, with docstrings."""
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
@@ -55,8 +46,6 @@ _MAX_NAMED = 150
 @cache
 def load_program(name: str) -> str:
     """Return a program, for example `fetch`, as one text for `python3 -c`: its modules without the imports of each other."""
-    if name == "fetch":
-        return "\n\n".join("\n".join(_lines(module, is_main=module == _FETCH[-1])) for module in _FETCH)
     modules, function = _PROGRAMS[name]
     return "\n\n".join([*map(_without_docstrings, modules), f"import sys\n\nsys.exit({function}())"])
 
@@ -99,7 +88,7 @@ def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: D
     if resource.spec.cache is None or resource.spec.cache.artifact is None:
         return None
     folders = list(caches.folders_of_artifact(version, distribution))
-    return PlannedArtifact(program=FETCH_PROGRAM, folders=folders, rejected=rejected_artifacts(resource))
+    return PlannedArtifact(folders=folders, rejected=rejected_artifacts(resource))
 
 
 def rejected_artifacts(resource: VLLMDeployment) -> list[str]:

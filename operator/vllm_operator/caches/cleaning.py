@@ -100,9 +100,7 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
     address = context.address
     if address is None:
         return frozenset()
-    # `pinnedPlan` and `plan` have a key in objects that an earlier version of the operator wrote last
-    paths = (("cache", "key"), ("pinnedPlan", "cacheKey"), ("plan", "cacheKey"))
-    keys = {reading.text(user, "status", *path) for user in users for path in paths}
+    keys = {reading.text(user, "status", "cache", "key") for user in users}
     keys |= {address.key, WEIGHTS_SUBPATH}
     if context.live_address is not None:
         keys.add(context.live_address.key)
@@ -167,8 +165,7 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
         state=state,
         removed=removed,
         freed_bytes=reading.integer(last.result, "freedBytes") or 0,
-        unmarked=_left_alone(last.result, "unmarked"),
-        others=_left_alone(last.result, "other", "others"),
+        others=LeftAlone(reading.integer(last.result, "others") or 0, reading.integer(last.result, "otherBytes")),
         advice=_advice(context),
     )
 
@@ -216,10 +213,6 @@ def _result(text: str) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, Mapping) and isinstance(found.get("removed"), list) else None
-
-
-def _left_alone(result: Mapping[str, Any], field: str, count: str | None = None) -> LeftAlone:
-    return LeftAlone(reading.integer(result, count or field) or 0, reading.integer(result, f"{field}Bytes"))
 
 
 def _quarantined(context: CacheContext, age: timedelta) -> Iterator[str]:

@@ -4,7 +4,6 @@
     primed.vllm-operator.dev/KEY:       time when a Pod with these caches was first Ready
     priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod is filling the directory
     quarantined.vllm-operator.dev/KEY:  time when the directory was quarantined because its caches are damaged
-    vllm-operator.dev/remounted:        times of remounts (`vllm_operator.caches.remounting`)
     image.vllm-operator.dev/KEY:        image that filled the directory (`vllm_operator.caches.directories`)
     fetched.vllm-operator.dev/DIGEST:   commit of the weights that a Job has downloaded (`vllm_operator.caches.prefetching`)
     shared.vllm-operator.dev/UID:       NAME/TIME of another VLLMDeployment that uses the PVC (`vllm_operator.caches.sharing`)
@@ -24,7 +23,6 @@ from vllm_operator.api.labels import (
     PRIMED_ANNOTATION_PREFIX,
     PRIMING_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
-    REMOUNTED_ANNOTATION,
     USED_ANNOTATION_PREFIX,
 )
 from vllm_operator.api.status import CacheStatus
@@ -63,7 +61,7 @@ def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None
 
 
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the directories that a PVC records as created by the operator, in this version or an earlier one."""
+    """Return the directories that a PVC records as created by the operator."""
     names = map(str, reading.mapping(claim, "metadata", "annotations"))
     keys = (name.removeprefix(prefix) for name in names for prefix in _RECORDS if name.startswith(prefix))
     return frozenset(key for key in keys if KEY.fullmatch(key))
@@ -83,7 +81,7 @@ def first_record(key: str, now: datetime) -> dict[str, str]:
 
 def writable(record: Changes) -> Changes:
     """Return the changes whose names the API server accepts."""
-    return {name: value for name, value in record.items() if name == REMOUNTED_ANNOTATION or KEY.fullmatch(name.partition("/")[2])}
+    return {name: value for name, value in record.items() if KEY.fullmatch(name.partition("/")[2])}
 
 
 def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:

@@ -1,13 +1,12 @@
 """The volumes of caches and weights: what the spec asks for, and what the operator may change of an existing PersistentVolumeClaim.
 
 Weights have a volume of their own. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be
-downloaded again. They stay beside the caches in three cases: the caches are on a PVC that the user named, on a host path, in an
-emptyDir, or on a volume of `podTemplate`; the model is not downloaded from the hub; or an earlier version of the operator downloaded
-them there, because no start should download them again.
+downloaded again. They stay beside the caches in two cases: the caches are on a PVC that the user named, on a host path, in an
+emptyDir, or on a volume of `podTemplate`; or the model is not downloaded from the hub.
 
-The operator writes only to PVCs that it created. Labels and annotations do not show that: users can copy them, and earlier versions
-labelled PVCs that they had found. `metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to
-whoever created it, because nobody can change them later.
+The operator writes only to PVCs that it created. Labels and annotations do not show that, because users can copy them.
+`metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to whoever created it, because nobody can
+change them later.
 
 Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with
 them the whole manifest. The operator therefore does not request them, and reports them.
@@ -18,13 +17,12 @@ from typing import Any
 
 from vllm_operator.api.labels import FIELD_MANAGER, USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
-from vllm_operator.api.plan import Plan, PlannedWeights, WeightsPlace
+from vllm_operator.api.plan import PlannedWeights, WeightsPlace
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import first_record
 from vllm_operator.caches.sharing import describe_users
-from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import mapping, read_bytes, sequence
 
@@ -70,16 +68,15 @@ def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights | None) ->
     return desired.model_copy(update={"volume": given.model_copy(update={"size": given.size or planned.volume_size})})
 
 
-def plan_weights(resource: VLLMDeployment, weight_bytes: int | None, pinned: Plan | None) -> PlannedWeights:
+def plan_weights(resource: VLLMDeployment, weight_bytes: int | None) -> PlannedWeights:
     """Decide where to keep the weights of a model.
 
     Args:
         resource: The VLLMDeployment.
         weight_bytes: Size of all weight files; None if unknown.
-        pinned: The previous plan.
     """
     spec = resource.spec
-    if spec.weights is None and _are_beside_caches(resource, pinned):
+    if spec.weights is None and _are_beside_caches(resource):
         return PlannedWeights(place=WeightsPlace.WITH_CACHES)
     desired = weights_storage(spec, PlannedWeights(place=WeightsPlace.OWN_VOLUME))
     if desired is None or desired.volume is None:
@@ -98,25 +95,15 @@ def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight
     ]
 
 
-def _are_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
+def _are_beside_caches(resource: VLLMDeployment) -> bool:
     spec = resource.spec
     if not spec.model.uri.startswith("hf://"):
         return True  # the weights are on the user's PVC, and the rest is small
     volumes = sequence(mapping(spec.pod_template, "spec").get("volumes"))
     if any(mapping(volume).get("name") == CACHE_VOLUME for volume in volumes):
         return True
-    if spec.cache is not None and (spec.cache.claim_name or storage_of(spec.cache) in (Storage.HOST_PATH, Storage.EMPTY_DIR)):
-        return True
-    return _were_beside_caches(resource, pinned)
-
-
-def _were_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
-    """Whether an earlier version of the operator downloaded this model to the PVC of the caches."""
-    if pinned is None or pinned.model != model_argument(resource.spec.model.uri):
-        return False
-    before = resource.status.cache
-    is_same_claim = before is not None and before.claim_name == cache_claim_name(resource)
-    return is_same_claim and (pinned.weights is None or pinned.weights.place is WeightsPlace.WITH_CACHES)
+    cache = spec.cache
+    return cache is not None and bool(cache.claim_name or storage_of(cache) in (Storage.HOST_PATH, Storage.EMPTY_DIR))
 
 
 def _size(weight_bytes: int | None) -> str:
@@ -132,7 +119,7 @@ _FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
 def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
     """Return whether the operator created a PVC: it applied the access modes, and nobody else has set them.
 
-    That is also true for PVCs of earlier versions, and for those that `kubectl delete --cascade=orphan` left behind.
+    That is also true for PVCs that `kubectl delete --cascade=orphan` left behind.
     """
     is_created = False
     for entry in reading.objects(claim, "metadata", "managedFields"):

@@ -6,8 +6,6 @@ means a cold start. Two caches differ in the directory of the volume that is mou
 
 CACHE_ROOT = "/cache"
 """Everything that an engine compiles; also the home directory of its user."""
-PACKED_ROOT = "/var/lib/vllm-operator/caches"
-"""The cache directory on the volume, in the containers that unpack and pack it, if the engine works on a copy at `CACHE_ROOT`."""
 WEIGHTS_ROOT = "/weights"
 """Weights downloaded from the model hub."""
 WEIGHTS_SUBPATH = "models"

@@ -38,8 +38,6 @@ class RemedyAction(StrEnum):
     """Stop using the cache directory if it caused the crash; the next start fills a new one."""
     CLEAN_CACHE = "clean-cache"
     """Delete unused cache directories from the volume."""
-    REMOUNT_VOLUME = "remount-volume"
-    """Delete the Pods and start them again, so that the volume is mounted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

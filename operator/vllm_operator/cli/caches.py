@@ -1,7 +1,5 @@
 """`kubectl vllm caches`: the caches of all VLLMDeployments: where they are, what they save, and what was fetched and published.
 
-`caches export` and `caches import` are in `vllm_operator.cli.transfer`.
-
 Exit status: 0, or 2 if the cluster or the file cannot be read.
 """
 
@@ -30,27 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the VLLMDeployments of all namespaces")
     scope.add_argument("-f", "--filename", metavar="FILE", help="read this file, from `kubectl get vllm -o yaml` (- is standard input)")
     parser.add_argument("-o", "--output", choices=("json",), help="print the list in this format")
-    _add_commands(parser)
-
-
-def _add_commands(parser: argparse.ArgumentParser) -> None:
-    """Declare the commands below `caches`."""
-    commands = parser.add_subparsers(dest="transfer", metavar="COMMAND")
-    exporting = commands.add_parser("export", help="write the caches of a VLLMDeployment to a file")
-    importing = commands.add_parser("import", help=f"fill the empty caches of a {KIND} from such a file")
-    for command in (exporting, importing):
-        command.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
-        command.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
-    exporting.add_argument("-o", "--output", dest="file", metavar="FILE", required=True, help="file to write")
-    importing.add_argument("file", metavar="FILE", help="file to read")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the table, or run a command; return the exit status."""
-    if arguments.transfer is not None:
-        from vllm_operator.cli import transfer  # imported only here, because the Kubernetes client is slow to import
-
-        return transfer.run(arguments)
+    """Show the table; return the exit status."""
     if arguments.filename is not None:
         resources: Sequence[Mapping[str, Any]] = [it for it in read_objects(arguments.filename) if it.get("kind") == KIND]
     else:

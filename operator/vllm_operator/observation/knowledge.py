@@ -56,7 +56,6 @@ class Knowledge:
         signatures: Crash signatures by name.
         quarantining: Signatures of damaged caches.
         cleaning: Signatures of a full volume.
-        remounting: Signatures of a volume that is not writable.
     """
 
     messages: Messages
@@ -67,7 +66,6 @@ class Knowledge:
     signatures: Mapping[str, Signature]
     quarantining: frozenset[str] = frozenset()
     cleaning: frozenset[str] = frozenset()
-    remounting: frozenset[str] = frozenset()
 
     def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
         """Return the same with other crash signatures."""
@@ -113,7 +111,6 @@ def _by_signature(known: StartupKnowledge, rules: TerminationRules) -> dict[str,
         "signatures": {signature.id: signature for signature in known.signatures},
         "quarantining": by_action[RemedyAction.QUARANTINE_CACHE],
         "cleaning": by_action[RemedyAction.CLEAN_CACHE],
-        "remounting": by_action[RemedyAction.REMOUNT_VOLUME],
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
-from vllm_operator.api.plan import CacheMarker, Plan
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
@@ -148,7 +148,6 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
     changed: dict[str, object] = {
         "cache_key": cache.key,
         "cache_key_parts": list(cache.parts),
-        "cache_marker": CacheMarker.MEASURING_INIT_CONTAINER,
     }
     if pinned.cache_artifact is not None:
         changed["cache_artifact"] = pinned.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})

@@ -14,8 +14,8 @@ from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
-from vllm_operator.caches.layout import plan_forms
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
@@ -315,7 +315,7 @@ class _FreshPlan:
         candidate = next((each for each in chosen.candidates if each.target == target), None)
         length = (candidate.judgement.length if candidate else None) or chosen.length
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
-        weights = plan_weights(resource, facts.weight_bytes, self.pinned)
+        weights = plan_weights(resource, facts.weight_bytes)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
         env = keep_first(
             [*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *plan_patience(deadline, version.table)]
@@ -365,7 +365,7 @@ class _FreshPlan:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
-            **plan_forms(resource, version.version, version.distribution, self.catalog.caches),
+            cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
             deadline_seconds=deadline,

@@ -9,11 +9,9 @@ that does not record access times. A start continues if the marker cannot be wri
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.plan import CacheMarker, NodeRequirement, Plan
+from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
-from vllm_operator.caches.artifacts import load_program
-from vllm_operator.caches.layout import MARKER_CONTAINER
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.planning.engine.drain import grace_seconds
 from vllm_operator.planning.placement.capacity import DEFAULT_TOLERATIONS
@@ -21,7 +19,6 @@ from vllm_operator.rendering.adapters import with_adapters
 from vllm_operator.rendering.artifact import with_artifact
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.init_container import render_init_container
-from vllm_operator.rendering.packed import with_packing
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_dra
 from vllm_operator.rendering.volumes import render_volumes
@@ -30,9 +27,9 @@ FILE_SYSTEM_GROUP = 2000
 """Group that owns the volumes, so that users other than root can write to them. It is the ID of the user vllm in vLLM's images."""
 TERMINATION_SECONDS = 60
 """Time for a Pod that does not drain to stop."""
+MARKER_CONTAINER = "mark-cache"
 MARKER_PREFIX = ".vllm-operator-"
 _MARK = 'touch -- "$1" || true'
-_MARK_AND_MEASURE = 'touch -- "$1"; python3 -I -B -c "$2" "$1" || true'
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
-    return with_adapters(with_artifact(with_packing(merged, resource, plan), resource, plan), resource)
+    return with_adapters(with_artifact(merged, resource, plan), resource)
 
 
 def _grace_seconds(plan: Plan) -> int:
@@ -85,17 +82,15 @@ def _node_affinity(requirements: list[NodeRequirement]) -> dict[str, Any]:
 
 
 def with_marker(template: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the Pod template with the init container `mark-cache` if the cache directory is on a PVC and the plan marks it."""
+    """Return the Pod template with the init container `mark-cache` if the cache directory is on a PVC."""
     spec = template["spec"]
     address = cache_address(spec)
     present = spec.get("initContainers") or []
     named = any(container.get("name") == MARKER_CONTAINER for container in present)
-    if plan.cache_marker is None or named or address is None or address.key != plan.cache_key or is_read_only(spec, CACHE_ROOT):
+    if named or address is None or address.key != plan.cache_key or is_read_only(spec, CACHE_ROOT):
         return template
     engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
-    measures = plan.cache_marker is CacheMarker.MEASURING_INIT_CONTAINER
-    script, program = (_MARK_AND_MEASURE, [load_program("measure")]) if measures else (_MARK, [])
-    command = ["sh", "-c", script, "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{plan.cache_key}", *program]
+    command = ["sh", "-c", _MARK, "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{plan.cache_key}"]
     mount = next(mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT)
     container = render_init_container(engine, MARKER_CONTAINER, command, [mount])
     return {**template, "spec": {**spec, "initContainers": [*present, container]}}

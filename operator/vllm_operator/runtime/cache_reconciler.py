@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from vllm_operator.api.labels import REMOUNTED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
@@ -141,12 +140,8 @@ class CacheReconciler:
             return await self._keep_all(resource, snapshot, outcome)
         outcome, context, manifests = await self._choose_directory(resource, snapshot, outcome, outcome.plan, replan)
         shipped, full = self._catalog.shipped, self._crashes.reporting.cleaning
-        read_only = self._crashes.reporting.remounting
-        cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full, read_only=read_only)
-        claim, is_recorded = await self._record(context, cache_actions)
-        if not is_recorded and REMOUNTED_ANNOTATION in cache_actions.record:
-            # without the record of its time, nothing limits how often a volume is remounted
-            cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
+        cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
+        claim = await self._record(context, cache_actions)
         activity = cache_actions.activity
         jobs: list[Manifest] = []
         if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning, jobs)) is not None:
@@ -304,19 +299,19 @@ class CacheReconciler:
             return context
         return replace(context, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
-    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> tuple[Manifest | None, bool]:
-        """Write the records to the PersistentVolumeClaim. Return it as it is then, and whether it has the records."""
+    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> Manifest | None:
+        """Write the records to the PersistentVolumeClaim. Return it as it is then."""
         claim = dict(context.claim) if context.claim is not None else None
         if claim is None or not cache_actions.record:
-            return claim, True
+            return claim
         try:
             written = await annotate_claim(self._client, claim, cache_actions.record)
         except (Forbidden, Invalid) as error:
             log.warning("cannot record the state of the caches on PersistentVolumeClaim %s: %s", claim["metadata"]["name"], error)
-            return claim, False
+            return claim
         if written["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
-        return written, True
+        return written
 
     async def _clean(self, context: CacheContext, need: CleaningNeed, jobs: list[Manifest]) -> Cleaning | None:
         """Create the Job that deletes unused cache directories. Return why that is not possible; None if it exists now."""

@@ -4,20 +4,18 @@ The condition says what the last start did (loaded or built). The state says wha
 condition is Miss and the state is Warm.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
-from vllm_operator.api.operation import Layout, Storage, StorageSpec
+from vllm_operator.api.operation import Storage, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.claim_holders import is_terminating
-from vllm_operator.caches.layout import KEPT_MICROSECONDS, SLOW_MICROSECONDS, read_measurement, read_unpacking
 from vllm_operator.caches.volumes import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.observation.observation import Observation, ObservedState
@@ -76,7 +74,6 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     previous = observed.observation.previous.cache
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
     start = last_start(observed)
-    unpacked, micros = _layout(observed, known)
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
     activity, stages = observed.observation.activity, known_stages(observed, plan)
@@ -92,9 +89,6 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         cold_stages=_in_one_line((stage.stage, stage.cold_seconds) for stage in stages),
         warm_stages=_in_one_line((stage.stage, stage.warm_seconds) for stage in stages),
         quarantined=list(damage.quarantined) or None if damage is not None else None,
-        layout=Layout.PACKED.value if plan.cache_packing is not None else None,
-        **unpacked,
-        file_microseconds=micros,
         priming_skipped=activity.skipped,
         artifact=artifact,
         **count_savings(observed, cold if cold is not None else of_artifact),
@@ -106,20 +100,6 @@ def _unexpected_claim(observation: Observation) -> str | None:
     resource, claim = observation.resource, observation.claim_name
     expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
     return None if claim == expected else claim or ""
-
-
-def _layout(observed: ObservedState, known: CacheStatus) -> tuple[dict[str, Any], int | None]:
-    """What the newest Pods reported: how caches were unpacked, and what small files cost, if that is much."""
-    pods = (*observed.observation.pods, *observed.observation.primers)
-    result, measured = read_unpacking(pods), read_measurement(pods)
-    unpacked: dict[str, Any] = {name: getattr(known, name) for name in ("unpack", "unpack_seconds", "unpack_message")}
-    if result is not None and result.result != "Present":
-        seconds = None if result.seconds is None else math.ceil(result.seconds)
-        message = wording.clean(result.message, _MAX_MESSAGE) or None
-        unpacked = {"unpack": result.result, "unpack_seconds": seconds, "unpack_message": message}
-    if measured is None:
-        return unpacked, known.file_microseconds
-    return unpacked, measured if measured >= KEPT_MICROSECONDS else None
 
 
 def _in_one_line(seconds: Iterable[tuple[str, int | None]]) -> str | None:
@@ -143,26 +123,9 @@ def cache_warm(
     text = _with_notes(observed, verdict.message)
     if (note := note_about_fetch(observed, cache.artifact)) is not None:
         text = observed.messages.fit(note[0], shrink=("text",), text=text, **note[1])
-    text = _with_layout(observed, cache, text) if place.is_shared else text
     text = _with_damage(observed, text, damage) if verdict.status is not TRUE else text
     has_news = verdict.reason != Reason.NOT_SEEN_YET or text != verdict.message or not place.is_shared
     return Verdict(verdict.status, verdict.reason, text) if has_news else None
-
-
-def _with_layout(observed: ObservedState, cache: CacheStatus, text: str) -> str:
-    """Add what is known about a slow volume and packed caches."""
-    messages, micros = observed.messages, cache.file_microseconds or 0
-    facts: dict[str, Any]
-    if cache.layout is not None and cache.unpack is not None:
-        facts = {"result": cache.unpack, "seconds": cache.unpack_seconds, "why": cache.unpack_message}
-        return messages.fit("cache.unpacked", shrink=("text",), text=text, **facts)
-    if cache.layout is None and micros >= SLOW_MICROSECONDS:
-        spec = observed.observation.resource.spec.cache
-        has_artifact = spec is not None and spec.artifact is not None
-        is_chosen = spec is not None and spec.layout is Layout.FILES
-        facts = {"milliseconds": round(micros / 1000, 1), "has_artifact": has_artifact, "is_chosen": is_chosen}
-        return messages.fit("cache.slow_volume", shrink=("text",), text=text, **facts)
-    return text
 
 
 def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:
@@ -190,8 +153,6 @@ def _with_notes(observed: ObservedState, text: str) -> str:
         text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
     if observation.activity.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.activity.skipped)
-    if observation.activity.remounting is not None:
-        text = messages.fit(f"remounting.{observation.activity.remounting}", shrink=("text",), text=text, claim=observation.claim_name)
     if (cleaning := observation.activity.cleaning) is not None:
         facts = {
             "removed": len(cleaning.removed),
@@ -200,10 +161,8 @@ def _with_notes(observed: ObservedState, text: str) -> str:
             "why": cleaning.why,
         }
         text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
-        if cleaning.unmarked.count or cleaning.others.count:
+        if cleaning.others.count:
             facts = {
-                "unmarked": cleaning.unmarked.count,
-                "unmarked_gibibytes": cleaning.unmarked.gibibytes,
                 "others": cleaning.others.count,
                 "others_gibibytes": cleaning.others.gibibytes,
             }

@@ -239,29 +239,26 @@ def mounted_below(root: str) -> set[str]:
 
 
 def left_alone(root: str, recorded: set[str], keep: set[str], mounts: set[str]) -> dict[str, int | None]:
-    """How much is on the volume that is in nobody's known use and yet stays: recorded but not marked, and all else."""
-    unmarked: list[str] = []
+    """Count what stays on the volume although nobody is known to use it: everything that is not the operator's."""
     others: list[str] = []
     for entry in os.listdir(root):
         name = re.sub(rf"^({re.escape(LEAVING)}|{re.escape(DELETING)})", "", entry)
         if entry in keep or entry == "lost+found" or is_ours(root, entry, name, recorded, mounts):
             continue
-        (unmarked if name in recorded else others).append(os.path.join(root, entry))
-    budget = [MOST_COUNTED]
-    sizes = [size_of(paths, budget) for paths in (unmarked, others)]
-    return {"unmarked": len(unmarked), "unmarkedBytes": sizes[0], "others": len(others), "otherBytes": sizes[1]}
+        others.append(os.path.join(root, entry))
+    return {"others": len(others), "otherBytes": size_of(others)}
 
 
-def size_of(paths: list[str], budget: list[int]) -> int | None:
-    """Bytes on the disk; None if there are more files than the budget allows to look at."""
-    total = 0
+def size_of(paths: list[str]) -> int | None:
+    """Bytes on the disk; None if there are more than `MOST_COUNTED` files."""
+    total, budget = 0, MOST_COUNTED
     for path in paths:
         files = [path] if os.path.islink(path) or not os.path.isdir(path) else []
         for folder, _, names in os.walk(path) if not files else ():
-            files.extend(os.path.join(folder, name) for name in names[: budget[0] + 1])
-            if len(files) > budget[0]:
+            files.extend(os.path.join(folder, name) for name in names[: budget + 1])
+            if len(files) > budget:
                 return None
-        budget[0] -= len(files)
+        budget -= len(files)
         for file in files:
             try:
                 total += os.lstat(file).st_blocks * 512

@@ -11,7 +11,6 @@ unless the artifact is required.
 import errno
 import json
 import os
-import sys
 import tempfile
 import time
 from typing import Any
@@ -27,7 +26,7 @@ STALE_SECONDS = 900
 """Age of a staging folder whose Pod was killed: it is well above any deadline."""
 
 
-def main() -> int:
+def run_fetch() -> int:
     """Fill the directory; return the exit status."""
     return run_with_report("CACHE_ARTIFACT", fetch, deadline=110, good=("Fetched", "PartlyFetched", "Present"), is_optional=True)
 
@@ -187,7 +186,3 @@ def check_space(root: str, labels: dict[str, str]) -> None:
     free = volume.f_bavail * volume.f_frsize
     if size > free:
         raise ArtifactError("NoSpace", f"The caches need {size} bytes, and the volume has {free}.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
