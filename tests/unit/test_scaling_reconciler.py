@@ -216,6 +216,14 @@ async def test_without_metrics_there_is_no_autoscaler_and_the_condition_says_how
     assert bench.message("Autoscaled") == ""
 
 
+async def test_metrics_that_are_not_served_at_the_moment_stop_neither_the_autoscaler_nor_the_status(bench: Bench) -> None:
+    bench.cluster.fail("get_path", None, Unavailable("the adapter is down"), times=99)
+    bench.cluster.put(llama(autoscaling=SCALING))
+    await bench.settle()
+    assert bench.cluster.all(AUTOSCALER)
+    assert bench.status().observed_generation is not None
+
+
 async def test_a_second_autoscaler_for_the_same_object_is_not_created(measured: Bench) -> None:
     measured.cluster.put(autoscaler_of_a_user("theirs", "llama"))
     measured.cluster.put(autoscaler_of_a_user("of-another", "gemma"))

@@ -63,6 +63,8 @@ class Reason:
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
     DOES_NOT_FIT = "DoesNotFit"
     """The model does not fit on the GPUs that the spec allows. The message has the nearest ways that would work."""
+    NODES_UNREADABLE = "NodesUnreadable"
+    """The API server does not list the nodes or their Pods at the moment. The operator tries again."""
     GPU_UNKNOWN = "GPUUnknown"
     """The node labels do not identify the GPUs. vLLM chooses the backends."""
     NOT_ACCEPTED = "NotAccepted"

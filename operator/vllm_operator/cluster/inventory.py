@@ -12,7 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import NODE, NODE_POOL, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import (
+    NODE,
+    NODE_POOL,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    ClusterClient,
+    Forbidden,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
 from vllm_operator.planning.inventory.resource_slices import DRIVER
 from vllm_operator.planning.inventory.usage import HeldDevices, read_held, requested_devices
 from vllm_operator.pods.reading import text
@@ -63,8 +74,10 @@ class SharedRead(Generic[Content]):
         self._begun, self._kept = 0, 0  # numbers of the read that began last, and of the one that is kept
         self._content: Content | None = None
 
-    async def get(self, max_age: float, limit: float) -> Content:
+    async def get(self, max_age: float, limit: float, *, or_last: bool = False) -> Content:
         """Return it, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
+
+        `or_last`: return the last content, however old, while the API server is unavailable.
 
         Raises:
             ClusterError: It cannot be read.
@@ -75,7 +88,12 @@ class SharedRead(Generic[Content]):
                 self._begun += 1
                 self._reading = asyncio.create_task(self._refresh(), name=self._name)
                 self._reading.add_done_callback(self._has_read)
-            await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
+            try:
+                await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
+            except Unavailable:
+                if not or_last or self._content is None:
+                    raise
+                break
         assert self._content is not None
         return self._content
 
@@ -121,7 +139,7 @@ class InventoryCache(Generic[Content]):
         self._seconds = seconds
         self._sees_all_pods = sees_all_pods
         self._clock = clock
-        self._seen: tuple[Sequence[bytes], Sequence[Manifest], Sequence[Manifest]] | None = None
+        self._seen: tuple[Sequence[bytes], Sequence[Manifest], tuple[Manifest, ...]] | None = None
         self._node_pools_from = 0.0
         self._made: Content | None = None
         self._inventory = SharedRead(self._read_inventory, clock, "nodes")
@@ -131,10 +149,12 @@ class InventoryCache(Generic[Content]):
     async def read(self, *, max_age: float | None = None) -> Content:
         """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
 
+        Without `max_age`, no new plan depends on it. Then the last inventory will do while the API server is unavailable.
+
         Raises:
             ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
         """
-        return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds)
+        return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds, or_last=max_age is None)
 
     async def held(self, *, insist: bool = True) -> HeldDevices | None:
         """What the Pods of the cluster hold, as it is now, or a moment ago if many ask; None if the operator may not list them.
@@ -200,6 +220,8 @@ class InventoryCache(Generic[Content]):
         except (NotFound, Forbidden):
             self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
             return ()
+        except Unavailable:
+            return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which concerns no node
         return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
 
 

@@ -105,6 +105,10 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
         gpus: The GPUs of the catalog.
         preset_change: How the preset of the plan differs today, as a sentence; empty if it does not.
     """
+    if fresh.refusal is not None and fresh.refusal.status is ConditionStatus.UNKNOWN:
+        message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
+        reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
         verdict = Verdict(

@@ -1,8 +1,7 @@
 """The planner: a VLLMDeployment and the GPUs of the cluster in, a plan or the reason why there is none out.
 
 The steps are the vLLM version, the parallel sizes, the facts about the model, the GPU and the image that suits its driver, the
-backends, and the caches. Then the settings of the user override the plan. Each step may end planning with a verdict. Equal input
-gives an equal plan.
+backends, and the caches. Then the settings of the user override the plan. Each step may end planning with a verdict.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,13 +75,12 @@ from vllm_operator.planning.placement.target import Request, Target, find_reject
 from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 
-TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
-"""Limits of a plan in the status."""
+TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # of a plan
 
 
 def plan(
     resource: VLLMDeployment,
-    inventory: Inventory,
+    inventory: Inventory | Verdict,
     catalog: Catalog,
     *,
     pinned: Plan | None = None,
@@ -93,18 +91,20 @@ def plan(
 
     Args:
         resource: The VLLMDeployment.
-        inventory: The GPUs of the cluster.
+        inventory: The GPUs of the cluster, or why they are unknown. A plan in force does not need them.
         catalog: The catalog.
-        pinned: The plan in the status. It stays in force until the spec changes or a new plan is requested. A new plan keeps its
-            GPU if that still fits.
+        pinned: The plan in force until the spec changes or a new plan is requested, which keeps its GPU if that still fits.
         cache_generation: Raised with each quarantine of a damaged cache.
         files: What was read from the model's files.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
     resource = (translation := translate(resource)).resource
-    inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-    fresh = _FreshPlan(resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
+    if isinstance(inventory, Verdict):
+        fresh = Outcome(ACCEPTED, inventory, None)
+    else:
+        inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
+        fresh = _FreshPlan(resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
     if pinned is None or not in_force:
         return fresh
     return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus, resource.preset_change)

@@ -159,7 +159,7 @@ class ObservationReader:
             return {}
         try:
             inventory = await self._inventory.read()
-        except Forbidden:
+        except ClusterError:
             return {}  # the condition Planned says so
         return inventory.taints_of(plan.resource, plan.architecture)
 

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     DEPLOYMENT,
@@ -35,6 +36,7 @@ from vllm_operator.cluster.client import (
     Key,
     Manifest,
     NotFound,
+    NotLeading,
     Unavailable,
 )
 from vllm_operator.cluster.hub import HubAnswer
@@ -265,19 +267,28 @@ class Reconciler:
         refusal = refuse_artifact(resource, self._trust) or await self._pod_schema.refusal(resource.spec.pod_template)
         if refusal is not None:
             return not_accepted(refusal), lambda generation: not_accepted(refusal)
-        try:
-            inventory = await self._inventory.read(max_age=max_age_seconds(resource, snapshot.pods))
-        except Forbidden as error:
-            message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
-            return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
         catalog = self._catalog.current
-        inventory = await self._free_devices.count(resource, inventory, snapshot.pods, listed_pools=len(catalog.instance_types))
+        inventory = await self._read_inventory(resource, snapshot, catalog)
 
         def replan(generation: int) -> Outcome:
             return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
 
         cache = resource.status.cache
         return replan((cache.generation or 0) if cache else 0), replan
+
+    async def _read_inventory(self, resource: VLLMDeployment, snapshot: Snapshot, catalog: Catalog) -> Inventory | Verdict:
+        """Read the GPUs of the cluster, or why they are unknown: a plan in force does not need them, and a new object waits for them."""
+        try:
+            inventory = await self._inventory.read(max_age=max_age_seconds(resource, snapshot.pods))
+            return await self._free_devices.count(resource, inventory, snapshot.pods, listed_pools=len(catalog.instance_types))
+        except Forbidden as error:
+            message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
+            return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
+        except NotLeading:
+            raise
+        except ClusterError as error:
+            message = f"The GPUs of the cluster cannot be read now; the operator tries again. {error}"
+            return Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, message)
 
     async def _pin(self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
         """Let the Deployment carry the plan, or record it. Return the name of its revision. What cannot be recorded is not applied."""

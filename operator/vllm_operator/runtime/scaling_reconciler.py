@@ -20,6 +20,7 @@ from vllm_operator.cluster.client import (
     Forbidden,
     Manifest,
     NotFound,
+    Unavailable,
 )
 from vllm_operator.cluster.ownership import is_created_by_operator
 from vllm_operator.cluster.recent import Recent
@@ -127,8 +128,8 @@ class ScalingReconciler:
             await self._client.get_path(METRICS_API)
         except NotFound:
             return ObjectProblem(Reason.METRICS_API_MISSING, kind, METRICS_API.rpartition("/")[2])
-        except Forbidden:
-            pass  # not every administrator lets accounts discover; the HorizontalPodAutoscaler says what it lacks
+        except (Forbidden, Unavailable):
+            pass  # not every administrator lets accounts discover, and an adapter may be down; the HorizontalPodAutoscaler says it
         return None
 
 

@@ -41,6 +41,8 @@ _SOON = 1.0
 """Minimum seconds until the next look."""
 NODES_SECONDS = 30
 """Interval between looks at the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
+UNREADABLE_SECONDS = 3
+"""Interval between attempts to list the nodes for a new plan while the API server fails to."""
 _RETRIED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
 """Reasons of Planned that may end without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
@@ -143,6 +145,8 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
 def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime | None]:
     """Times at which the report may change without a change in the cluster."""
     outcome = observed.observation.outcome
+    if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE:
+        yield observed.observation.now + timedelta(seconds=UNREADABLE_SECONDS)
     if outcome.plan is None and outcome.planned.reason in _RETRIED:
         yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
     if observed.observation.apply_error:
