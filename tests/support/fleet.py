@@ -78,6 +78,15 @@ class Fleet:
         }
         self.show(pod, condition, phase="Pending")
 
+    def tell(self, about: Manifest, reason: str, message: str) -> None:
+        """A controller or the kubelet writes an event, which is read some time later."""
+        metadata = about["metadata"]
+        involved = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"], "namespace": "default"}
+        event = {"reason": reason, "message": message, "involvedObject": involved, "lastTimestamp": self.time()}
+        named = {"name": f"{metadata['name']}.{reason.lower()}", "namespace": "default"}
+        self.bench.cluster.put({"apiVersion": "v1", "kind": "Event", "metadata": named, **event})
+        self.bench.pass_time(120)
+
     def gone(self, pod: str) -> None:
         self.bench.cluster.remove(POD, "default", pod)
 

@@ -165,6 +165,21 @@ REFUSALS = (
         ("only one replica", "ClaimPerReplica"),
     ),
     Refusal(
+        "one more Pod in a rollout, on a claim for one Pod",
+        {"rollout": {"maxSurge": 1}, "weights": {"volume": {"accessMode": "ReadWriteOncePod"}}},
+        ("remove maxSurge", "ReadWriteOncePod"),
+    ),
+    Refusal(
+        "weights that a Job fetches to a claim for one Pod",
+        {"weights": {"prefetch": "BeforeStart", "volume": {"accessMode": "ReadWriteOncePod"}}},
+        ("a Job cannot fetch", "remove weights.prefetch"),
+    ),
+    Refusal(
+        "weights that a Job fetches to a claim for one Pod, as the caches have it",
+        {"weights": {"prefetch": "BeforeStart"}, "cache": {"volume": {"accessMode": "ReadWriteOncePod"}}},
+        ("a Job cannot fetch", "remove weights.prefetch"),
+    ),
+    Refusal(
         "a claim for each replica that exists already",
         {"cache": {"storage": "ClaimPerReplica", "claimName": "a"}},
         ("remove storage and hostPath",),

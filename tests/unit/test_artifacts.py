@@ -216,6 +216,22 @@ async def test_a_job_publishes_when_a_pod_is_ready(fleet: Fleet, bench: Bench) -
     assert bench.condition("CachePublished").reason == "Published"
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_a_job_without_a_pod_says_why(fleet: Fleet, bench: Bench, has_failed: bool) -> None:
+    fleet.ready(await serve_and_publish(fleet))
+    await settle_ready(fleet)
+    (job,) = jobs(fleet)
+    if has_failed:
+        failed = {"type": "Failed", "status": "True", "message": "Job was active longer than specified deadline"}
+        bench.cluster.edit(JOB, "default", job["metadata"]["name"], {"status": {"conditions": [failed]}})
+    else:
+        fleet.tell(job, "FailedCreate", "pods is forbidden: exceeded quota: small")
+    bench.restart()
+    await fleet.settle()
+    why = "Job was active longer than specified deadline." if has_failed else "pods is forbidden: exceeded quota: small."
+    assert f"The Job waits: {why}" in bench.message("CachePublished")
+
+
 @pytest.mark.parametrize(
     ("result", "reason", "again"),
     [

@@ -30,6 +30,14 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     assert "is removing unused caches" in bench.message("CacheWarm")
 
 
+async def test_a_job_whose_pod_is_refused_says_so(bench: Bench, fleet: Fleet) -> None:
+    await full(fleet)
+    fleet.tell(jobs(bench)[0], "FailedCreate", 'pods "llama-clean-1" is forbidden: exceeded quota: small')
+    bench.restart()
+    await fleet.settle()
+    assert 'The Job waits: pods "llama-clean-1" is forbidden: exceeded quota: small.' in bench.message("CacheWarm")
+
+
 async def test_a_full_volume_is_cleaned_although_nothing_else_happens(bench: Bench, fleet: Fleet) -> None:
     """The crash is read from the status: what was written there must bring the object back."""
     await fleet.serve()

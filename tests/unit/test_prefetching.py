@@ -58,15 +58,6 @@ def nodes_of(job: dict[str, Any]) -> list[str]:
     return [field["values"][0] for field in fields]
 
 
-def tell(bench: Bench, about: dict[str, Any], reason: str, message: str) -> None:
-    """A controller or the kubelet writes an event."""
-    metadata = about["metadata"]
-    involved = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"], "namespace": "default"}
-    event = {"reason": reason, "message": message, "involvedObject": involved, "lastTimestamp": reading.stamp(bench.now)}
-    bench.cluster.put({"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower(), "namespace": "default"}, **event})
-    bench.pass_time(120)
-
-
 def pod_of(bench: Bench, name: str) -> dict[str, Any]:
     return next(dict(pod) for pod in bench.cluster.all(POD) if pod["metadata"]["name"] == name)
 
@@ -232,7 +223,7 @@ async def test_a_short_deadline_of_starts_is_not_that_of_the_job(bench: Bench, f
 
 async def test_a_quota_that_refuses_the_pod_of_the_job_is_named(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(weights=PREFETCH)
-    tell(bench, jobs(bench)[0], "FailedCreate", 'pods "llama-fetch-1" is forbidden: exceeded quota: small, requested: pods=1')
+    fleet.tell(jobs(bench)[0], "FailedCreate", 'pods "llama-fetch-1" is forbidden: exceeded quota: small, requested: pods=1')
     bench.restart()
     await fleet.settle()
     starting = bench.condition("Starting")
@@ -260,7 +251,7 @@ async def test_the_message_of_the_scheduler_is_shown(bench: Bench, fleet: Fleet)
 async def test_a_volume_that_is_in_use_on_another_node_is_named(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(weights=PREFETCH)
     pod = run_job(bench, jobs(bench)[0], state={"waiting": {"reason": "ContainerCreating"}})
-    tell(bench, pod_of(bench, pod), "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1". Volume is already used by pod(s) other-1')
+    fleet.tell(pod_of(bench, pod), "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1". Volume is already used by pod(s) other-1')
     await fleet.settle()
     assert bench.condition("Starting").reason == "FetchingWeights"
     assert "Volume is already used by pod(s) other-1" in bench.message("Starting")

@@ -227,6 +227,44 @@ async def test_a_quota_without_room_for_one_more_does_not_hold_the_rollout(bench
     assert "exceeded quota" in bench.message("CacheWarm")
 
 
+PASSED_DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+
+
+@pytest.mark.parametrize(
+    ("state", "want"),
+    [
+        pytest.param({"waiting": {"reason": "ContainerCreating"}}, True, id="its volume is not mounted"),
+        pytest.param({"running": {"startedAt": "2026-11-21T12:00:00Z"}}, False, id="it starts, as the replicas would"),
+        pytest.param({"waiting": {"reason": "ImagePullBackOff"}}, False, id="its image is not pulled, nor would it be for replicas"),
+    ],
+)
+async def test_a_primer_that_does_not_start_holds_the_rollout_only_until_its_deadline(
+    bench: Bench, fleet: Fleet, state: dict[str, Any], want: bool
+) -> None:
+    await serving(fleet, cache={"volume": MANY})
+    before = fleet.deployment()
+    await fleet.change(engine={"version": "0.24.0"})
+    fleet.show(fleet.start("llama-primer"), state=state)
+    await fleet.settle()
+    assert fleet.deployment() == before
+    generation = (fleet.deployment("llama-primer") or {})["metadata"].get("generation")
+    status = {"observedGeneration": generation, "conditions": [PASSED_DEADLINE]}
+    bench.cluster.edit(DEPLOYMENT, "default", "llama-primer", {"status": status})
+    await fleet.settle()
+    assert (fleet.deployment() != before) == want
+    assert ("did not start before its deadline" in bench.message("CacheWarm")) == want
+
+
+async def test_a_primer_is_not_started_on_request_if_a_replica_has_its_claim_for_one_pod(bench: Bench, fleet: Fleet) -> None:
+    artifact = {"repository": "registry.example/team/caches", "publish": "WhenPrimed"}
+    weights = {"volume": {"accessMode": "ReadWriteOncePod"}}
+    await serving(fleet, weights=weights, cache={"storage": "EmptyDir", "artifact": artifact})
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {labels.PRIME_ANNOTATION: "true"}}})
+    await fleet.settle()
+    assert fleet.deployment("llama-primer") is None
+    assert "ReadWriteOncePod" in bench.message("CacheWarm")
+
+
 async def test_a_new_image_that_crashes_leaves_the_old_one_serving(bench: Bench, fleet: Fleet) -> None:
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()
@@ -306,6 +344,18 @@ async def test_the_other_waits_on_while_the_first_makes_progress(bench: Bench, f
     result = await bench.reconciler.reconcile(("default", "other"))
     assert fleet.replicas("other") == 0
     assert result.requeue_seconds == 15
+
+
+async def test_the_other_takes_over_when_the_pod_of_the_first_is_not_created_for_an_hour(bench: Bench, fleet: Fleet) -> None:
+    await shared(bench, fleet)
+    pod = fleet.start("llama", created=bench.now)
+    fleet.show(pod, state={"waiting": {"reason": "ContainerCreating"}})
+    bench.pass_time(1800)
+    await fleet.settle("other")
+    assert fleet.replicas("other") == 0
+    bench.pass_time(1801)
+    await fleet.settle("other")
+    assert fleet.replicas("other") == 1
 
 
 async def test_a_lease_from_the_future_is_not_waited_for(bench: Bench, fleet: Fleet) -> None:

@@ -276,11 +276,18 @@ PREFETCH_FROM_HUB = {
 }
 
 
+def is_for_several(of: str) -> str:
+    """CEL: more than one Pod can mount the volume, or each has its own."""
+    return (
+        f"(self.?{of}.?storage.orValue('SharedClaim') == 'ClaimPerReplica' || "
+        f"self.?{of}.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod')"
+    )
+
+
 def one_pod_claim(of: str) -> dict[str, str]:
     """A rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
     return {
-        "rule": f"self.?replicas.orValue(1) <= 1 || self.?{of}.?storage.orValue('SharedClaim') == 'ClaimPerReplica' || "
-        f"self.?{of}.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod'",
+        "rule": f"self.?replicas.orValue(1) <= 1 || {is_for_several(of)}",
         "message": "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod; use ReadWriteMany (replicas on "
         "several nodes), ReadWriteOnce (all on one node), storage ClaimPerReplica (a PersistentVolumeClaim for each), or replicas 1",
         "fieldPath": f".{of}",
@@ -289,6 +296,22 @@ def one_pod_claim(of: str) -> dict[str, str]:
 
 ONE_POD_CLAIM = one_pod_claim("cache")
 ONE_POD_WEIGHTS = one_pod_claim("weights")
+
+ONE_POD_SURGE = {
+    "rule": f"self.?rollout.?maxSurge.orValue(0) == 0 || {is_for_several('cache')} && {is_for_several('weights')}",
+    "message": "with maxSurge, the new Pod of a rollout would wait for a PersistentVolumeClaim with access mode ReadWriteOncePod that the "
+    "old Pod uses; remove maxSurge, or use ReadWriteOnce or ReadWriteMany",
+    "fieldPath": ".rollout.maxSurge",
+}
+
+PREFETCH_BESIDE_REPLICA = {
+    "rule": "self.?weights.?prefetch.orValue('Never') == 'Never' || has(self.weights.claimName) || (has(self.weights.volume) ? "
+    "self.?weights.?volume.?accessMode.orValue('ReadWriteOnce') : self.?cache.?volume.?accessMode.orValue('ReadWriteOnce')) "
+    "!= 'ReadWriteOncePod'",
+    "message": "a Job cannot fetch to a PersistentVolumeClaim with access mode ReadWriteOncePod beside a replica; use ReadWriteOnce or "
+    "ReadWriteMany for weights.volume, or remove weights.prefetch",
+    "fieldPath": ".weights.prefetch",
+}
 
 
 def elsewhere(of: str) -> str:
@@ -339,6 +362,8 @@ SPEC = (
     EXPERTS_TO_SPREAD,
     ONE_POD_CLAIM,
     ONE_POD_WEIGHTS,
+    ONE_POD_SURGE,
+    PREFETCH_BESIDE_REPLICA,
     PREFETCH_FROM_HUB,
     CLAIM_SIZE_GROWS,
     CLAIM_MODE_STAYS,

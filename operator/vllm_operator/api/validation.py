@@ -219,8 +219,20 @@ def _needed_uuids(spec: Any) -> int:
 
 def _replicas_fit(spec: Any, field: str) -> bool:
     """Whether the access mode of a shared PVC allows this number of replicas."""
-    shared = _of(spec, field, "storage") != "ClaimPerReplica"
-    return _number(spec, "replicas") <= 1 or not shared or _of(spec, field, "volume", "accessMode") != "ReadWriteOncePod"
+    return _number(spec, "replicas") <= 1 or _is_for_several(spec, field)
+
+
+def _is_for_several(spec: Any, field: str) -> bool:
+    """Whether more than one Pod can mount a volume, or each has its own."""
+    return str(_of(spec, field, "storage")) == "ClaimPerReplica" or str(_of(spec, field, "volume", "accessMode")) != "ReadWriteOncePod"
+
+
+def _fetches_beside_replica(spec: Any) -> bool:
+    """Whether a Job may fetch weights beside a replica, as far as the spec says, or need not."""
+    if _of(spec, "weights", "prefetch", default="Never") == "Never" or _of(spec, "weights", "claimName") is not None:
+        return True
+    of = "weights" if _of(spec, "weights", "volume") is not None else "cache"
+    return str(_of(spec, of, "volume", "accessMode")) != "ReadWriteOncePod"
 
 
 def _name_fits(resource: Any) -> bool:
@@ -291,4 +303,8 @@ _CHECKS: Mapping[str, Check] = {
     rules.PATH_IS_HOSTS["rule"]: lambda v: _of(v, "hostPath") is None or _of(v, "storage") in (None, "HostPath"),
     rules.ONE_POD_CLAIM["rule"]: lambda s: _replicas_fit(s, "cache"),
     rules.ONE_POD_WEIGHTS["rule"]: lambda s: _replicas_fit(s, "weights"),
+    rules.ONE_POD_SURGE["rule"]: lambda s: (
+        _number(s, "rollout", "maxSurge", default=0) == 0 or (_is_for_several(s, "cache") and _is_for_several(s, "weights"))
+    ),
+    rules.PREFETCH_BESIDE_REPLICA["rule"]: _fetches_beside_replica,
 }

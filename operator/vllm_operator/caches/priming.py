@@ -42,7 +42,7 @@ from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_qu
 from vllm_operator.caches.rollouts import fill_before_rollout, publish_before_rollout, remembered_skip, replaces_serving
 from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods import reading
-from vllm_operator.pods.view import Phase, read_pod
+from vllm_operator.pods.view import Phase, PodView, read_pod
 
 LEASE_GRACE_SECONDS = 60
 """How long the holder of a lease may be without a Pod that makes progress, for example while the Pod is replaced."""
@@ -50,6 +50,8 @@ HOLDER_RECHECK_SECONDS = 15.0
 """Interval between looks at the holder of a lease. Events of its Pods do not reconcile the VLLMDeployment that waits."""
 HOLDER_RESTARTS = 3
 """A holder whose Pod has restarted this often is no longer waited for."""
+HOLDER_CREATION_SECONDS = 3600
+"""How long the Pod of a holder may wait for a node, its image and its volumes."""
 HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
 
@@ -175,7 +177,14 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
     if lease.since is not None and abs(_age(context, lease.since)) < LEASE_GRACE_SECONDS:
         return True
     views = [read_pod(pod) for pod in context.holder_pods if cache_address(pod.get("spec")) == address]
-    return any(view.phase in _IN_PROGRESS and view.restarts < HOLDER_RESTARTS for view in views)
+    return any(_makes_progress(context, view) for view in views)
+
+
+def _makes_progress(context: CacheContext, view: PodView) -> bool:
+    if view.phase not in _IN_PROGRESS or view.restarts >= HOLDER_RESTARTS:
+        return False
+    is_created = view.phase in (Phase.STARTING, Phase.READY)  # the startup probe ends a start that hangs
+    return is_created or view.created_at is None or abs(_age(context, view.created_at)) < HOLDER_CREATION_SECONDS
 
 
 def _age(context: CacheContext, since: datetime) -> float:

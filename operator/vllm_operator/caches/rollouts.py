@@ -3,8 +3,9 @@
 Pods that share a PVC find there what the primer has compiled. Pods that share no volume (EmptyDir, ClaimPerReplica, HostPath) fetch it from
 the registry: their primer also publishes its caches, from a container beside the engine (`vllm_operator.caches.publishing`).
 
-The rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free, the Pod cannot be created, or
-the publication fails. If the engine of the primer crashes, the rollout waits: the new replicas would crash too.
+The rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free, if the Pod cannot be created
+or does not start before its deadline, or if the publication fails. If the engine of the primer crashes, the rollout waits: the new replicas
+would crash too.
 
 Nothing is kept in memory: the decision follows from the live Deployments, their Pods and the status. So a spec that changes again
 replaces the primer, one that is changed back removes it, and a new operator continues.
@@ -24,6 +25,9 @@ from vllm_operator.text import wording
 
 SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Pods are filled."
 SERVES_UNTIL_PUBLISHED = "The current replicas serve until the caches of the new Pods are published."
+ONE_POD = "Only one Pod can mount the PVC (ReadWriteOncePod)."
+_NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
+"""Phases of a Pod that say nothing about the replicas of the next rollout."""
 WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
 
 
@@ -49,6 +53,8 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
     publication = describe_primer_publication(context)
     is_before_rollout = _changes_tag(context)
     if not is_before_rollout:
+        if is_asked(context) and context.replicas and _is_for_one_pod(context):
+            return CacheActivity(skipped=ONE_POD)
         is_due = is_asked(context) and not _is_over(publication)
         return CacheActivity(step=PrimingStep.PRIMER, because=WAS_REQUESTED) if is_due else CacheActivity()
     views = [read_pod(pod) for pod in context.primers_of_plan if not reading.text(pod, "metadata", "deletionTimestamp")]
@@ -108,15 +114,30 @@ def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> Ca
 
 def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
     """Why no primer can run; None if one can."""
-    if "ReadWriteOncePod" in (*context.access_modes, *context.weights_modes):
-        return "Only one Pod can mount the PVC (ReadWriteOncePod)."
+    if _is_for_one_pod(context):
+        return ONE_POD
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
     if failure.get("status") == "True":
         return f"The Pod could not be created: {wording.clean(reading.text(failure, 'message'), 300)}"
     limit = context.primer_patience_seconds
     if any(view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= limit for view in views):
         return f"No GPU was free within {limit} s."
+    if _has_passed_deadline(context) and all(view.phase in _NOT_STARTED for view in views):
+        return "The Pod did not start before its deadline."
     return None
+
+
+def _is_for_one_pod(context: CacheContext) -> bool:
+    return "ReadWriteOncePod" in (*context.access_modes, *context.weights_modes)
+
+
+def _has_passed_deadline(context: CacheContext) -> bool:
+    """Whether the Deployment of the primer has made no progress within its `progressDeadlineSeconds`."""
+    condition = reading.named(context.primer, "Progressing", "status", "conditions")
+    seen, generation = (
+        reading.integer(context.primer, *path) or 0 for path in (("status", "observedGeneration"), ("metadata", "generation"))
+    )
+    return condition.get("reason") == "ProgressDeadlineExceeded" and seen >= generation
 
 
 def _age(context: CacheContext, since: datetime) -> float:

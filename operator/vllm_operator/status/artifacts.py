@@ -7,6 +7,7 @@ from typing import Any
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.operation import Publish
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import Role
 from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.activity import ArtifactResult, PublicationState
 from vllm_operator.caches.artifacts import FETCHED, MAX_REJECTED, read_fetch
@@ -17,6 +18,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.remediation.cache_damage import CacheDamage
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN
+from vllm_operator.status.scheduling import why_no_pod
 from vllm_operator.text import wording
 
 _REASONS = {
@@ -111,7 +113,8 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
             return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.needs_primer", repository=repository))
         case PublicationState.RUNNING:
             by_primer = observed.observation.claim_name is None
-            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository, by_primer=by_primer))
+            why = why_no_pod(observed, Role.PUBLISHING)
+            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository, by_primer=by_primer, why=why))
     result = artifact.publish_result if artifact is not None else None
     if artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))

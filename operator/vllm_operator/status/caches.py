@@ -12,6 +12,7 @@ from typing import Any
 from vllm_operator.api.conditions import CACHE_WARM, Reason
 from vllm_operator.api.operation import Storage, StorageSpec
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import Role
 from vllm_operator.api.status import CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.address import template_spec, volume_at
@@ -28,6 +29,7 @@ from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage,
 from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.status.savings import count_savings
+from vllm_operator.status.scheduling import why_no_pod
 from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
 
@@ -158,7 +160,7 @@ def _with_notes(observed: ObservedState, text: str) -> str:
             "removed": len(cleaning.removed),
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
             "advice": cleaning.advice,
-            "why": cleaning.why,
+            "why": cleaning.why or why_no_pod(observed, Role.CLEANING),
         }
         text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
         if cleaning.others.count:
