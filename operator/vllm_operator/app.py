@@ -191,6 +191,7 @@ class Operator:
             presets=self.presets,
             events=self.events,
             integrations=settings.integrations,
+            namespaces=settings.namespaces,
             busy=self.queue.has_urgent,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)

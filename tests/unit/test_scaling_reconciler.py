@@ -236,6 +236,50 @@ async def test_a_second_autoscaler_for_the_same_object_is_not_created(measured: 
     assert {item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)} == {"llama", "of-another"}
 
 
+async def test_an_autoscaler_of_a_user_that_appears_later_replaces_ours(measured: Bench) -> None:
+    """Two autoscalers undo what the other does."""
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    theirs = measured.cluster.put(autoscaler_of_a_user("theirs", "llama"))
+    await measured.settle()
+    assert measured.cluster.all(AUTOSCALER) == [theirs]
+    assert measured.condition("Autoscaled").reason == "AutoscalerExists"
+    measured.cluster.remove(AUTOSCALER, "default", "theirs")
+    await measured.settle()
+    assert [item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)] == ["llama"]
+    assert measured.message("Autoscaled") == ""
+
+
+def scaler_of_keda(name: str) -> Manifest:
+    """What KEDA makes for a ScaledObject of this name."""
+    owner = {"kind": "ScaledObject", "name": name, "controller": True, "uid": "1"}
+    manifest = autoscaler_of_a_user(f"keda-hpa-{name}", "llama")
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
+
+
+@pytest.mark.parametrize("name", ["theirs", "llama"])
+async def test_a_scaled_object_of_a_user_replaces_our_autoscaler(measured: Bench, name: str) -> None:
+    """The operator does not use KEDA, so a ScaledObject is not its own, whatever its name."""
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    theirs = measured.cluster.put(scaler_of_keda(name))
+    await measured.settle()
+    assert measured.cluster.all(AUTOSCALER) == [theirs]
+    assert measured.condition("Autoscaled").reason == "AutoscalerExists"
+
+
+async def test_a_scaled_object_of_a_user_replaces_ours(measured: Bench) -> None:
+    measured.integrations = tuple(INTEGRATIONS)
+    measured.restart()
+    measured.cluster.put(llama(autoscaling=KEDA))
+    await measured.settle()
+    assert measured.cluster.all(SCALED_OBJECT)
+    measured.cluster.put(scaler_of_keda("theirs"))
+    await measured.settle()
+    assert not measured.cluster.all(SCALED_OBJECT)
+    assert measured.condition("Autoscaled").reason == "AutoscalerExists"
+
+
 async def test_an_autoscaler_of_a_user_with_our_name_is_never_touched(measured: Bench) -> None:
     theirs = measured.cluster.put(autoscaler_of_a_user("llama", "gemma"))
     measured.cluster.put(llama(autoscaling=SCALING))

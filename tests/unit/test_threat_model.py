@@ -144,6 +144,10 @@ async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
     changed["metadata"]["generation"] += 1
     bench.cluster.put(changed)
     await bench.settle()
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), 1)
+    seen = {"observedGeneration": bench.deployment()["metadata"]["generation"]}
+    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**seen, **counts})
+    await bench.settle()
     assert bench.cluster.all(CLAIM_TEMPLATE) == []
     assert not bench.deployment()["spec"]["template"]["spec"].get("resourceClaims")
 

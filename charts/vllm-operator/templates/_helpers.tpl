@@ -101,19 +101,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [get, list, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 {{- if (default dict .Values.integrations).gateway }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 {{- end }}
 {{- if (default dict .Values.integrations).keda }}
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.readTokens }}
 - apiGroups: [""]

@@ -52,8 +52,10 @@ class Snapshot:
         return next((child for child in self.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
-async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot | None:
+async def observe(client: ClusterClient, namespace: str, name: str, *, has_claim_templates: bool = False) -> Snapshot | None:
     """Read a VLLMDeployment, its children and its Pods; None if it is gone or being deleted.
+
+    `has_claim_templates` says whether it may have ResourceClaimTemplates, which are not watched.
 
     Raises:
         ClusterError: They cannot be read.
@@ -64,15 +66,12 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
         return None
     if resource["metadata"].get("deletionTimestamp"):
         return None
-    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _may_have_claim_templates(resource) else ())]
+    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if has_claim_templates else ())]
     # one after the other: almost always from memory, where tasks would take longer than the reads
     pods, revisions = await find_pods(client, namespace, name), await _find_revisions(client, namespace, name)
     found = [child for kind in kinds for child in await client.find(kind, namespace, labels=children_of(kind, name))]
     children = [child for child in found if not _is_of_another(child, name)]
     children += await _find_relabeled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
-    if CLAIM_TEMPLATE not in kinds and any(_uses_claim_templates(child) for child in children if child["kind"] == DEPLOYMENT.kind):
-        # a rollout is held back, and the new plan does not use DRA
-        children += await client.find(CLAIM_TEMPLATE, namespace, labels=children_of(CLAIM_TEMPLATE, name))
     return Snapshot(resource, tuple(children), pods, tuple(item for item in revisions if is_controlled_by(item, resource)))
 
 
@@ -113,24 +112,34 @@ async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> 
         return None
 
 
-def _may_have_claim_templates(resource: Manifest) -> bool:
-    """Whether there may be ResourceClaimTemplates: the spec or the last plan uses DRA.
-
-    The `resource` of a plan is an extended resource, with a slash, or a device class, without one.
-    """
-    wanted = ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA"
-    planned = _plan_of(resource).get("resource") or "/"
-    return wanted or "/" not in str(planned)
-
-
 def _plan_of(resource: Manifest) -> Mapping[str, Any]:
     """The plan in the status: its summary, or what an earlier version of the operator wrote; empty if there is none."""
     return reading.mapping(resource, "status", "pinnedPlan") or reading.mapping(resource, "status", "plan")
 
 
-def _uses_claim_templates(deployment: Manifest) -> bool:
-    pod = (((deployment.get("spec") or {}).get("template") or {}).get("spec")) or {}
-    return any(claim.get("resourceClaimTemplateName") for claim in pod.get("resourceClaims") or ())
+def is_claim_template_in_use(snapshot: Snapshot, child: Manifest) -> bool:
+    """Whether a child is a ResourceClaimTemplate from which a Pod may still get its claim.
+
+    A Pod of an old ReplicaSet that is evicted during a rollout is created again, with the template of the old ReplicaSet.
+    """
+    if child["kind"] != CLAIM_TEMPLATE.kind:
+        return False
+    deployments = [it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind]
+    return any(child["metadata"]["name"] in _claim_templates_of(pod) for pod in snapshot.pods) or not all(map(_is_complete, deployments))
+
+
+def _claim_templates_of(pod: Manifest) -> set[str]:
+    if reading.text(pod, "status", "phase") in ("Succeeded", "Failed"):
+        return set()
+    return {reading.text(claim, "resourceClaimTemplateName") for claim in reading.objects(pod, "spec", "resourceClaims")}
+
+
+def _is_complete(deployment: Manifest) -> bool:
+    """Whether a rollout is complete, as `kubectl rollout status` has it: no old ReplicaSet has replicas."""
+    wanted = reading.integer(deployment, "spec", "replicas")
+    fields = ("updatedReplicas", "replicas", "availableReplicas")
+    seen = reading.integer(deployment, "status", "observedGeneration") == reading.integer(deployment, "metadata", "generation")
+    return seen and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
 
 
 async def read_claims(client: ClusterClient, snapshot: Snapshot, *claim_names: str | None) -> list[Manifest | None]:

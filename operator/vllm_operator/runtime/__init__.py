@@ -1,6 +1,7 @@
 """The running operator: when things happen, and what is kept in memory.
 
-one object   reconciler, cache_reconciler (with claim_sharing), exposure_reconciler and scaling_reconciler (with optional_objects),
+one object   reconciler, cache_reconciler (with claim_sharing), exposure_reconciler and scaling_reconciler (with optional_objects and
+             created_objects),
              plan_revisions, presets, rollouts, free_devices, observation_reader (with drain_reader), model_configs, status_writer,
              event_writer
 the queue    watches, mirroring, queue, workers

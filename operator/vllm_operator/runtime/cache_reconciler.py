@@ -53,7 +53,7 @@ from vllm_operator.cluster.client import (
     NotFound,
 )
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, find_pods, read_claims
+from vllm_operator.cluster.observe import Snapshot, find_pods, is_claim_template_in_use, read_claims
 from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
@@ -156,7 +156,8 @@ class CacheReconciler:
         kept = [
             child
             for child in snapshot.children
-            if activity.held and _is_held(child, resource) and (child["kind"], child["metadata"]["name"]) not in desired
+            if (child["kind"], child["metadata"]["name"]) not in desired
+            and ((activity.held and _is_held(child, resource)) or is_claim_template_in_use(snapshot, child))
         ]
         weights = context.claims.get(context.weights_claim_name or "")
         return CacheOutcome(

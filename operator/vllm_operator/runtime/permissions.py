@@ -50,6 +50,7 @@ def _all(kind: Kind, verbs: str, effect: str) -> tuple[Permission, ...]:
 
 
 _SEES_LATE = "changes are noticed late, at the next resync"
+_STAYS = "after a restart of the operator, objects of this kind that are no longer desired stay"
 _CANNOT_BUILD = f"no {VLLM_DEPLOYMENT.kind} can be served"
 
 REQUIRED: tuple[Permission, ...] = (
@@ -95,6 +96,7 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(JOB, "create", "a full cache volume is not cleaned"),
     *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
     *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
+    *_all(NETWORK_POLICY, "list", _STAYS),
     *_all(DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
     *_all(AUTOSCALER, "get create patch delete", "spec.autoscaling has no effect"),
     *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
@@ -109,7 +111,9 @@ ALL_NAMESPACES: tuple[Permission, ...] = _all(
 _NO_GATEWAY = "spec.gateway has no effect"
 GATEWAY: tuple[Permission, ...] = (
     *_all(HTTP_ROUTE, "get create patch delete", _NO_GATEWAY),
+    *_all(HTTP_ROUTE, "list", _STAYS),
     *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
+    *_all(INFERENCE_POOL, "list", _STAYS),
 )
 """Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
 
@@ -117,7 +121,10 @@ _NO_PRESET = "VLLMDeployments with spec.preset get no plan"
 PRESETS: tuple[Permission, ...] = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
 """Needed once an object names a preset, and not asked for at the start: the CRDs may be missing."""
 
-KEDA: tuple[Permission, ...] = _all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect")
+KEDA: tuple[Permission, ...] = (
+    *_all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
+    *_all(SCALED_OBJECT, "list", _STAYS),
+)
 """Needed only for the integration `keda`, as above."""
 
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)

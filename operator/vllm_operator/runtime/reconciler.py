@@ -26,6 +26,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
+    CLAIM_TEMPLATE,
     DEPLOYMENT,
     POD,
     SERVICE,
@@ -53,6 +54,7 @@ from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
+from vllm_operator.runtime.created_objects import CreatedObjects
 from vllm_operator.runtime.event_writer import EventWriter
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.followers import CATCH_UP_SECONDS
@@ -124,6 +126,7 @@ class Reconciler:
         presets: Presets | None = None,
         events: EventWriter | None = None,
         integrations: Collection[str] = (),
+        namespaces: Sequence[str] = (),
         busy: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -142,6 +145,7 @@ class Reconciler:
             presets: The presets of the cluster; None to read them with `client`.
             events: The writer of events; None to write each at once.
             integrations: APIs of others that the operator may use; see `OptionalObjects`.
+            namespaces: The namespaces that the operator serves; all if empty.
             busy: Whether urgent keys wait for a worker.
             now: The clock.
         """
@@ -163,7 +167,8 @@ class Reconciler:
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
-        self._optional = OptionalObjects(client, integrations=integrations, count=metrics.wrote)
+        self._created = CreatedObjects(client, namespaces=namespaces)
+        self._optional = OptionalObjects(client, self._created, integrations=integrations, count=metrics.wrote)
         self._scaling = ScalingReconciler(client, self._optional, now=now)
         self._status = StatusWriter(client, metrics, events or EventWriter(client, count=metrics.wrote), now=now)
         self._pod_schema = PodSchemas(client)
@@ -255,7 +260,7 @@ class Reconciler:
 
     async def _observe(self, key: Key) -> Snapshot | None:
         """Read the object, its children and its Pods. Return None, and drop what is kept of it, if the object is gone."""
-        snapshot = await observe(self._client, *key)
+        snapshot = await observe(self._client, *key, has_claim_templates=await self._created.may_exist(CLAIM_TEMPLATE, key))
         if snapshot is None:
             self._logs.forget(key)
             self._presets.forget(key)
@@ -303,12 +308,12 @@ class Reconciler:
         """Apply the manifests that Pods need, and no others. Return whether something was written, and nothing failed."""
         manifests = [manifest for manifest in cache_outcome.manifests if manifest["kind"] != SERVICE.kind]
         live = [child for child in cache_outcome.live if child["kind"] != SERVICE.kind]
-        applied = await self._applier.apply(snapshot.resource, manifests, live)
+        applied = await self._apply_all(snapshot.resource, manifests, live)
         return bool(applied.written) and applied.failure is None and not applied.refusals
 
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
-        applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
+        applied = await self._apply_all(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
         for child in cache_outcome.kept:
             # Labels alone prove nothing: users copy objects with all labels.
             is_own = child is snapshot.child(DEPLOYMENT) and is_controlled_by(child, snapshot.resource)
@@ -319,6 +324,11 @@ class Reconciler:
                 applied.failure, now = applied.failure or error, child
             applied.children.append(now)
         return applied
+
+    async def _apply_all(self, owner: Manifest, manifests: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
+        if any(manifest["kind"] == CLAIM_TEMPLATE.kind for manifest in manifests):
+            self._created.note(CLAIM_TEMPLATE, (owner["metadata"]["namespace"], owner["metadata"]["name"]))
+        return await self._applier.apply(owner, manifests, live)
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> None:
         """Follow the logs of Pods that start."""

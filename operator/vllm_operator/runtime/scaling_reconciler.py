@@ -90,7 +90,7 @@ class ScalingReconciler:
             for budget in budgets
             if budget not in live or not is_created_by_operator(budget, owner)
         )
-        applied = await self._objects.apply(owner, None if is_covered else desired, live)
+        applied = await self._objects.apply(DISRUPTION_BUDGET, owner, None if is_covered else desired, live)
         return tuple(problem_of(refusal) for refusal in applied.refusals)
 
     async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
@@ -102,12 +102,12 @@ class ScalingReconciler:
                 await self._objects.reconcile(kind, resource, owner, None)
         if desired is None:
             return ()
-        problem = self._objects.disabled(SCALED_OBJECT) if wanted == SCALED_OBJECT.kind else None
-        if problem is None:
-            problem = await self._find_obstacle(resource, owner, desired)
-        if problem is not None:
-            return (problem,)
         kind = AUTOSCALER if wanted == AUTOSCALER.kind else SCALED_OBJECT
+        problem = self._objects.disabled(kind) or await self._find_obstacle(resource, owner, desired)
+        if problem is not None:
+            if problem.reason == Reason.AUTOSCALER_EXISTS:
+                await self._objects.reconcile(kind, resource, owner, None)
+            return (problem,)
         applied = await self._objects.reconcile(kind, resource, owner, desired)
         return tuple(problem_of(refusal) for refusal in applied.refusals)
 
@@ -119,7 +119,9 @@ class ScalingReconciler:
             return ObjectProblem(Reason.APPLY_FAILED, AUTOSCALER.kind, str(error))
         kind, name = desired["kind"], resource.metadata.name
         own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
-        others = [item for item in autoscalers if item not in own and _targets(item, resource) and not _is_of_keda(item, name)]
+        may_use_keda = self._objects.disabled(SCALED_OBJECT) is None
+        own += [item for item in autoscalers if may_use_keda and _is_of_keda(item, name)]
+        others = [item for item in autoscalers if item not in own and _targets(item, resource)]
         if others:
             return ObjectProblem(Reason.AUTOSCALER_EXISTS, AUTOSCALER.kind, reading.text(others[0], "metadata", "name"))
         if kind != AUTOSCALER.kind or own:
