@@ -141,7 +141,7 @@ async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "unreachable"),
+    ("answer", "said", "failed"),
     [
         (404, "there is no such model, revision or file", False),
         (401, "the token is not accepted", False),
@@ -156,14 +156,12 @@ async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub:
         ("", "redirects to a URL", False),
     ],
 )
-async def test_what_cannot_be_used_is_said_without_the_token(
-    server: Server, hub: HttpHub, answer: Any, said: str, unreachable: bool
-) -> None:
+async def test_what_cannot_be_used_is_said_without_the_token(server: Server, hub: HttpHub, answer: Any, said: str, failed: bool) -> None:
     server.answers["/org/model/resolve/main/config.json"] = answer
     found = await hub.read("org/model", "main", TOKEN)
     assert found.config is None
     assert said in (found.trouble or "")
-    assert found.unreachable is unreachable
+    assert (found.failed, found.unreachable) == (failed, False)
     assert found.refused is (answer in (401, 404))
     assert TOKEN not in repr(found)
 
@@ -173,7 +171,7 @@ async def test_an_answer_that_cannot_be_unpacked_says_nothing_of_the_hub(server:
     server.answers["/org/model/resolve/main/config.json"] = web.Response(body=b"no gzip", headers=headers)
     found = await hub.read("org/model", "main", None)
     assert "cannot be read" in str(found.trouble)
-    assert not found.unreachable
+    assert not found.failed
 
 
 async def test_a_gated_model_without_a_token_says_what_to_do(server: Server, hub: HttpHub) -> None:

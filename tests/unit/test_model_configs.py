@@ -11,9 +11,9 @@ from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
+from vllm_operator.cluster.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 from vllm_operator.cluster.hub import HubAnswer
-from vllm_operator.runtime.model_configs import READERS, TROUBLE_SECONDS, ModelConfigs
+from vllm_operator.runtime.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
 from vllm_operator.runtime.reconciler import Result
 
 MLA = {
@@ -146,15 +146,40 @@ async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator:
     assert any(said in note for note in plan.notes)
 
 
-async def test_what_comes_later_changes_nothing_until_it_is_asked_for(operator: Operator) -> None:
+async def test_facts_that_arrive_before_the_engine_has_started_lead_to_a_new_plan(operator: Operator) -> None:
     operator.hang()
     operator.cluster.put(unknown())
     await operator.plan_it()
+    assert operator.plan().awaits_facts
+    operator.hub.wait = None
+    operator.time += TROUBLE_SECONDS + 1
+    await operator.reconciler.reconcile(KEY)
+    async with asyncio.timeout(5):
+        assert await operator.woken.get() == KEY
+    await operator.settle()
+    assert operator.facts()["attention"] == ("MLA", "config.json")
+    assert operator.plan().awaits_facts is None
+    operator.hub.asked.clear()
+    operator.time += 3600
+    await operator.settle()
+    assert operator.hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "status", [{"readyReplicas": 1}, {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}]
+)
+async def test_facts_that_arrive_later_change_nothing_until_a_new_plan_is_requested(operator: Operator, status: dict[str, Any]) -> None:
+    operator.hang()
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    operator.cluster.edit(DEPLOYMENT, "default", "llama", {"status": status})
+    if "readyReplicas" in status:
+        operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": {**operator.resource()["status"], **status}})
     before = operator.deployment()
     operator.hub.wait = None
     operator.time += TROUBLE_SECONDS + 1
     await operator.settle()
-    assert (operator.deployment(), operator.facts()) == (before, {})
+    assert (operator.deployment()["spec"], operator.facts(), len(operator.hub.asked)) == (before["spec"], {}, 1)
     assert operator.condition("Planned").reason == "Resolved"
     operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await operator.plan_it()
@@ -226,6 +251,45 @@ async def test_a_question_that_waits_for_others_has_its_full_time(operator: Oper
             await operator.woken.get()
     answers = [operator.configs.ask(each) for each in objects]
     assert all(answer is not None and answer.config == MLA for answer in answers), answers
+
+
+async def test_one_slow_model_does_not_take_the_hub_down_for_others(operator: Operator) -> None:
+    operator.wait_seconds = 0.05
+    operator.restart()
+    read = operator.hub.read
+
+    async def slow_for_one(repository: str, revision: str, token: str | None) -> HubAnswer:
+        if repository == "team-a/slow":
+            await asyncio.Event().wait()
+        return await read(repository, revision, token)
+
+    operator.hub.read = slow_for_one  # type: ignore[method-assign]
+    for _ in range(2):  # the same model again does not count as another one
+        operator.cluster.put(llama("slow", model={"uri": "hf://team-a/slow"}))
+        await operator.plan_it(("default", "slow"))
+        operator.time += TROUBLE_SECONDS + 1
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    assert operator.facts()["attention"] == ("MLA", "config.json")
+
+
+@pytest.mark.parametrize("answers_in_between", [False, True])
+async def test_a_hub_that_fails_for_several_models_and_answers_for_none_is_left_alone(operator: Operator, answers_in_between: bool) -> None:
+    async def ask(name: str) -> HubAnswer | None:
+        question = VLLMDeployment.parse(unknown(name, uri=f"hf://someone/{name}"))
+        if operator.configs.ask(question) is None:
+            await operator.woken.get()
+        return operator.configs.ask(question)
+
+    for number in range(FAILURES):
+        operator.hub.answers[f"someone/broken-{number}"] = HubAnswer(trouble="HTTP status 503.", failed=True)
+    for number in range(FAILURES):
+        await ask(f"broken-{number}")
+        if answers_in_between:
+            await ask("unheard-of")
+    other = await ask("other")
+    assert other is not None
+    assert (other.trouble == "The model hub does not answer.") is not answers_in_between
 
 
 async def test_questions_that_wait_for_a_hub_that_is_away_are_not_asked(operator: Operator) -> None:

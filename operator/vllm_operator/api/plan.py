@@ -259,6 +259,10 @@ class Plan(Model):
         description="Facts about the model that were known when the plan was made, each with its source.",
         json_schema_extra=list_map("name"),
     )
+    awaits_facts: bool | None = Field(
+        default=None,
+        description="The model hub could not be asked. If it answers before the engine has started, a new plan is made.",
+    )
     backends: list[BackendChoice] = Field(
         default_factory=list,
         max_length=32,

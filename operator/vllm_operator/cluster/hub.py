@@ -41,8 +41,14 @@ QUANTIZATION_KEYS, NAMES_LIMIT = ("quantization_config", "compression_config", "
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer(ModelFiles):
-    """The result of reading. `unreachable`: the hub does not respond, so reading another model now would fail too."""
+    """The result of reading.
 
+    Attributes:
+        failed: The hub was slow or failed. That may concern this model alone: a mirror is slow for each model that it does not have.
+        unreachable: There is no connection to the hub, so reading another model now would fail too.
+    """
+
+    failed: bool = False
     unreachable: bool = False
 
 
@@ -73,7 +79,7 @@ class HttpHub:
         try:
             config = await self._file(repository, revision, "config.json", token)
         except _ReadError as error:
-            return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
+            return error.answer
         wanted = "quantization_config" not in config and "text_config" not in config
         quantization, (size, files) = await asyncio.gather(
             self._quantization(repository, revision, token) if wanted else _nothing(),
@@ -89,7 +95,7 @@ class HttpHub:
         try:
             return HubAnswer(await self._file(repository, revision, "adapter_config.json", token))
         except _ReadError as error:
-            return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
+            return error.answer
 
     async def close(self) -> None:
         """Close all connections."""
@@ -154,7 +160,8 @@ class HttpHub:
         try:
             data = await self._get(url, what, token)
         except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
-            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", unreachable=True) from error
+            is_away = isinstance(error, aiohttp.ClientConnectorError) and error.host == urlsplit(self._endpoint).hostname
+            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", failed=True, unreachable=is_away) from error
         except aiohttp.ClientError as error:  # a malformed response says nothing about the hub
             raise _ReadError(f"{what} cannot be read: {type(error).__name__}.") from error
         except ValueError as error:  # an invalid URL
@@ -202,7 +209,7 @@ class HttpHub:
                     raise _ReadError(
                         f"{what} cannot be read: {_meaning(response.status, token)}.",
                         refused=response.status in REFUSALS,
-                        unreachable=response.status >= 500,
+                        failed=response.status >= 500,
                     )
                 return await (take or _bounded)(response, what)
         raise _ReadError(f"{what} cannot be read: too many redirects.")
@@ -211,10 +218,9 @@ class HttpHub:
 class _ReadError(Exception):
     """A file cannot be read; the message says why."""
 
-    def __init__(self, message: str, *, refused: bool = False, unreachable: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, failed: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
-        self.refused = refused
-        self.unreachable = unreachable
+        self.answer = HubAnswer(trouble=message, refused=refused, failed=failed, unreachable=unreachable)
 
 
 async def _nothing() -> None:

@@ -49,6 +49,11 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
 
 
+def reopened(pinned: Plan) -> Plan:
+    """Return a plan as one that is no longer in force. A new plan keeps its GPU if the model still fits."""
+    return pinned.model_copy(update={"observed_generation": None, "spec_digest": None})
+
+
 def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> bool:
     """Whether a plan depends on which devices are free: a new plan that can choose between several kinds of GPUs.
 

@@ -279,8 +279,9 @@ class _FreshPlan:
         """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
         pinned, spec = self.pinned, self.resource.spec
         policy = spec.accelerator.policy if spec.accelerator else None
-        same = pinned is not None and (pinned.sizing, pinned.policy) == (spec.sizing, policy)
-        return same and pinned is not None and pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
+        if pinned is None or (pinned.sizing, pinned.policy) != (spec.sizing, policy):
+            return False
+        return pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target without a refusal of the backends; the first of all if there is none."""
@@ -379,6 +380,7 @@ class _FreshPlan:
             candidates=self._candidates(chosen, target),
             memory=predicted_memory(candidate, premises.sizing),
             model_facts=keep_facts(facts),
+            awaits_facts=(self.files.trouble is not None and not self.files.refused and self._remembered() is None) or None,
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],

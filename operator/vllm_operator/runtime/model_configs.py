@@ -2,7 +2,8 @@
 
 A new plan waits for the file, up to a time limit, but no worker does: the reconciliation ends, and the key is added to the queue when
 there is an answer or the time is over. The time limit begins when the hub is asked, not while other files are read. An answer is cached
-for an hour, a failure for a minute. A hub that does not answer gets no request for a minute.
+for an hour, a failure for a minute. A hub that cannot be reached, or that fails for several models and answers for none, gets no request
+for a minute. One slow model does not count as such a hub.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
 ANSWERS_LIMIT = 256
 READERS = 8
 """Number of files that are read concurrently."""
+FAILURES = 3
+"""Repositories for which the hub fails, without an answer in between, until it counts as down."""
 DEFAULT_REVISION = "main"
 _AWAY = HubAnswer(trouble="The model hub does not answer.")
 
@@ -65,6 +68,7 @@ class ModelConfigs:
         self._tasks: dict[Question, asyncio.Task[None]] = {}
         self._waiting: dict[Question, set[Key]] = {}
         self._places = asyncio.Semaphore(READERS)
+        self._failing: set[str] = set()
         self._down_until = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
@@ -118,7 +122,11 @@ class ModelConfigs:
         self._answers[question] = _Kept(answer, self._clock() + seconds)
         while len(self._answers) > ANSWERS_LIMIT:
             self._answers.popitem(last=False)
-        if answer.unreachable:
+        if answer.failed and len(self._failing) < FAILURES:
+            self._failing.add(question[0])
+        elif answer.config is not None or answer.refused:
+            self._failing.clear()
+        if answer.unreachable or (answer.failed and len(self._failing) >= FAILURES):
             self._down_until = self._clock() + TROUBLE_SECONDS
 
     async def _bounded(self, question: Question) -> HubAnswer:
@@ -133,7 +141,7 @@ class ModelConfigs:
                 read = self._hub.read_adapter if question[2] else self._hub.read
                 return await read(question[0], question[1], token)
         except TimeoutError:
-            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=is_asked)
+            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", failed=is_asked)
         except Exception as error:  # a plan without these facts is better than none
             log.exception("cannot read the config.json of %s", question[0])
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")

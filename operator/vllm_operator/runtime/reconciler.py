@@ -50,8 +50,9 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.planning.artifact import ArtifactTrust, refuse_artifact
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
-from vllm_operator.planning.pinning import max_age_seconds
+from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
 from vllm_operator.planning.planner import plan
+from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.created_objects import CreatedObjects
@@ -197,8 +198,7 @@ class Reconciler:
         if isinstance(pinned, Verdict):
             outcome, replan = _without_plan(pinned)
         else:
-            resource = pinned
-            files = self._configs.ask(resource) if self._configs is not None else HubAnswer()
+            resource, files = self._ask_hub(pinned, snapshot)
             if files is None:
                 return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
             outcome, replan = await self._plan(resource, snapshot, files)
@@ -266,6 +266,23 @@ class Reconciler:
             self._presets.forget(key)
             self._metrics.forget(*key)
         return snapshot
+
+    def _ask_hub(self, resource: VLLMDeployment, snapshot: Snapshot) -> tuple[VLLMDeployment, HubAnswer | None]:
+        """Ask the hub about the model of a new plan, or of one that was made without an answer and whose engine has not started.
+
+        Return the object with the plan to keep, and the answer; None if it is not there yet.
+        """
+        plan = resource.pinned
+        if self._configs is None:
+            return resource, HubAnswer()
+        if plan is None or not is_in_force(plan, resource):
+            return resource, self._configs.ask(resource)
+        if plan.awaits_facts and not _has_served(resource, snapshot):
+            without = resource.with_pinned(reopened(plan))
+            answer = self._configs.ask(without)
+            if answer is not None and answer.config is not None:
+                return without, answer
+        return resource, HubAnswer()
 
     async def _plan(self, resource: VLLMDeployment, snapshot: Snapshot, files: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
@@ -358,6 +375,12 @@ def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:
     """An outcome without a plan, whatever the generation of the caches: what runs stays as it is."""
     outcome = Outcome(ACCEPTED, verdict, None)
     return outcome, lambda generation: outcome
+
+
+def _has_served(resource: VLLMDeployment, snapshot: Snapshot) -> bool:
+    """Whether a replica is ready, or all replicas of the current Pod template have been, which the Deployment remembers."""
+    progress = reading.named(snapshot.child(DEPLOYMENT), "Progressing", "status", "conditions")
+    return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
