@@ -1,13 +1,19 @@
 """Measure what it costs to follow logs: memory and CPU for each stream, against a server that speaks TLS as an API server does.
 
     python hack/bench/streams.py --streams 200 [--http1]
+    python hack/bench/streams.py --streams 200 --flood 1000 --seconds 60
 
 Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. With `--http1`, the
 server does not speak HTTP/2, so each log takes a connection. The server is another process. Nothing else of the operator runs.
+
+With `--flood`, each log grows by so many KB a second without end, in distinct errors, which are the slowest to parse. Printed is by how
+much a timer of 50 ms is late, what is read of the logs, and how long the log of one start takes meanwhile, in the same namespace and in
+another one.
 """
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import socket
 import ssl
@@ -15,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -28,6 +36,29 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench.imports import memory
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes, kilobytes: int) -> None:
+    """Send a log that grows without end, unless it is that of the Pod `start`: then send this text, and end."""
+    try:
+        request = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return  # it has asked for HTTP/2, and comes again
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+    if b"/pods/start/" in request:
+        writer.write(b"%x\r\n%s\r\n" % (len(text), text))
+        await reader.read()
+    line = b"%sZ RuntimeError: %d Xid %d NCCL WARN out of memory\n"
+    number = 0
+    with contextlib.suppress(OSError):
+        while not reader.at_eof():
+            now = datetime.now(UTC).isoformat().removesuffix("+00:00").encode()
+            number += 1
+            piece = b"".join(line % (now, n, n) for n in range(number * 1000, number * 1000 + 125))  # about 10 KB
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(10 / kilobytes)
+    writer.close()
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> None:
@@ -69,7 +100,7 @@ class Http2Answers(asyncio.Protocol):
         self._transport.write(self._h2.data_to_send())
 
 
-async def serve(folder: Path, port: int, text: bytes, *, http1: bool) -> None:
+async def serve(folder: Path, port: int, text: bytes, *, http1: bool, kilobytes: int) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     if not http1:
@@ -78,7 +109,8 @@ async def serve(folder: Path, port: int, text: bytes, *, http1: bool) -> None:
         many = await loop.create_server(lambda: Http2Answers(text), "127.0.0.1", port, ssl=context)
         print("ready", flush=True)
         await many.serve_forever()
-    server = await asyncio.start_server(lambda reader, writer: answer(reader, writer, text), "127.0.0.1", port, ssl=context, backlog=1000)
+    given = partial(flood, kilobytes=kilobytes) if kilobytes else answer
+    server = await asyncio.start_server(lambda reader, writer: given(reader, writer, text), "127.0.0.1", port, ssl=context, backlog=1000)
     print("ready", flush=True)
     await server.serve_forever()
 
@@ -97,11 +129,13 @@ async def follow(folder: Path, port: int, streams: int) -> None:
     from vllm_operator.runtime.container_runs import Run
     from vllm_operator.runtime.follower import Follower, FollowerSettings
     from vllm_operator.runtime.kubelets import Kubelets
+    from vllm_operator.runtime.log_share import LogShare
     from vllm_operator.runtime.log_slots import Slots
     from vllm_operator.runtime.user_data import KnownCrashes
 
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
+    share = LogShare()
     crashes, slots, kubelets = KnownCrashes.of(load_startup()), Slots(streams + 1), Kubelets((1.0,))
     client = KubeClient(configuration)
     tasks, followers = [], []
@@ -110,7 +144,9 @@ async def follow(folder: Path, port: int, streams: int) -> None:
         for index in range(number):
             run = Run("bench", f"pod-{index}", f"uid-{index}", "vllm", 0)
             parser, settings = crashes.make_parser(), FollowerSettings()
-            made = Follower(run, parser, client=client, slots=slots, kubelets=kubelets, settings=settings, changed=lambda: None)
+            made = Follower(
+                run, parser, client=client, slots=slots, kubelets=kubelets, share=share, settings=settings, changed=lambda: None
+            )
             followers.append(made)
             tasks.append(asyncio.create_task(made.follow()))
 
@@ -136,10 +172,65 @@ async def follow(folder: Path, port: int, streams: int) -> None:
     await client.close()
 
 
+async def withstand(folder: Path, port: int, streams: int, seconds: float) -> None:
+    from vllm_operator.catalog.startup import load_startup
+    from vllm_operator.cluster.kube import KubeClient
+    from vllm_operator.cluster.library import Configuration
+    from vllm_operator.runtime.followers import Followers
+    from vllm_operator.runtime.log_share import LogShare
+    from vllm_operator.runtime.user_data import KnownCrashes
+
+    configuration = Configuration()
+    configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
+    client, crashes = KubeClient(configuration), KnownCrashes.of(load_startup())
+    parsed: list[float] = []
+    skipped: list[float] = []
+    followers = Followers(
+        client,
+        make_parser=crashes.make_parser,
+        changed=lambda key: None,
+        streams=streams + 2,
+        share=LogShare(parsed=parsed.append),
+        skipped=lambda namespace, gap: skipped.append(gap),
+    )
+
+    def pod(name: str, namespace: str) -> dict[str, Any]:
+        status = {"name": "vllm", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
+        metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}", "labels": {}}
+        return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": "Running", "containerStatuses": [status]}}
+
+    async def start(namespace: str) -> None:
+        await asyncio.sleep(seconds / 2)
+        began, key = time.monotonic(), (namespace, "start")
+        followers.sync(key, [pod("start", namespace)])
+        while (state := followers.states(key).get((f"{namespace}-start", 0))) is None or state.lines == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        print(f"the log of a start in namespace {namespace} was read after {time.monotonic() - began:.2f} s ({state.lines} lines)")
+
+    followers.sync(("noisy", "x"), [pod(f"p{number}", "noisy") for number in range(streams)])
+    starts = [asyncio.create_task(start(namespace)) for namespace in ("noisy", "other")]
+    began, cpu, late = time.monotonic(), time.process_time(), []
+    while time.monotonic() - began < seconds:
+        before = time.monotonic()
+        await asyncio.sleep(0.05)
+        late.append(time.monotonic() - before - 0.05)
+    took, cpu = time.monotonic() - began, time.process_time() - cpu
+    late.sort()
+    print(f"{streams} logs: a timer of 0.05 s was late by {late[len(late) // 2]:.3f} s (median), {late[-1]:.3f} s (worst)")
+    print(f"longest step {max(parsed) * 1000:.0f} ms, {sum(parsed) / took:.0%} of the time; the process used {cpu / took:.0%} of a CPU")
+    print(f"{sum(skipped) / streams:.0f} s of each log were skipped, of {took:.0f} s")
+    for task in starts:
+        task.cancel()
+    await asyncio.gather(followers.close(), *starts, return_exceptions=True)
+    await client.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replay", type=int, default=64, help="KiB of a start that each log has")
+    parser.add_argument("--flood", type=int, default=0, help="KB that each log grows in a second; 0 for logs that are silent")
+    parser.add_argument("--seconds", type=float, default=60, help="duration of the flood")
     parser.add_argument("--http1", action="store_true", help="a server that does not speak HTTP/2")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -151,7 +242,7 @@ def main() -> None:
         for line in lines:
             if len(text) + len(line) <= limit:
                 text += line
-        asyncio.run(serve(Path(options.serve), options.port, text, http1=options.http1))
+        asyncio.run(serve(Path(options.serve), options.port, text, http1=options.http1 or options.flood > 0, kilobytes=options.flood))
         return
     import uvloop
 
@@ -162,11 +253,15 @@ def main() -> None:
         reserved.close()
         command = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--replay", str(options.replay)]
         command += ["--http1"] if options.http1 else []
+        command += ["--flood", str(options.flood)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             assert server.stdout
             server.stdout.readline()
-            uvloop.run(follow(Path(folder), port, options.streams))
+            if options.flood:
+                uvloop.run(withstand(Path(folder), port, options.streams, options.seconds))
+            else:
+                uvloop.run(follow(Path(folder), port, options.streams))
         finally:
             server.kill()
 

@@ -48,6 +48,7 @@ from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.leadership import Leadership, LeadershipLost
 from vllm_operator.runtime.log_output import configure, describe_end, handle_loop_error
+from vllm_operator.runtime.log_share import LogShare
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
@@ -253,6 +254,8 @@ class Operator:
                 step_percent=settings.status_step_percent,
             ),
             restarted=lambda: self.metrics.restarted("log"),
+            share=LogShare(parsed=self.metrics.parsed),
+            skipped=self.metrics.skipped,
         )
 
     def _make_configs(self) -> ModelConfigs | None:

@@ -1,6 +1,7 @@
 """Followers of logs on a cluster in memory, and what they have told."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from support.fake_cluster import FakeCluster
 from support.logs import PlainParser
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
+from vllm_operator.runtime.log_share import LogShare
 from vllm_operator.startup.state import StartupState
 
 KEY = ("default", "llama")
@@ -17,14 +19,26 @@ FOREVER = 60.0
 class World:
     """A fake cluster with followers, and what they have told."""
 
-    def __init__(self, *, streams: int = 10, **settings: Any) -> None:
+    def __init__(
+        self, *, streams: int = 10, clock: Callable[[], float] = time.monotonic, share: LogShare | None = None, **settings: Any
+    ) -> None:
         self.cluster = FakeCluster()
         self.parsers: list[PlainParser] = []
         self.changes: list[tuple[str, str]] = []
+        self.skipped: list[tuple[str, float]] = []
         self._changed = asyncio.Event()
         waits = dict.fromkeys(("retry_seconds", "refused_seconds", "unreachable_seconds"), (0.01,))
         bounds = FollowerSettings(**{**waits, "interval_seconds": 1000.0, **settings})
-        self.followers = Followers(self.cluster, make_parser=self._make, changed=self._note, streams=streams, settings=bounds)
+        self.followers = Followers(
+            self.cluster,
+            make_parser=self._make,
+            changed=self._note,
+            streams=streams,
+            settings=bounds,
+            skipped=lambda namespace, seconds: self.skipped.append((namespace, seconds)),
+            share=share,
+            clock=clock,
+        )
 
     def _make(self) -> PlainParser:
         self.parsers.append(PlainParser())

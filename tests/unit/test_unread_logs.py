@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.cluster.client import ClusterError, Forbidden, Invalid, Unavailable
 from vllm_operator.observation.observation import Observation
-from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
+from vllm_operator.startup.state import LogProblem, Stage, StartupState, UnreadLog
 
 RUN = ("uid-vllm-a-x1", 0)
 
@@ -79,6 +79,23 @@ def test_the_status_says_why_the_log_is_unknown_and_what_to_do(unread: UnreadLog
     assert cause in str(crash.cause)
     assert "does not say why" not in str(crash.cause)
     assert remedy in str(crash.remedy)
+
+
+def test_a_crash_whose_log_was_read_in_part_only_says_so() -> None:
+    state = StartupState(lines=9000, skipped_seconds=60, is_final=True)
+    crash = last_crash(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): state}))
+    assert crash.signature == "Unknown"
+    assert "parts of its log were not read, because it grew faster" in str(crash.cause)
+    assert "log less" in str(crash.remedy)
+
+
+def test_a_start_whose_log_is_read_in_part_only_says_how_much_is_missing_and_what_to_do() -> None:
+    state = StartupState(stage=Stage.WEIGHT_LOAD, lines=9000, skipped_seconds=600)
+    status = report(o.observe(o.starting_pod("vllm-a-x1"), states={("vllm-a-x1", 0): state})).status
+    starting = find_condition(status.conditions, "Starting")
+    assert starting is not None
+    assert "at least 10 min of it were not read" in starting.message
+    assert "configure the container to log less" in starting.message
 
 
 def test_what_the_status_of_the_container_explains_needs_no_log() -> None:

@@ -205,7 +205,7 @@ class NotLeading(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """Which log to read. `since` is an RFC 3339 time, which the API server truncates to seconds."""
+    """Which log to read. `since` is an RFC 3339 time, which the API server truncates to seconds. `tail_lines`: only its last lines."""
 
     namespace: str
     pod: str
@@ -214,6 +214,7 @@ class LogRequest:
     previous: bool = False
     since: str | None = None
     limit_bytes: int | None = None
+    tail_lines: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

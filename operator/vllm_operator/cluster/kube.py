@@ -201,6 +201,8 @@ class KubeClient:
             query["sinceTime"] = request.since
         if request.limit_bytes:
             query["limitBytes"] = request.limit_bytes
+        if request.tail_lines:
+            query["tailLines"] = request.tail_lines
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before its first line
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
         path, seconds = POD.path(request.namespace, request.pod, "log"), None if request.follow else self._timeout

@@ -163,6 +163,8 @@ def _hung(observed: ObservedState, view: PodView) -> Finding:
 def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Finding:
     state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
     unread = observed.observation.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
+    if state is not None and state.skipped_seconds:
+        unread = UnreadLog(LogProblem.SKIPPED)
     crash = _diagnose(observed, view, ended, state, unread)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)

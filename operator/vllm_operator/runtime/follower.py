@@ -27,6 +27,7 @@ from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbi
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
 from vllm_operator.runtime.kubelets import Kubelets
 from vllm_operator.runtime.log_lines import LogUnavailableError
+from vllm_operator.runtime.log_share import LogOutgrownError, LogReader, LogShare
 from vllm_operator.runtime.log_slots import Slots, wait_for
 from vllm_operator.runtime.log_stream import LogStream
 from vllm_operator.runtime.run_log import Parser, RunLog
@@ -45,8 +46,6 @@ LINGER_SECONDS = 2.0
 """How long to wait for the last lines of a start after its Pod is Ready."""
 SPREAD_SECONDS = 6.0
 """How much longer at most while slots are scarce: hundreds of Pods may become Ready at once, and each waits for its turn."""
-REST_FACTOR = 2.0
-"""A follower pauses this many times as long as it took to read the lines, so a log gets a third of the CPU time at most."""
 FORBIDDEN_SECONDS = 60.0
 UNAVAILABLE_LIMIT = 5
 """Reads of a running container that the kubelet may answer with an error text before the follower gives up."""
@@ -91,11 +90,13 @@ class Follower:
         client: ClusterClient,
         slots: Slots,
         kubelets: Kubelets,
+        share: LogShare,
         settings: FollowerSettings,
         changed: Callable[[], None],
+        skipped: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is called after a significant change of `state`, `caught_up` or `unread`."""
+        """`changed` is called after a significant change of `state`, `caught_up` or `unread`, `skipped` with seconds that are not read."""
         self.run = run
         self.caught_up = False
         self.finished = False
@@ -103,10 +104,12 @@ class Follower:
         self._client = client
         self._slots = slots
         self._kubelets = kubelets
+        self._reader = LogReader(share, run.namespace, clock=clock)
         self._settings = settings
         self._changed = changed
         self._clock = clock
-        self._log = RunLog(parser, line_bytes=settings.line_bytes)
+        self._tail_lines: int | None = None
+        self._log = RunLog(parser, line_bytes=settings.line_bytes, skipped=skipped)
         self._published: StartupState | None = None
         self._published_at = 0.0
         self._stop_at: float | None = None
@@ -142,7 +145,8 @@ class Follower:
     async def follow(self) -> None:
         """Follow until the run is over or the Pod serves. Raises only errors of the parser."""
         try:
-            await self._follow()
+            with self._slots.want(self._wake):
+                await self._read_all()
             self._finish()
         except asyncio.CancelledError:
             try:
@@ -152,10 +156,6 @@ class Follower:
             raise
         finally:
             self.caught_up = self.finished = True
-
-    async def _follow(self) -> None:
-        with self._slots.want(self._wake):
-            await self._read_all()
 
     async def _read_all(self) -> None:
         tries = unavailable = misses = 0
@@ -172,6 +172,8 @@ class Follower:
                 has_missed = self._is_at_end and (self._log.is_unsure or not self._log.latest.lines)
                 self._has_read_end = dead and self._is_at_end and not has_missed
                 self.unread = self.unread if has_missed else None
+            except LogOutgrownError as error:
+                self.unread, self._tail_lines = None, error.tail_lines
             except LogUnavailableError as error:
                 unavailable += 1
                 has_missed = True
@@ -273,7 +275,8 @@ class Follower:
 
     async def _read(self) -> None:
         """Read one stream to its end, to the end of the turn, or until the Pod serves."""
-        self._log.reopen(previous=self.run.previous)
+        self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
+        self._reader.reopen()
         self._is_at_end = self._was_silent = False
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
         is_doubtful = self._refusals > 0 or self._kubelets.has_failed(self.run.node)
@@ -285,10 +288,12 @@ class Follower:
             previous=self.run.previous,
             since=self._log.since,
             limit_bytes=self._settings.replay_bytes if self._dead else None,
+            tail_lines=self._tail_lines,
         )
+        self._tail_lines = None
         stream = LogStream(
             self._client.stream_log(request),
-            self._take,
+            lambda piece: self._reader.read(piece, self._take),
             opened=lambda: self._kubelets.note_answer(self.run.node),
             wake=self._wake,
             clock=self._clock,
@@ -335,15 +340,13 @@ class Follower:
         if self._stop_at is not None:
             self._stop_at = self._clock()
 
-    async def _take(self, piece: bytes) -> None:
-        started = time.perf_counter()
-        self._log.feed(piece, self.run.ended_at)
+    def _take(self, step: bytes) -> None:
+        self._log.feed(step, self.run.ended_at)
         if self._log.size > self._settings.replay_bytes:
             self._catch_up()  # no start writes this much, so do not wait for the last line
         if self.caught_up:
             self._publish()
             self._wake.set()
-        await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
 
     async def _is_over(self) -> bool:
         """Read the Pod, and note the end of the run. Return whether there is nothing more to read."""

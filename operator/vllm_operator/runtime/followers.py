@@ -18,6 +18,7 @@ from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
 from vllm_operator.runtime.follower import Follower, FollowerSettings
 from vllm_operator.runtime.kubelets import Kubelets
+from vllm_operator.runtime.log_share import LogShare
 from vllm_operator.runtime.log_slots import Slots
 from vllm_operator.runtime.run_log import Parser
 from vllm_operator.startup.state import Stage, StartupState, UnreadLog
@@ -72,6 +73,9 @@ class Followers:
         streams: int = 200,
         settings: FollowerSettings | None = None,
         restarted: Callable[[], None] = lambda: None,
+        share: LogShare | None = None,
+        skipped: Callable[[str, float], None] = lambda namespace, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
         restart_seconds: tuple[float, ...] = RESTART_SECONDS,
     ) -> None:
         """Create it without followers.
@@ -83,6 +87,9 @@ class Followers:
             streams: Maximum number of logs that are read at the same time.
             settings: Limits of each follower.
             restarted: Called when a follower failed and is restarted.
+            share: The share of the event loop for all logs.
+            skipped: Called with the namespace of a Pod and how many seconds of its log are not read, because it grows too fast.
+            clock: Returns seconds.
             restart_seconds: Pauses before a restart; the last one repeats.
         """
         self._client = client
@@ -93,6 +100,9 @@ class Followers:
         self._restart_seconds = restart_seconds
         self._deployments: dict[Key, _Deployment] = {}
         self.slots = Slots(streams)
+        self.share = share or LogShare()
+        self._skipped = skipped
+        self._clock = clock
         self._kubelets = Kubelets(self._settings.unreachable_seconds)
 
     def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
@@ -198,8 +208,11 @@ class Followers:
             client=self._client,
             slots=self.slots,
             kubelets=self._kubelets,
+            share=self.share,
             settings=self._settings,
             changed=lambda: self._changed(key),
+            skipped=lambda seconds: self._skipped(run.namespace, seconds),
+            clock=self._clock,
         )
 
     def _begin(self, key: Key, entry: _Entry) -> None:

@@ -55,6 +55,15 @@ class Metrics:
             ["task"],
             registry=self.registry,
         )
+        self._parsed = Counter(
+            f"{PREFIX}_log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.", registry=self.registry
+        )
+        self._skipped = Counter(
+            f"{PREFIX}_log_skipped_seconds",
+            "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.",
+            ["namespace"],
+            registry=self.registry,
+        )
         self._user_data = {
             what: self._gauge(f"user_{what}", f"Number of the users' own {what.replace('_', ' ')} by state: used or ignored.", "state")
             for what in ("rules", "signatures", "prices", "instance_types")
@@ -83,6 +92,14 @@ class Metrics:
     def restarted(self, task: str) -> None:
         """Count the restart of a task that ended unexpectedly."""
         self._restarts.labels(task).inc()
+
+    def parsed(self, seconds: float) -> None:
+        """Count time in which logs were parsed."""
+        self._parsed.inc(seconds)
+
+    def skipped(self, namespace: str, seconds: float) -> None:
+        """Count seconds of the log of a Pod that were not read."""
+        self._skipped.labels(namespace).inc(seconds)
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
         """Set the numbers of the users' own rules or signatures."""

@@ -1,5 +1,7 @@
 """What has been read of the log of one run, and whether it belongs to that run."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -8,6 +10,10 @@ from vllm_operator.startup.state import StartupState
 
 LATE_SECONDS = 2
 """A line that was written this long after the end of a run belongs to a later run. Ends are given in whole seconds."""
+
+
+_AMOUNTS = (1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600)
+"""Seconds of a log that were not read are told as one of these."""
 
 
 class Parser(Protocol):
@@ -36,8 +42,8 @@ class RunLog:
         size: Bytes that were read, with those of repeated lines.
     """
 
-    def __init__(self, parser: Parser, *, line_bytes: int) -> None:
-        """Begin with nothing. Longer lines than `line_bytes` are parsed in pieces."""
+    def __init__(self, parser: Parser, *, line_bytes: int, skipped: Callable[[float], None] = lambda seconds: None) -> None:
+        """Begin with nothing. Longer lines than `line_bytes` are parsed in pieces. `skipped` is called with seconds that are not read."""
         self.latest = parser.state
         self.size = 0
         self._parser: Parser | None = parser
@@ -45,6 +51,9 @@ class RunLog:
         self._was_reopened = False
         self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
         self._at_first_line = False
+        self._skips = False
+        self._last_at: datetime | None = None
+        self._note_skipped, self._skipped_seconds = skipped, 0.0
 
     @property
     def since(self) -> str | None:
@@ -60,11 +69,11 @@ class RunLog:
         """Whether its first line was written at this time or later, in a log that may belong to the next run."""
         return self._begins_at is not None and self._begins_at >= moment
 
-    def reopen(self, *, previous: bool) -> None:
-        """Prepare for another stream. `previous`: that of a log that can only belong to an ended run."""
-        self._was_reopened = not previous and self._lines.since is not None
+    def reopen(self, *, previous: bool, skips: bool = False) -> None:
+        """Prepare for another stream. `previous`: that of a log that can only belong to an ended run. `skips`: it begins near the end."""
+        self._was_reopened = not (previous or skips) and self._lines.since is not None
         self._lines.reopen()
-        self._at_first_line = not previous
+        self._at_first_line, self._skips = not previous, skips
 
     def feed(self, piece: bytes, ended_at: datetime | None) -> None:
         """Read bytes of a run that ended at this time, or has not ended. Raises LogUnavailableError if they are not of its log."""
@@ -73,7 +82,7 @@ class RunLog:
             self._check_run(moment, ended_at)
             if self._parser is not None:
                 self._parser.feed(lines, moment)
-        self.latest = self._parser.state if self._parser else self.latest
+        self.latest = self._with_skipped(self._parser.state) if self._parser else self.latest
 
     def check(self) -> None:
         """End a stream. Raises LogUnavailableError if it was only an error text without a newline."""
@@ -88,14 +97,27 @@ class RunLog:
             parser.feed(*rest)
         if has_ended:
             parser.end()
-        self.latest, self._parser = parser.final_state if has_ended else parser.state, None
+        self.latest, self._parser = self._with_skipped(parser.final_state if has_ended else parser.state), None
+
+    def _with_skipped(self, state: StartupState) -> StartupState:
+        return replace(state, skipped_seconds=_rounded(self._skipped_seconds)) if self._skipped_seconds else state
 
     def _check_run(self, moment: datetime | None, ended_at: datetime | None) -> None:
         if moment is None:
             return
+        if self._skips and not self._lines.continues and self._last_at is not None and moment > self._last_at:
+            seconds = (moment - self._last_at).total_seconds()
+            self._skipped_seconds += seconds
+            self._note_skipped(seconds)
+        self._skips, self._last_at = False, moment
         if ended_at is not None and moment > ended_at + timedelta(seconds=LATE_SECONDS):
             raise LogUnavailableError("this is the log of a later run")
         if self._at_first_line:
             self._at_first_line = False
             if not self._lines.continues or not self.latest.lines:
                 self._begins_at = moment
+
+
+def _rounded(seconds: float) -> int:
+    """Round down, so that a log of which more and more is skipped does not change the status all the time."""
+    return max((amount for amount in _AMOUNTS if amount <= seconds), default=_AMOUNTS[0])

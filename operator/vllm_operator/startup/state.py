@@ -70,6 +70,8 @@ class LogProblem(StrEnum):
     """The kubelet no longer has it."""
     UNREACHABLE = "Unreachable"
     """The API server or the kubelet did not deliver it."""
+    SKIPPED = "Skipped"
+    """Parts of it were not read, because it grew too fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class StartupState:
     not log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the
     order in which they were entered, with their times. `memory`: what the engine measured on its fullest GPU. `notices`: signatures of
     lines that matter but are no crash. `adapters`: LoRA adapters that were loaded. `is_final`: the process has ended and its log was
-    read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error.
+    read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error. `skipped_seconds`: at least
+    so many seconds of the log were not read, because it grew too fast.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -132,6 +135,7 @@ class StartupState:
     adapters: tuple[str, ...] = ()
     is_final: bool = False
     cut_off_at: int | None = None
+    skipped_seconds: int = 0
 
     @property
     def has_start(self) -> bool:

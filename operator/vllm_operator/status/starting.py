@@ -58,6 +58,13 @@ def starting(observed: ObservedState, block: StartupStatus | None, remediation: 
 
 def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and what to do."""
+    text, state = _state_text(observed, view, block), observed.state(view)
+    if state is None or not state.skipped_seconds:
+        return text
+    return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)
+
+
+def _state_text(observed: ObservedState, view: PodView, block: StartupStatus | None) -> str:
     stall_check = observed.stall_check(view)
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     if stall_check is not None and stall_check.stalled:
