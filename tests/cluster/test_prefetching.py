@@ -63,6 +63,10 @@ async def test_weights_are_fetched_before_the_first_pod_and_again_for_another_re
     model = {**resource["spec"]["model"], "revision": "v2"}
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": model}})
     [second] = await served.wait_for_pods(selector=SELECTOR, but=[pod])
+    of_second = await served.get("Job", (await served.get("Pod", second))["metadata"]["ownerReferences"][0]["name"])
+    [replica] = await served.wait_for_pods(selector="app.kubernetes.io/component=engine")
+    assert (await served.get("Pod", second))["spec"]["nodeName"] == (await served.get("Pod", replica))["spec"]["nodeName"]
+    assert of_second["spec"]["activeDeadlineSeconds"] >= 3600
     unchanged = await served.get("Deployment", "llama")
     assert unchanged["spec"] == deployment["spec"], "the replica serves the previous spec until the weights are there"
     await finish(served, second, {"result": "Fetched", "commit": OTHER})
@@ -72,6 +76,25 @@ async def test_weights_are_fetched_before_the_first_pod_and_again_for_another_re
     await served.delete("VLLMDeployment", "llama", propagation="Background")
     for each in (pod, second):
         await served.wait_until_gone("Pod", each, within=60)
+
+
+async def test_a_job_whose_pod_a_quota_refuses_says_so_and_replicas_are_scaled_meanwhile(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    await served.create(llama(served.namespace, **SPEC))
+    [pod] = await served.wait_for_pods(selector=SELECTOR)
+    await finish(served, pod, {"result": "Fetched", "commit": COMMIT})
+    resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": {"pods": "1"}}}
+    await served.create(quota)
+    await served.wait_for("ResourceQuota", "full", lambda q: q.get("status", {}).get("used", {}).get("pods") == "1")
+    model = {**resource["spec"]["model"], "revision": "v2"}
+    await served.patch("VLLMDeployment", "llama", {"spec": {"model": model}})
+    await served.wait_for("VLLMDeployment", "llama", lambda r: "exceeded quota: full" in condition(r, "Starting").get("message", ""))
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
+    deployment = await served.wait_for("Deployment", "llama", lambda d: d["spec"]["replicas"] == 2)
+    assert COMMIT in arguments(deployment)
 
 
 async def test_what_is_recorded_on_a_claim_is_not_fetched_again_by_a_new_object(

@@ -41,6 +41,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets", True),
     "PodMetrics": ("metrics.k8s.io/v1beta1", "pods", True),
     "ReplicaSet": ("apps/v1", "replicasets", True),
+    "ResourceQuota": ("v1", "resourcequotas", True),
     "DeviceClass": ("resource.k8s.io/v1", "deviceclasses", False),
     "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims", True),
     "ResourceClaimTemplate": ("resource.k8s.io/v1", "resourceclaimtemplates", True),

@@ -341,6 +341,14 @@ async def test_a_job_that_the_spec_no_longer_asks_for_is_deleted(bench: Bench, f
     assert fleet.replicas() == 1
 
 
+async def test_a_job_that_may_not_be_deleted_is_left_alone(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH)
+    run_job(bench, jobs(bench)[0], state={"running": {"startedAt": fleet.time()}})
+    bench.cluster.fail("delete", JOB, Forbidden("jobs.batch is forbidden", verb="delete", resource="jobs"), times=100)
+    await fleet.change(weights={"prefetch": None})
+    assert fleet.replicas() == 1
+
+
 async def test_a_job_of_somebody_else_with_our_labels_is_not_deleted(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(weights=PREFETCH)
     [job] = jobs(bench)

@@ -182,23 +182,23 @@ class CacheReconciler:
         """
         for removal in find_removals(snapshot.pods):
             claims = await read_claims(self._client, snapshot, *sorted(removal.claims))
-            if not any(map(is_terminating, claims)):
-                continue
-            try:
+            if any(map(is_terminating, claims)):
                 await self._remove(snapshot, removal)
-            except Forbidden as error:
-                log.warning("%s keeps a PersistentVolumeClaim and cannot be deleted: %s", removal.name, error)
 
     async def _remove(self, snapshot: Snapshot, removal: Removal) -> None:
+        """Delete a Job or a Pod of the VLLMDeployment, if the operator may."""
         kind, namespace = JOB if removal.is_job else POD, snapshot.resource["metadata"]["namespace"]
-        if removal.is_job:
-            try:
+        try:
+            if removal.is_job:
                 job = await self._client.get(JOB, removal.name, namespace)
-            except NotFound:
-                return  # the garbage collector is about to delete its Pods
-            if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, snapshot.resource):
-                return
-        await self._client.delete(kind, removal.name, namespace, uid=removal.uid)
+                if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, snapshot.resource):
+                    return
+            await self._client.delete(kind, removal.name, namespace, uid=removal.uid)
+        except NotFound:
+            return  # the garbage collector is about to delete its Pods
+        except Forbidden as error:
+            log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
+            return
         self._count("delete", kind.kind)
 
     async def _keep_all(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> CacheOutcome:
