@@ -3,18 +3,16 @@
 Objects come from the API server, but any controller or user may have written their content. Every function accepts any value, never
 raises, and limits the size of its result.
 
-Quantities are amounts of memory, CPU and devices, such as 81559Mi, 250m or 1k. The kubernetes package parses them.
+Quantities are amounts of memory, CPU and devices, such as 81559Mi, 250m or 1k
+(https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/).
 """
 
-import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import cache
 from math import ceil
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vllm_operator.catalog.gpus import Version, parse_version
 
@@ -148,10 +146,13 @@ def read_text(value: Any) -> str | None:
 
 MEBIBYTE = 2**20
 LIMIT = 2**63
-"""Upper limit of a quantity (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/)."""
+"""Upper limit of a quantity."""
 LENGTH_LIMIT = 64
-_CHARACTERS = frozenset("0123456789.+-numkKMGTPEie")
-"""Characters of a quantity. Python's decimals may also contain underscores, spaces and digits of other scripts, and NaN."""
+_QUANTITY = re.compile(r"(\+?(?:\d+\.?\d*|\.\d+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,4}))?", re.ASCII)
+"""A number with a unit or an exponent. A larger exponent is beyond the limit of a quantity, or less than its smallest unit."""
+_UNITS = {name: Decimal(1000) ** power for power, name in enumerate("num", -3)}
+_UNITS |= {name: Decimal(1000) ** power for power, name in enumerate("kMGTPE", 1)}
+_UNITS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
 _BINARY_UNITS = ("Ti", 2**40), ("Gi", 2**30)
 
 
@@ -161,17 +162,13 @@ def read_quantity(value: Any) -> Decimal | None:
         return None
     if isinstance(value, int) and not 0 <= value < LIMIT:
         return None
-    text = str(value)
-    if not 0 < len(text) <= LENGTH_LIMIT or not _CHARACTERS.issuperset(text):
+    written = str(value)
+    found = _QUANTITY.fullmatch(written) if len(written) <= LENGTH_LIMIT else None
+    if found is None:
         return None
-    if text.isdecimal():
-        number = Decimal(text)
-    else:
-        try:
-            number = _parser()(text)
-        except (ValueError, ArithmeticError):
-            return None
-    return number if number.is_finite() and 0 <= number < LIMIT else None
+    number, unit, exponent = found.groups()
+    amount = Decimal(f"{number}e{exponent or 0}") * _UNITS.get(unit, 1)
+    return amount if amount < LIMIT else None
 
 
 def read_bytes(value: Any) -> int | None:
@@ -202,22 +199,3 @@ def format_bytes(size: int) -> str:
     """Format a number of bytes as a quantity: in TiB if it is a whole number, else in GiB, rounded up."""
     unit, factor = next((each for each in _BINARY_UNITS if size % each[1] == 0), _BINARY_UNITS[-1])
     return f"{ceil(Decimal(size) / factor)}{unit}"
-
-
-@cache
-def _parser() -> Callable[[str], Decimal]:
-    """Load `kubernetes.utils.quantity.parse_quantity` without the package around it.
-
-    A normal import first imports the synchronous client with requests and urllib3: 0.6 s and 40 MB for a function that needs only
-    `decimal`. Commands that plan without a cluster would spend most of their time on it.
-    """
-    package = importlib.util.find_spec("kubernetes")
-    if package is None or package.origin is None:
-        raise ImportError("the kubernetes package is not installed")
-    path = Path(package.origin).parent / "utils" / "quantity.py"
-    spec = importlib.util.spec_from_file_location("_kubernetes_quantity", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return cast(Callable[[str], Decimal], module.parse_quantity)
