@@ -6,12 +6,12 @@ asked for reduced motion, shows the last frame.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-from vllm_operator.cli.diagnosis_page import STAGE_NAMES
-from vllm_operator.cli.timeline_page import Start, colour_of
-from vllm_operator.startup.state import Stage
+from vllm_operator.cli.diagnose import STAGE_NAMES
+from vllm_operator.startup.state import Stage, StartupState
 from vllm_operator.text.wording import duration
 
 WIDTH, ROW, TOP = 960, 68, 22
@@ -20,6 +20,20 @@ LEFT, BAR, BAR_HEIGHT = 232, 520, 26
 SECONDS = 6.0
 """How long the longest bar grows, in seconds of the picture."""
 BEGINS = 0.6
+COLOURS = {
+    Stage.PROCESS_START: "#9aa5b1",
+    Stage.CONFIGURATION: "#c3cad2",
+    Stage.DISTRIBUTED_INIT: "#76b7b2",
+    Stage.WEIGHT_DOWNLOAD: "#4e79a7",
+    Stage.WEIGHT_LOAD: "#7fa8d1",
+    Stage.TORCH_COMPILE: "#f28e2b",
+    Stage.MEMORY_PROFILING: "#edc948",
+    Stage.KERNEL_WARMUP: "#e15759",
+    Stage.AUTOTUNE: "#b07aa1",
+    Stage.FLASHINFER_WARMUP: "#ff9da7",
+    Stage.CUDA_GRAPH_CAPTURE: "#59a14f",
+    Stage.SERVER_START: "#9c755f",
+}
 STYLE = """\
 text { font: 15px system-ui, sans-serif; fill: #1f2328 }
 .paper { fill: #ffffff; stroke: #d1d9e0 }
@@ -43,6 +57,28 @@ text { font: 15px system-ui, sans-serif; fill: #1f2328 }
 }
 @keyframes grow { from { transform: scaleX(0) } }
 @keyframes come { from { opacity: 0 } }"""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start that became ready: its stages with their seconds, in their order."""
+
+    stages: tuple[tuple[Stage, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The whole duration."""
+        return sum(seconds for _, seconds in self.stages)
+
+
+def start_of_log(state: StartupState) -> Start:
+    """Return the start in a log. All its lines have times."""
+    times = [since for _, since in state.entered]
+    ends = [*times[1:], state.last_line_at]
+    pairs = zip(state.entered, ends, strict=True)
+    return Start(
+        tuple((stage, (end - since).total_seconds()) for (stage, since), end in pairs if since and end and stage is not Stage.READY)
+    )
 
 
 def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start) -> str:
@@ -86,8 +122,8 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
             continue
         timing = f"animation-delay:{begins + (x - LEFT) * speed:.2f}s;animation-duration:{max(width * speed, 0.01):.2f}s"
         place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT}"'
-        yield f'<rect class="grows" style="{timing}" {place} fill="{colour_of(stage)}"/>'
-        label = STAGE_NAMES.get(Stage(stage), stage)
+        yield f'<rect class="grows" style="{timing}" {place} fill="{COLOURS[stage]}"/>'
+        label = STAGE_NAMES[stage]
         if len(label) * 6.5 + 8 < width:
             shown = begins + (x - LEFT + width / 2) * speed
             # on a light colour in both schemes

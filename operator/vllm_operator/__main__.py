@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from vllm_operator import __version__
-from vllm_operator.cli.errors import INPUT_ERROR_STATUS, InputError
+from vllm_operator.cli.inputs import INPUT_ERROR_STATUS, InputError
 
 
 class Command(Protocol):
@@ -32,10 +32,8 @@ COMMANDS = {
     "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
     "status": ("vllm_operator.cli.status", "show a VLLMDeployment on one screen: state, GPU, start, caches, crash, events"),
     "top": ("vllm_operator.cli.top", "show all VLLMDeployments, with the progress of their starts"),
-    "timeline": ("vllm_operator.cli.timeline", "show the last cold and warm start of a VLLMDeployment, stage by stage"),
     "gpus": ("vllm_operator.cli.gpus", "list the GPUs and MIG slices of the cluster: how many are free, and who uses the others"),
     "caches": ("vllm_operator.cli.caches", "list the caches: where they are, what they save, what was fetched and published"),
-    "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "import": ("vllm_operator.cli.importing", "write how another tool deploys vLLM as a VLLMDeployment"),
     "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
@@ -47,7 +45,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("status", "top", "timeline", "gpus", "plan", "prime", "caches", "history")},
+    **{name: COMMANDS[name] for name in ("status", "top", "gpus", "plan", "prime", "caches")},
     **{name: COMMANDS[name] for name in ("import", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""

@@ -6,7 +6,7 @@ from typing import Any
 from support.cluster import Manifest
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan

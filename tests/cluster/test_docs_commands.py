@@ -34,9 +34,6 @@ DIFFERENCE = "vllm-operator plan", "--diff"
 OF_A_CRASH = "vllm-operator diagnose --exit-code"
 """Ends with 3 where the log contains a crash, as that of `with_a_crashed_pod` does."""
 
-OF_NO_START = "kubectl vllm timeline"
-"""Ends with 1 where no start was measured: the simulated Pods of `with_models` have no log."""
-
 
 def documented_statuses(text: str) -> set[int]:
     """The exit statuses that a command may end with, as its page says."""
@@ -44,8 +41,6 @@ def documented_statuses(text: str) -> set[int]:
         return {1}
     if OF_A_CRASH in text:
         return {3}
-    if OF_NO_START in text:
-        return {1}
     return {0, 1} if all(part in text for part in DIFFERENCE) else {0}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.backends import decide, notes_of
-from vllm_operator.cli.tables import wrap
+from vllm_operator.cli.terminal import wrap
 
 LLAMA, GPT_OSS = "hf://meta-llama/Llama-3.1-8B-Instruct", "hf://openai/gpt-oss-120b"
 DEEPSEEK, SPARSE = "hf://deepseek-ai/DeepSeek-R1", "hf://deepseek-ai/DeepSeek-V3.2"

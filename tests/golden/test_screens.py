@@ -15,19 +15,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from demo.cluster import NODES, gpu_nodes
-from demo.picture import draw_picture
+from demo.picture import Start, draw_picture, start_of_log
 from support.gpus import bare_node, device, real_node, resource_slice
+from support.pasted import read_pasted
 from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cli.gpus_page import gpus_page
-from vllm_operator.cli.paste.log import PastedLogs
-from vllm_operator.cli.screen import Line, plain
-from vllm_operator.cli.status_page import status_page
-from vllm_operator.cli.terminal import as_rich_text
-from vllm_operator.cli.timeline_page import Start, start_of_log
-from vllm_operator.cli.top_page import top_page
+from vllm_operator.cli.gpus import gpus_page
+from vllm_operator.cli.status import status_page
+from vllm_operator.cli.terminal import Line, as_rich_text, plain
+from vllm_operator.cli.top import top_page
 from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.startup.parser import StartupParser
 
 Golden = Callable[[Path, str], None]
 
@@ -108,11 +104,7 @@ def test_the_picture_in_the_readme_has_the_four_situations_of_the_demo(golden: G
 
 
 def start_of_file(path: Path) -> Start:
-    logs = PastedLogs(lambda: StartupParser(load_startup()))
-    logs.feed(path.read_bytes())
-    start = start_of_log(path.stem, logs.end()[0][1].final_state)
-    assert start is not None
-    return start
+    return start_of_log(read_pasted(path.read_bytes()).final_state)
 
 
 def nodes_of_the_demo() -> list[dict[str, Any]]:

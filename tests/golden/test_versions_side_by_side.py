@@ -15,7 +15,7 @@ from support.gpus import inventory_of, real_node
 from support.plans import known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.tables import table, wrap
+from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.planner import plan
 
 VERSIONS = ("0.16.0", "0.20.1", "0.24.0", "0.33.0")

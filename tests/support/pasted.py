@@ -1,19 +1,17 @@
 """Logs read by the parser alone, as the operator does, or after what undoes pasting, as `vllm-operator diagnose` does."""
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cli.paste.log import PastedLog
+from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.startup.parser import StartupParser
 
 KNOWLEDGE = load_startup()
 
 
 def read_pasted(*chunks: bytes | str) -> StartupParser:
-    """A text as the command line reads it."""
-    log = PastedLog(StartupParser(KNOWLEDGE))
-    for chunk in chunks:
-        log.feed(chunk)
-    log.end()
-    return log.parser
+    """The log of the only container in a text, as the command line reads it."""
+    text = b"".join(chunk.encode("utf-8", "replace") if isinstance(chunk, str) else chunk for chunk in chunks)
+    ((_, parser),) = read_logs(text, lambda: StartupParser(KNOWLEDGE))
+    return parser
 
 
 def read_delivered(*chunks: bytes | str) -> StartupParser:

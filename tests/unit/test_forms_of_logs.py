@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from support.pasted import read_delivered, read_pasted
-from vllm_operator.cli.paste.layout import rejoined
 from vllm_operator.startup.parser import StartupParser
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -35,30 +34,6 @@ def within(key: str, **others: object) -> Callable[[str], str]:
     return each_line(lambda _, line: json.dumps({**others, key: line}))
 
 
-def document(
-    entry: Callable[[int, str], object], around: Callable[[list[object]], object] = lambda entries: entries
-) -> Callable[[str], str]:
-    """One JSON document of a log: `around` is put around its entries."""
-    return lambda log: json.dumps(around([entry(number, line) for number, line in enumerate(log.split("\n"))]), indent=2)
-
-
-def nanoseconds(number: int) -> str:
-    return str(1795251124000000000 + number)
-
-
-def newest_above(prefix: str, heading: str) -> Callable[[str], str]:
-    """With a time before each line, the last line of the log on top."""
-    return lambda log: heading + "\n".join(before(prefix)(log).splitlines()[::-1]) + "\n"
-
-
-def newest_first(entries: list[object]) -> list[object]:
-    return entries[::-1]
-
-
-def cut_at(width: int) -> Callable[[str], str]:
-    return each_line(lambda _, line: "\n".join(line[at : at + width] for at in range(0, max(len(line), 1), width)))
-
-
 FORMS: dict[str, Callable[[str], str]] = {
     "kubectl --prefix": before("[pod/llama-6bf9d-abcde/vllm] "),
     "kubectl --timestamps": before("2026-11-21T09:{minute:02d}:{second:02d}.123456789Z "),
@@ -73,42 +48,6 @@ FORMS: dict[str, Callable[[str], str]] = {
     "Google's JSON": within("textPayload", severity="ERROR"),
     "Datadog's JSON": each_line(lambda _, line: json.dumps({"content": {"message": line}})),
     "Fluent Bit's JSON": within("log", date=1795251124.5),
-    "what Loki answers": document(
-        lambda number, line: [nanoseconds(number), line],
-        lambda entries: {
-            "status": "success",
-            "data": {"resultType": "streams", "result": [{"stream": {"pod": "llama-0"}, "values": newest_first(entries)}], "stats": {}},
-        },
-    ),
-    "what Loki answers of two streams": document(
-        lambda number, line: [nanoseconds(number), line],
-        lambda entries: {"data": {"result": [{"stream": {}, "values": newest_first(entries[part::2])} for part in (0, 1)]}},
-    ),
-    "what Grafana exports": document(lambda number, line: {"line": line, "timestamp": nanoseconds(number), "fields": {}}, newest_first),
-    "what Grafana downloads": newest_above(
-        "17952511{minute:02d}{second:02d}000\t2026-11-21T09:{minute:02d}:{second:02d}.000Z\t", "Common labels: {}\nLine limit: 5000\n\n"
-    ),
-    "what Kibana downloads": lambda log: newest_above('"2026-11-21T09:{minute:02d}:{second:02d}.123Z",', '"@timestamp",message\n')(
-        each_line(lambda _, line: '"' + line.replace('"', '""') + '"')(log)
-    ),
-    "what Elasticsearch answers": document(
-        lambda number, line: {
-            "_id": f"{number}",
-            "_source": {"message": line, "@timestamp": 1795251124000 + number, "log": {"offset": 1}},
-            "sort": [number],
-        },
-        lambda entries: {"took": 3, "_shards": {"total": 1}, "hits": {"total": {"value": 3}, "hits": newest_first(entries)}},
-    ),
-    "what CloudWatch answers": document(
-        lambda number, line: {"timestamp": 1795251124000 + number, "message": line},
-        lambda entries: {"events": entries, "searchedLogStreams": [{"logStreamName": "vllm", "searchedCompletely": True}]},
-    ),
-    "what Datadog answers": document(
-        lambda number, line: {"id": "A", "type": "log", "attributes": {"message": line, "timestamp": f"2026-11-21T09:06:{number:06d}"}},
-        lambda entries: {"data": newest_first(entries), "meta": {"status": "done"}},
-    ),
-    "a list of strings": document(lambda _, line: line),
-    "what Splunk exports": document(lambda _, line: {"_raw": line}, lambda entries: {"preview": False, "results": entries}),
     "journald's JSON": within("MESSAGE", _PID="77", __REALTIME_TIMESTAMP="1795251124000000"),
     "journald": before("Nov 21 09:{minute:02d}:{second:02d} gpu01 vllm[1234]: "),
     "journald, ISO times": before("2026-11-21T09:{minute:02d}:{second:02d}+0100 gpu01 vllm[1234]: "),
@@ -144,8 +83,6 @@ FORMS: dict[str, Callable[[str], str]] = {
     "typographic quotes": lambda log: re.sub(r"'([^'\n]*)'", "\u2018\\1\u2019", log),
     "a fence": lambda log: f"What is wrong here?\n\n```bash\n{log}```\n\nThanks!\n",
     "empty lines between": lambda log: log.replace("\n", "\n\n"),
-    "a terminal of 80 columns": cut_at(80),
-    "a terminal of 120 columns": cut_at(120),
     "blanks at the ends of lines": each_line(lambda _, line: f"{line}   "),
     "no process names": each_line(lambda _, line: PROCESS.sub("", line)),
     "three restarts": lambda log: log * 3,
@@ -197,30 +134,10 @@ def test_a_time_leaves_the_indentation_of_what_follows(form: str) -> None:
 
 def test_what_powershell_redirects_is_read() -> None:
     log, said = recorded()["cli-len-negative"]
-    encoded = log.replace("\n", "\r\n").encode("utf-16")
-    parser = read_pasted(*(encoded[at : at + 999] for at in range(0, len(encoded), 999)))
-    crash = parser.final_state.crash
-    assert (crash.signature if crash else None, parser.final_state.stage.value) == said
+    crash = (state := read_pasted(log.replace("\n", "\r\n").encode("utf-16")).final_state).crash
+    assert (crash.signature if crash else None, state.stage.value) == said
     assert crash is not None
     assert crash.line.startswith("max_model_len - Input should be greater than")
-
-
-BARS = "".join(f"Capturing CUDA graphs (PIECEWISE): {done:3d}%|####      | {done:3d}/99 [00:05<00:05, 9.8it/s]\n" for done in range(10, 40))
-REPEATED = "(EngineCore pid=7) WARNING 11-21 09:33:11 [some.py:1] A warning that comes again and again for each layer\n"
-
-
-@pytest.mark.parametrize("text", [BARS, REPEATED * 9 + "short\n", REPEATED * 3 + BARS])
-def test_lines_of_one_length_are_no_cut_lines(text: str) -> None:
-    assert rejoined(text.split("\n")) == text.split("\n")
-
-
-@pytest.mark.parametrize("size", [1, 100, 4096])
-def test_a_prefix_is_learned_however_the_log_is_cut(size: int) -> None:
-    log, said = recorded()["vllm-root-nowhere"]
-    text = FORMS["stern"](log)
-    parser = read_pasted(*(text[at : at + size] for at in range(0, len(text), size)))
-    crash = parser.final_state.crash
-    assert (crash.signature if crash else None, parser.final_state.stage.value) == said
 
 
 def test_replicas_with_prefixes_of_their_own_are_read_together() -> None:

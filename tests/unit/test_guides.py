@@ -27,7 +27,6 @@ LONGEST = 400
         "startup",
         "startup.crash",
         "startup.lines",
-        "cli.paste",
     ],
 )
 def test_the_docstring_of_a_package_names_its_modules(package_name: str) -> None:

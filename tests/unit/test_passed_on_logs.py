@@ -1,7 +1,6 @@
 """Logs that reached whoever reads them through a program that puts something of its own before each line."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -101,8 +100,7 @@ def test_what_stands_before_a_traceback_only_once_is_no_prefix() -> None:
     assert state.crash.line_number == 1
 
 
-MARGINS = ["    {}", "\t{}", "| {}", "> > {}", "# {}", "+ {}", "│ {}        │"]
-HEADS = ["{number}:", "{number:6}    ", "{number:7} ", "({number}) vllm> "]
+MARGINS = ["    {}", "\t{}", "| {}", "> > {}", "# {}", "+ {}"]
 SAYS_ONE_THING = """\
 What the last start said:
 
@@ -114,22 +112,6 @@ and so the server went home.
 @pytest.mark.parametrize("margin", MARGINS)
 def test_a_text_that_was_moved_or_framed_says_the_same(margin: str) -> None:
     state = read("".join(f"{margin.format(line)}\n" for line in SAYS_ONE_THING.splitlines()))
-
-    assert state.crash is not None
-    assert state.crash.line == "RuntimeError: the fabric sulks"
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_text_with_numbers_of_lines_says_the_same(head: str) -> None:
-    text = SAYS_ONE_THING + "It has not been seen since.\nWho finds it may keep it.\n"
-    state = read("".join(f"{head.format(number=number)}{line}\n" for number, line in enumerate(text.splitlines(), 1) if line))
-
-    assert state.crash is not None
-    assert state.crash.line == "RuntimeError: the fabric sulks"
-
-
-def test_a_log_in_a_block_of_yaml_is_read() -> None:
-    state = read("log: |\n" + passed_on(SAYS_ONE_THING, "    "))
 
     assert state.crash is not None
     assert state.crash.line == "RuntimeError: the fabric sulks"
@@ -147,25 +129,6 @@ def test_frames_alone_stay_where_they_are() -> None:
 def test_a_whole_log_in_one_string_of_json_is_read() -> None:
     lines = SAYS_ONE_THING + "And much more. " * 1000
     state = read(json.dumps({"id": "job-1", "output": lines}) + "\n")
-
-    assert state.crash is not None
-    assert state.crash.line == "RuntimeError: the fabric sulks"
-
-
-DOCUMENTS: dict[str, Callable[[list[str]], object]] = {
-    "a list of lines": lambda lines: lines,
-    "gcloud logging read --format json": lambda lines: [
-        {"insertId": str(number), "textPayload": line} for number, line in enumerate(lines)
-    ],
-    "aws logs get-log-events": lambda lines: {"events": [{"timestamp": 1, "message": line} for line in lines], "nextToken": "f/1"},
-    "an answer of a service": lambda lines: {"status": "FAILED", "error": "\n".join(lines)},
-}
-
-
-@pytest.mark.parametrize("form", DOCUMENTS)
-@pytest.mark.parametrize("indentation", [None, 2])
-def test_a_document_of_json_is_read(form: str, indentation: int | None) -> None:
-    state = read(json.dumps(DOCUMENTS[form](ENDS_AT_ONCE.splitlines()), indent=indentation))
 
     assert state.crash is not None
     assert state.crash.line == "RuntimeError: the fabric sulks"

@@ -1,4 +1,4 @@
-"""Presets on the command line: `plan` merges them from files, and `plan`, `plan --diff` and `history` say what comes from one."""
+"""Presets on the command line: `plan` merges them from files, and `plan`, `plan --diff` and `plan --revision` say what comes from one."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_an_invalid_preset_is_refused_as_the_api_server_does(files: Any, capsys:
     assert 'unknown field "spec.replicas"' in page
 
 
-async def test_differences_and_history_name_the_preset(bench: Bench, files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_differences_and_revisions_name_the_preset(bench: Bench, files: Any, capsys: pytest.CaptureFixture[str]) -> None:
     bench.cluster.put(preset())
     bench.cluster.put(OBJECT)
     await bench.settle()
@@ -93,7 +93,7 @@ async def test_differences_and_history_name_the_preset(bench: Bench, files: Any,
     bench.reconciler._presets = Presets(bench.cluster)
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await bench.settle()
-    assert kubectl_plugin(["history", "llama", "-f", files("stored.yaml", *stored())]) == 0
+    assert kubectl_plugin(["plan", "llama", "--revision", "-f", files("stored.yaml", *stored())]) == 0
     page = " ".join(capsys.readouterr().out.split())
-    assert "From VLLMPreset gpu-defaults: engine.args.seed." in page
-    assert "preset: VLLMPreset gpu-defaults -> VLLMPreset gpu-defaults, changed in engine.args" in page
+    assert "From VLLMPreset gpu-defaults: engine.args" in page
+    assert "before: VLLMPreset gpu-defaults after: VLLMPreset gpu-defaults, changed in engine.args" in page

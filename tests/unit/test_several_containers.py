@@ -3,8 +3,8 @@
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cli.diagnosis_page import page_of_several
-from vllm_operator.cli.paste.log import PastedLogs
+from vllm_operator.cli.diagnose import page_of_several
+from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.startup.parser import StartupParser
 
 KNOWLEDGE = load_startup()
@@ -16,12 +16,8 @@ FAILS = "[pod/b/vllm] (EngineCore_DP0 pid=7) ERROR 11-21 09:21:40 [core.py:700] 
 PROXY = "[pod/b/proxy] Traceback (most recent call last):\n[pod/b/proxy] ValueError: no upstream\n"
 
 
-def read(text: str | bytes, size: int = 1 << 20) -> list[tuple[str, StartupParser]]:
-    data = text.encode() if isinstance(text, str) else text
-    sources = PastedLogs(lambda: StartupParser(KNOWLEDGE))
-    for start in range(0, len(data), size):
-        sources.feed(data[start : start + size])
-    return sources.end()
+def read(text: str | bytes) -> list[tuple[str, StartupParser]]:
+    return read_logs(text.encode() if isinstance(text, str) else text, lambda: StartupParser(KNOWLEDGE))
 
 
 def signatures(logs: list[tuple[str, StartupParser]]) -> dict[str, str | None]:
@@ -29,9 +25,8 @@ def signatures(logs: list[tuple[str, StartupParser]]) -> dict[str, str | None]:
     return {name: state.crash.signature if state.crash is not None else None for name, state in states.items()}
 
 
-@pytest.mark.parametrize("size", [1 << 20, 50])
-def test_the_health_of_one_container_hides_no_crash_of_another(size: int) -> None:
-    assert list(signatures(read(SERVES + HEALTHY + BEGINS + HEALTHY + FAILS + HEALTHY, size)).items()) == [
+def test_the_health_of_one_container_hides_no_crash_of_another() -> None:
+    assert list(signatures(read(SERVES + HEALTHY + BEGINS + HEALTHY + FAILS + HEALTHY)).items()) == [
         ("pod/b/vllm", "NoKvCacheMemory"),
         ("pod/a/vllm", None),
     ]
@@ -63,4 +58,4 @@ def test_many_containers_and_endless_lines_are_bounded() -> None:
     many = "".join(f"[pod/{number}/vllm] x\n" for number in range(100))
 
     assert len(read(many)) == 64
-    assert [name for name, _ in read(b"[pod/a/vllm] \xff" + b"x" * (3 << 20), 1 << 20)] == ["pod/a/vllm"]
+    assert [name for name, _ in read(b"[pod/a/vllm] \xff" + b"x" * (3 << 20))] == ["pod/a/vllm"]

@@ -13,9 +13,8 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.cli import terminal, top
-from vllm_operator.cli.screen import RED, Line, Span, age, bar, grid, line, plain
-from vllm_operator.cli.status import read_object, screens
-from vllm_operator.cli.status_page import newest, stage_bar
+from vllm_operator.cli.status import newest, read_object, screens, stage_bar
+from vllm_operator.cli.terminal import RED, Line, Span, age, bar, grid, line, plain
 from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import KnownShapes
-from vllm_operator.cli.checkpoints import read_model_files
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.documents import read_model_files
+from vllm_operator.cli.inputs import InputError
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.weights import weigh

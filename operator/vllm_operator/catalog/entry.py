@@ -4,7 +4,6 @@ The same model reads an entry of a file in `data/` and an entry in a ConfigMap o
 an `EntryError` with one sentence of bounded length.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -17,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, Typ
 from pydantic.alias_generators import to_camel
 
 from vllm_operator.catalog.resources import EntryError, camel_case, read_data
+from vllm_operator.text.wording import similar
 
 SHOWN = 60
 """Characters of a value or name that a message quotes."""
@@ -24,8 +24,6 @@ PATTERN_LIMIT = 200
 """Maximum characters of an `Expression`."""
 SPECIFIERS_LIMIT = 200
 """Maximum characters of a range of versions."""
-LIKENESS = 0.6
-"""Minimum similarity of a suggested name, from 0 to 1 (equal)."""
 
 Compile = Callable[[str], re.Pattern[str]]
 """Compiles a regular expression; raises ValueError or `re.error`."""
@@ -283,6 +281,5 @@ def describe(value: Any) -> str:
 
 def suggest(name: Any, known: Collection[str]) -> str:
     """Return the end of a sentence about an unknown name: a similar name, or else all names."""
-    spelled = {each.lower(): each for each in sorted(known)}
-    near = difflib.get_close_matches(str(name)[:SHOWN].lower(), spelled, 1, LIKENESS)
-    return f" (did you mean {spelled[near[0]]}?)" if near else f"; use one of {', '.join(sorted(known))}"
+    near = similar(str(name), known)
+    return f" (did you mean {near[0]}?)" if near else f"; use one of {', '.join(sorted(known))}"

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_operator.api.labels import KIND
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import read_objects
-from vllm_operator.cli.tables import table
+from vllm_operator.cli.terminal import table
 from vllm_operator.pods import reading
 from vllm_operator.text import wording
 

@@ -1,69 +1,87 @@
-"""`vllm-operator diagnose LOGFILE|-`: the stage of a start, why it crashed, what to do. Needs no cluster.
-
-`--timeline` shows the stages of the start instead, of several logs side by side.
-"""
+"""`vllm-operator diagnose LOGFILE|-`: the stage of a start, why it crashed, what to do. Needs no cluster."""
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import PurePath
-from typing import BinaryIO
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.cli.diagnosis_page import as_json, page, page_of_several
-from vllm_operator.cli.paste.log import PastedLogs
-from vllm_operator.cli.timeline_page import print_starts, start_of_log
-from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
+from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.cli.inputs import InputError, name_of_file, read_input
+from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 
 CRASHED = 3
 """Exit status for a crash. 2 is for input that cannot be read, 1 for an error in the command itself."""
-EXIT_CODE_HELP = f"exit with {CRASHED} if the log contains a crash. Without this flag, the exit status is 0 if the log could be read"
-_CHUNK = 1 << 20
+_WIDTH = 100
+STAGE_NAMES = {
+    Stage.PROCESS_START: "process start",
+    Stage.CONFIGURATION: "configuration",
+    Stage.DISTRIBUTED_INIT: "engine start",
+    Stage.WEIGHT_DOWNLOAD: "weight download",
+    Stage.WEIGHT_LOAD: "weight load",
+    Stage.TORCH_COMPILE: "torch.compile",
+    Stage.MEMORY_PROFILING: "memory profiling",
+    Stage.KERNEL_WARMUP: "kernel warm-up",
+    Stage.AUTOTUNE: "autotune",
+    Stage.FLASHINFER_WARMUP: "FlashInfer warm-up",
+    Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
+    Stage.SERVER_START: "server start",
+    Stage.READY: "ready",
+}
+
+_WHOLE = (
+    "Read the complete log of this start (after a restart, that of the previous container)."
+    " Line {line} says that a process failed. The error is below it, at the end of the traceback."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument("log", metavar="LOGFILE", help="log of a vLLM start, from kubectl logs or any other source (- is standard input)")
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of all commands that diagnose."""
+    add_signatures_option(parser)
+    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
     parser.add_argument(
-        "logs", metavar="LOGFILE", nargs="+", help="log of a vLLM start, from kubectl logs or any other source (- is standard input)"
+        "--exit-code",
+        action="store_true",
+        help=f"exit with {CRASHED} if the log contains a crash. Without this flag, the exit status is 0 if the log could be read",
     )
-    parser.add_argument("--timeline", action="store_true", help="show how long each stage took, of several logs side by side")
-    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
-    parser.add_argument("-o", "--output", choices=("json", "svg"), help="print JSON, or with --timeline a picture (svg)")
-    parser.add_argument("--exit-code", action="store_true", help=EXIT_CODE_HELP)
+
+
+def add_signatures_option(parser: argparse.ArgumentParser) -> None:
+    """Declare the option with the user's own signatures."""
+    parser.add_argument(
+        "--signatures",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="YAML file with your own crash signatures, in the form of the built-in ones; can be repeated",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the diagnosis of a log. Return 0, 2 if it cannot be read, or 3 with `--exit-code` if it contains a crash."""
-    try:
-        knowledge = known_crashes(arguments.signatures)
-    except UserSignaturesError as error:
-        print(f"vllm-operator diagnose: {error}", file=sys.stderr)
-        return 2
-    if not arguments.timeline and (len(arguments.logs) > 1 or arguments.output == "svg"):
-        print("vllm-operator diagnose: several logs and pictures need --timeline", file=sys.stderr)
-        return 2
-    try:
-        read = {path: _diagnosed(path, knowledge) for path in arguments.logs}
-    except _UnreadableError as error:
-        print(f"vllm-operator diagnose: {error}", file=sys.stderr)
-        return 2
-    if arguments.timeline:
-        return _show_timeline(read, arguments.output)
-    found = read[arguments.logs[0]]
+    """Print the diagnosis of a log. Return 0, or 3 with `--exit-code` if it contains a crash."""
+    knowledge = known_crashes(arguments.signatures)
+    data = read_input(arguments.log)
+    if not data:
+        raise InputError(f"{name_of_file(arguments.log)} is empty")
+    found = read_logs(data, lambda: StartupParser(knowledge))
     name, parser = found[0]
-    try:
-        if arguments.output == "json":
-            print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {})))
-        elif len(found) > 1:
-            print(page_of_several(found, colours=sys.stdout.isatty()))
-        else:
-            print(page(parser, parser.final_state, colours=sys.stdout.isatty()))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader closed the pipe; Python would report an error at exit
+    if arguments.output == "json":
+        print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {})))
+    elif len(found) > 1:
+        print(page_of_several(found, colours=sys.stdout.isatty()))
+    else:
+        print(page(parser, parser.final_state, colours=sys.stdout.isatty()))
     return exit_code(parser.final_state) if arguments.exit_code else 0
 
 
@@ -72,43 +90,182 @@ def exit_code(state: StartupState) -> int:
     return CRASHED if state.crash is not None or state.cut_off_at is not None else 0
 
 
-class _UnreadableError(Exception):
-    """A log cannot be read, or is empty."""
+def known_crashes(files: Sequence[str]) -> StartupKnowledge:
+    """Load what is known about starts and crashes, with the signatures in these files.
 
+    The operator ignores an invalid signature. Here it is an error, because the user can correct it.
 
-def _diagnosed(path: str, knowledge: StartupKnowledge) -> list[tuple[str, StartupParser]]:
-    """Read the containers of a log, the one with the most severe problem first."""
-    logs = PastedLogs(lambda: StartupParser(knowledge))
+    Raises:
+        InputError: A file cannot be read, or a signature in it is invalid.
+    """
+    shipped = load_startup()
+    if not files:
+        return shipped
+    from vllm_operator.catalog.user_signatures import with_user_signatures  # slow to import
+
     try:
-        if path == "-":
-            size = _read(logs, sys.stdin.buffer)
-        else:
-            with open(path, "rb") as file:
-                size = _read(logs, file)
-    except OSError as error:
-        raise _UnreadableError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not size:
-        raise _UnreadableError(f"{'standard input' if path == '-' else path} is empty")
-    return logs.end()
+        texts = {file: Path(file).read_text("utf-8") for file in files}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"{getattr(error, 'filename', None) or 'a file'} cannot be read: {reason}") from error
+    known, read = with_user_signatures(shipped, texts)
+    if read.problems:
+        raise InputError("\n".join(problem.removesuffix(" The signature is ignored.") for problem in read.problems))
+    return known
 
 
-def _show_timeline(read: Mapping[str, list[tuple[str, StartupParser]]], form: str | None) -> int:
-    starts = []
-    for path, found in read.items():
-        title = "standard input" if path == "-" else PurePath(path).stem
-        start = start_of_log(title, found[0][1].final_state)
-        if start is None:
-            print(f"vllm-operator diagnose: {path} has no vLLM start with times", file=sys.stderr)
-            return 2
-        starts.append(start)
-    print_starts(starts, "Starts of vLLM" if len(starts) > 1 else f"Start of vLLM: {starts[0].title}", form)
-    return 0
+def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
+    """Return the page about one log: headline, stages, crash, notices."""
+    bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
+    parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
+    timeline = _timeline(state)
+    if timeline and state.has_start:
+        parts.append(f"{bold}Stages{plain}\n{timeline}")
+    if state.crash is not None:
+        parts += _crash(state.crash, bold, plain)
+    elif state.cut_off_at is not None:
+        parts.append(f"{bold}What to do{plain}\n" + _indented(_WHOLE.format(line=state.cut_off_at), "  "))
+    noticed = parser.notices_beside(state.crash)
+    if noticed:
+        parts.append(
+            f"{bold}Also in the log{plain}\n"
+            + "\n".join(_indented(f"{each.signature}: {each.cause} {each.remedy or ''}", "  ") for each in noticed)
+        )
+    return "\n\n".join(part for part in parts if part)
 
 
-def _read(logs: PastedLogs, file: BinaryIO) -> int:
-    size = 0
-    chunks: Iterable[bytes] = iter(lambda: file.read(_CHUNK), b"")
-    for chunk in chunks:
-        size += len(chunk)
-        logs.feed(chunk)
-    return size
+def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
+    """Return the page about the most severe of several logs, and a line about each of the others."""
+    (name, worst), *others = logs
+    rows = [f"  {each}: {_headline(parser.final_state, '', '')}" for each, parser in others]
+    return "\n\n".join((name, page(worst, worst.final_state, colours=colours), "\n".join(("Other containers", *rows))))
+
+
+def as_json(state: StartupState) -> dict[str, Any]:
+    """Return the diagnosis as JSON. Times are RFC 3339 in UTC. In a log without years, the year of its times is 2000."""
+    progress, crash, memory = state.progress, state.crash, state.memory
+    ends = [since for _, since in state.entered[1:]] + [state.last_line_at]
+    return {
+        "engineVersion": state.engine_version,
+        "stage": state.stage.value,
+        "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
+        "stages": [
+            {"stage": stage.value, "enteredAt": _timestamp(since), "seconds": None if stage is Stage.READY else _elapsed(since, until)}
+            for (stage, since), until in zip(state.entered, ends, strict=True)
+        ]
+        if state.has_start
+        else [],
+        "backends": [{"component": component, "backend": backend} for component, backend in state.observed_backends],
+        "cache": {"loaded": state.cache.hits, "built": state.cache.misses, "failedToLoad": state.cache.load_failures},
+        "memory": {
+            "weightsGiB": memory.weights_gib,
+            "kvCacheGiB": memory.kv_cache_gib,
+            "kvCacheTokens": memory.kv_cache_tokens,
+            "maxConcurrency": memory.concurrency,
+        },
+        "crash": None
+        if crash is None
+        else {
+            "signature": crash.signature,
+            "cause": crash.cause,
+            "remedy": crash.remedy,
+            "reference": crash.reference,
+            "line": crash.line,
+            "lineNumber": crash.line_number,
+        },
+        "cutOffAtLine": state.cut_off_at,
+    }
+
+
+def _timestamp(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _headline(state: StartupState, red: str, green: str) -> str:
+    name = STAGE_NAMES.get(state.stage, state.stage.value)
+    if state.crash is not None:
+        when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
+        return f"{red}Crashed{when}: {state.crash.signature}"
+    if state.stage is Stage.READY:
+        return f"{green}Started: the server is ready"
+    if state.cut_off_at is not None:
+        return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before the error"
+    if not state.has_start:
+        return "No crash and no vLLM start in this log"
+    progress = f", {_progress(state.progress)}" if state.progress is not None else ""
+    return f"Not ready and not crashed: the log ends during {name}{progress}"
+
+
+def _facts(state: StartupState) -> str:
+    version = f"vLLM {state.engine_version}, " if state.engine_version else ""
+    lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
+    if state.has_start:
+        return _indented(lines, "  ")
+    if state.crash is not None or state.cut_off_at is not None:
+        return _indented(f"{lines}. The log does not contain the start.", "  ")
+    return _indented(
+        f"{lines}. Is this the complete log of a vLLM server? With kubectl logs, do not use --tail, select the container of the engine with"
+        " -c, and add --previous after a restart.",
+        "  ",
+    )
+
+
+def _timeline(state: StartupState) -> str:
+    rows = []
+    entered = state.entered
+    for position, (stage, since) in enumerate(entered):
+        until = entered[position + 1][1] if position + 1 < len(entered) else state.last_line_at
+        last = position + 1 == len(entered)
+        note = f"  {_progress(state.progress)}" if last and state.progress is not None and stage is not Stage.READY else ""
+        took = "" if stage is Stage.READY else _duration(since, until)
+        rows.append(f"  {_clock(since):8}  {STAGE_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
+    cache = state.cache
+    if cache.hits or cache.misses or cache.load_failures:
+        failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""
+        rows.append(f"  compile cache: {cache.hits} loaded, {cache.misses} built{failures}")
+    if state.observed_backends:
+        rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends), "  "))
+    return "\n".join(rows)
+
+
+def _crash(crash: Crash, bold: str, plain: str) -> list[str]:
+    parts = [f"{bold}What happened{plain}\n" + _indented(crash.cause, "  ")]
+    if crash.remedy:
+        parts.append(f"{bold}What to do{plain}\n" + _indented(crash.remedy, "  "))
+    if crash.reference:
+        parts.append(f"{bold}Read more{plain}\n  {crash.reference}")
+    place = f" (line {crash.line_number})" if crash.line_number else ""
+    lines = (crash.excerpt or crash.line).splitlines()
+    parts.append(f"{bold}Log{plain}{place}\n" + "\n".join(f"  | {line}" for line in lines))
+    return parts
+
+
+def _progress(progress: Progress) -> str:
+    left = f", about {_seconds(progress.eta_seconds)} left" if progress.eta_seconds and progress.completed < progress.total else ""
+    return f"{progress.label} {progress.completed}/{progress.total}{left}"
+
+
+def _clock(time: datetime | None) -> str:
+    return time.strftime("%H:%M:%S") if time is not None else ""
+
+
+def _elapsed(since: datetime | None, until: datetime | None) -> int | None:
+    return None if since is None or until is None else max(0, round((until - since).total_seconds()))
+
+
+def _duration(since: datetime | None, until: datetime | None) -> str:
+    seconds = _elapsed(since, until)
+    return "" if seconds is None else _seconds(seconds)
+
+
+def _seconds(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _indented(text: str, prefix: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()), _WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_long_words=False, break_on_hyphens=False
+    )

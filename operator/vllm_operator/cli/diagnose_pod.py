@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.cli.diagnose import EXIT_CODE_HELP, exit_code
-from vllm_operator.cli.diagnosis_page import as_json, page
-from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
+from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
+from vllm_operator.cli.inputs import SIZE_LIMIT
+from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
-from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
-from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
@@ -25,8 +23,6 @@ from vllm_operator.startup.state import StartupState
 from vllm_operator.startup.termination import diagnose_termination
 
 _LINE_BYTES = 64 * 1024
-_MOST_BYTES = 256 * 1024 * 1024
-"""More than any start logs."""
 _RETRY_SECONDS = (0.5, 1.0, 2.0)
 """Delays between requests for the log of an ended run. A kubelet under load is later than the status of its Pod."""
 _PHASES_OF_LOG = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
@@ -48,18 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", help="namespace of the Pod (default: that of the current context)")
     parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
     parser.add_argument("-p", "--previous", action="store_true", help="read the log of the previous run")
-    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
-    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
-    parser.add_argument("--exit-code", action="store_true", help=EXIT_CODE_HELP)
+    add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the diagnosis of a Pod. Return 0, 2 if it cannot be read, or 3 with `--exit-code` if it crashed."""
-    try:
-        found = asyncio.run(_read(arguments))
-    except (ClusterError, MissingConnectionError, TimeoutError, UserSignaturesError) as error:
-        print(f"kubectl vllm diagnose: {error or 'the API server did not answer in time'}", file=sys.stderr)
-        return 2
+    """Print the diagnosis of a Pod. Return 0, or 3 with `--exit-code` if it crashed."""
+    found = asyncio.run(_read(arguments))
     if arguments.output == "json":
         print(json.dumps(as_json(found.state) | {"pod": found.note}))
     else:
@@ -69,14 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _read(arguments: argparse.Namespace) -> Diagnosis:
     knowledge = load_knowledge(known_crashes(arguments.signatures))
-    configuration = await load_configuration()
-    client = KubeClient(configuration, reload=load_configuration)
-    try:
-        name = arguments.pod.removeprefix("pod/")
-        namespace = arguments.namespace or await asyncio.to_thread(context_namespace, configuration_paths())
+    name, namespace = arguments.pod.removeprefix("pod/"), await namespace_or_current(arguments.namespace)
+    async with connected(f"Pod {name} in the namespace {namespace}") as client:
         return await diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous)
-    finally:
-        await client.close()
 
 
 async def diagnose_pod(
@@ -132,7 +117,7 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
             size += len(piece)
             for text, moment in lines.feed(piece):
                 parser.feed(text, moment)
-            if size > _MOST_BYTES:
+            if size > SIZE_LIMIT:
                 break
     lines.check()
     rest = lines.flush()

@@ -1,5 +1,6 @@
-"""Reading files: Kubernetes objects in YAML or JSON (several documents, lists, standard input), and the user's own rules."""
+"""Reading files: Kubernetes objects in YAML or JSON, the user's own rules, and what the folder of a checkpoint says about a model."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,16 +16,15 @@ from vllm_operator.catalog.instance_types import read_instance_types
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.catalog.prices import read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.inputs import InputError, name_of_file, read_input
+from vllm_operator.planning.model.facts import ModelFiles
+from vllm_operator.planning.model.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 
 RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
-STANDARD_INPUT = "-"
 DEPTH_LIMIT = 200
 """Nested lists and mappings. No Kubernetes object has as many, and unlimited recursion would end in a crash."""
 VALUES_LIMIT = 20_000_000
 """Values in a file after the expansion of aliases."""
-SIZE_LIMIT = 256 * 1024 * 1024
-"""Bytes. The nodes of a very large cluster fit, an endless file does not."""
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:
@@ -33,9 +33,9 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     Raises:
         InputError: The file cannot be read, is not YAML, or contains something other than objects.
     """
-    name = "standard input" if path == STANDARD_INPUT else path
+    name = name_of_file(path)
     try:
-        text = _read_text(path, name)
+        text = _read_text(path)
         _check(text)
         documents = list(yaml.load_all(text, Loader=YAML_LOADER))
     except yaml.MarkedYAMLError as error:
@@ -115,27 +115,25 @@ def _texts_in(path: str, what: str) -> dict[str, str]:
     return {name: text for each in maps for name, text in (each.get("data") or {}).items() if isinstance(text, str)}
 
 
+def print_as(content: Any, form: str) -> None:
+    """Print a value as `json` or `yaml`."""
+    if form == "json":
+        print(json.dumps(content, indent=2))
+    else:
+        print(yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True), end="")
+
+
 def name_of(manifest: Mapping[str, Any]) -> str:
     """Return the name of an object for a message."""
     metadata = manifest.get("metadata")
     return str(metadata.get("name", "(no name)")) if isinstance(metadata, Mapping) else "(no name)"
 
 
-def _read_text(path: str, name: str) -> str:
+def _read_text(path: str) -> str:
     try:
-        if path == STANDARD_INPUT:
-            data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(SIZE_LIMIT + 1)
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
-    if len(data) > SIZE_LIMIT:
-        raise InputError(f"{name} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB")
-    try:
-        return data.decode("utf-8-sig")
+        return read_input(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not a text file (byte {error.start} is not UTF-8)") from error
+        raise InputError(f"{name_of_file(path)} is not a text file (byte {error.start} is not UTF-8)") from error
 
 
 def _check(text: str) -> None:
@@ -196,3 +194,49 @@ def _rule_texts(path: str) -> Mapping[str, str]:
     if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
         raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
     return {path: yaml.safe_dump(objects, sort_keys=False)}
+
+
+FILES_LIMIT = 1024
+QUANTIZATION = "hf_quant_config.json"
+
+
+def read_model_files(path: str) -> ModelFiles:
+    """Read a config.json, or the folder of a checkpoint.
+
+    Raises:
+        InputError: There is no config.json, or it is not a JSON object.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return ModelFiles(_read_object(path))
+    config = _read_object(str(folder / "config.json"))
+    if "quantization_config" not in config and (folder / QUANTIZATION).is_file():
+        config = {**config, "quantization_config": _read_object(str(folder / QUANTIZATION))}
+    tensors = _read_tensors(folder)
+    return ModelFiles(config, tensors.total if tensors is not None else None, tensors=tensors)
+
+
+def _read_object(path: str) -> Mapping[str, Any]:
+    found = read_objects(path)
+    if len(found) != 1:
+        raise InputError(f"{path} is not the config.json of a model, which is one JSON object")
+    return found[0]
+
+
+def _read_tensors(folder: Path) -> TensorSizes | None:
+    """Sizes of the tensors in all files; None without such files, or if one of them has no header."""
+    paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))[:FILES_LIMIT]
+    found = list(_sizes_of(paths))
+    return combine(each for each in found if each is not None) if found and None not in found else None
+
+
+def _sizes_of(paths: list[Path]) -> Iterator[TensorSizes | None]:
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                length = header_length(file.read(LENGTH_BYTES))
+                data = file.read(length) if length is not None else b""
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+        header = read_header(data) if len(data) == length else None
+        yield None if header is None else add_up(header)

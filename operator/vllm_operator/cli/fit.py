@@ -14,24 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.shapes import KnownShapes, load_shapes
 from vllm_operator.catalog.versions import Release, Versions, parse_release
-from vllm_operator.cli.checkpoints import read_model_files
-from vllm_operator.cli.documents import STANDARD_INPUT
-from vllm_operator.cli.errors import InputError
-from vllm_operator.cli.fit_refusals import Refuse, find_refusals
-from vllm_operator.cli.tables import table, wrap
+from vllm_operator.cli.documents import read_model_files
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
+from vllm_operator.cli.terminal import table, wrap
+from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, choose_backends
+from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.memory.cases import Case, as_line, check_length, predict, predict_model, read_case
 from vllm_operator.planning.memory.devices import device_of, find_product, stated_mebibytes
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.named_formats import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
-from vllm_operator.planning.model.facts import ModelFiles
+from vllm_operator.planning.model.facts import ModelFiles, resolve_facts
 
 FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
 LINE_LIMIT = 4 * 1024 * 1024
@@ -42,6 +44,8 @@ FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
 LEAST_CONTEXT = 4096
 """A shorter context is not recommended."""
 SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
+Refuse = Callable[[str | None, ParallelShape], str]
+"""Returns why no engine starts on GPUs of an architecture in these sizes; empty if nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +287,33 @@ def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -
             for row in rows
         ],
     }
+
+
+def find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog: Catalog) -> Refuse:
+    """Return what the rules say about a model.
+
+    Args:
+        name: `organisation/name`. Of other names the rules say nothing.
+        version: The vLLM version. Of one that the catalog does not know the rules say nothing.
+        form: The format of the weights by name.
+        files: What was read from the model's files.
+        catalog: The catalog.
+    """
+    try:
+        spec = VLLMDeploymentSpec(model=ModelSpec(uri=f"hf://{name}"), engine=EngineSpec(version=version))
+    except ValueError:
+        return lambda architecture, parallel: ""
+    resolved = resolve_version(spec.engine, catalog.versions)
+    if not isinstance(resolved, ResolvedVersion):
+        return lambda architecture, parallel: ""
+    facts = resolve_facts(spec.model, catalog.models, files)
+    if form in set(Quantization):
+        facts = replace(facts, quantization=Quantization(form))
+
+    def refuse(architecture: str | None, parallel: ParallelShape) -> str:
+        expert = Toggle.ENABLED if parallel.expert else None
+        sized = spec.model_copy(update={"parallelism": ParallelismSpec(tensor=parallel.tensor, expert=expert)})
+        decision = choose_backends(resolved, describe_rule_input(sized, resolved, facts, architecture), catalog.rules, model=name)
+        return decision.refusal.message.removesuffix(ALLOW_ANYWAY).strip() if decision.refusal is not None else ""
+
+    return refuse

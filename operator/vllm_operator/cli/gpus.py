@@ -5,16 +5,19 @@ Exit status: 0, or 2 if the nodes cannot be read.
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.cli.gpus_page import gpus_page
+from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.live import connected, resource_slices
-from vllm_operator.cli.terminal import screen_width, show
+from vllm_operator.cli.terminal import BOLD, DIM, GREEN, RED, YELLOW, Line, Span, grid, labelled, line, screen_width, show
 from vllm_operator.cluster.client import NODE, POD, Forbidden
 from vllm_operator.cluster.inventory import has_gpu_sign
 from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.inventory.pools import Inventory, Pool
+from vllm_operator.planning.inventory.usage import deployment_of, has_ended, requested_devices
+from vllm_operator.pods.reading import text
+from vllm_operator.text.wording import clean
 
 READ_STATUS = 0
 
@@ -39,3 +42,107 @@ async def _read() -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, An
         except Forbidden:
             pods = None
         return nodes, await resource_slices(client), pods
+
+
+HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")
+_NAMES_SHOWN = 4
+_NO_PODS = "Your account may not list the Pods of all namespaces, so it is unknown which devices are free."
+_CLAIMS = "Devices for ResourceClaims: it is not known which of them are free."
+_NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
+
+Holders = Mapping[tuple[str, str], Mapping[str, int]]
+"""Devices by node and extended resource, and then by who uses them."""
+
+
+def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gpus: GPUs, *, width: int) -> list[Line]:
+    """Return the page.
+
+    Args:
+        inventory: The GPUs of the cluster.
+        pods: All Pods; None if they cannot be listed.
+        gpus: The GPUs of the catalog.
+        width: Characters of a line below the table.
+    """
+    if not inventory.pools:
+        return labelled("", _NONE, label_width=0, width=width)
+    all_pods = None if pods is None else [pod for pod in pods if not has_ended(pod)]
+    holders = None if all_pods is None else holders_of(all_pods)
+    entries = sorted(((node, pool) for pool in inventory.pools for node in pool.nodes), key=lambda each: (each[0], each[1].resource))
+    lines = grid(HEADER, [_row(node, pool, holders, gpus) for node, pool in entries])
+    lines += [(), *_totals(entries, holders, gpus)]
+    notes = [_NO_PODS] if holders is None else []
+    notes += [_CLAIMS] if any(pool.claims for pool in inventory.pools) else []
+    notes += [f"Unavailable: {_shortened(pool.nodes)} ({' and '.join(pool.problems)})." for pool in inventory.pools if pool.problems]
+    waiting = [_waiting(pod) for pod in all_pods or () if not text(pod, "spec", "nodeName") and requested_devices(pod)]
+    for note in (*notes, *waiting, *inventory.notes):
+        lines += labelled("", note, style=YELLOW, label_width=0, width=width)
+    return lines
+
+
+def holders_of(pods: Iterable[Mapping[str, Any]]) -> Holders:
+    """Add up who uses the devices of each node: a VLLMDeployment by its name, anybody else by the name of the Pod."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for pod in pods:
+        node = text(pod, "spec", "nodeName")
+        for resource, amount in (requested_devices(pod) if node else {}).items():
+            users = found.setdefault((node, resource), {})
+            users[_user(pod)] = users.get(_user(pod), 0) + amount
+    return found
+
+
+def _user(pod: Mapping[str, Any]) -> str:
+    deployment = deployment_of(pod)
+    if deployment is not None:
+        return clean("/".join(deployment))
+    return clean(f"Pod {text(pod, 'metadata', 'namespace')}/{text(pod, 'metadata', 'name')}")
+
+
+def _row(node: str, pool: Pool, holders: Holders | None, gpus: GPUs) -> Sequence[Span]:
+    users = {} if holders is None or pool.claims else holders.get((node, pool.resource), {})
+    used = sum(users.values())
+    is_known = holders is not None and not pool.claims
+    free = max(0, pool.count - used)
+    return (
+        Span(node, RED if pool.problems else ""),
+        Span(_title(pool, gpus)),
+        Span(pool.mig_profile or ""),
+        Span(f"{pool.memory_mebibytes / 1024:.0f} GiB" if pool.memory_mebibytes else ""),
+        Span(str(pool.count)),
+        Span(str(used) if is_known else "?"),
+        Span(str(free) if is_known else "?", (GREEN if free else RED) if is_known else DIM),
+        Span(_by(users), DIM),
+    )
+
+
+def _title(pool: Pool, gpus: GPUs) -> str:
+    return gpus.title(pool.product, pool.architecture) + (", shared between Pods" if pool.shared else "")
+
+
+def _by(users: Mapping[str, int]) -> str:
+    shown = [f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]
+    return _shortened(shown)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join([*names[:_NAMES_SHOWN], *([f"{more} more"] if more > 0 else ())])
+
+
+def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: GPUs) -> list[Line]:
+    """Free devices of each kind, in the whole cluster."""
+    sums: dict[str, tuple[int, int]] = {}
+    for node, pool in entries:
+        if pool.claims or pool.problems:
+            continue
+        kind = _title(pool, gpus) + (f", {pool.mig_profile}" if pool.mig_profile else "")
+        used = sum((holders or {}).get((node, pool.resource), {}).values())
+        free, total = sums.get(kind, (0, 0))
+        sums[kind] = free + max(0, pool.count - used), total + pool.count
+    if holders is None:
+        return [line(Span(kind, BOLD), f": {total}") for kind, (_, total) in sorted(sums.items())]
+    return [line(Span(kind, BOLD), f": {free} of {total} free") for kind, (free, total) in sorted(sums.items())]
+
+
+def _waiting(pod: Mapping[str, Any]) -> str:
+    asked = ", ".join(f"{amount} {resource}" for resource, amount in requested_devices(pod).items())
+    return f"Waiting for a node: {_user(pod)} ({asked})."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import KIND
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.inputs import InputError
 from vllm_operator.cluster.client import (
     CLUSTER_PRESET,
     CONFIG_MAP,

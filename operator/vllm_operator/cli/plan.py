@@ -8,13 +8,10 @@ the comparison failed.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from vllm_operator.api.conditions import ACCEPTED, PLANNED
 from vllm_operator.api.labels import KIND
@@ -22,28 +19,37 @@ from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
-from vllm_operator.cli.checkpoints import read_model_files
 from vllm_operator.cli.documents import (
     RULES_HELP,
-    STANDARD_INPUT,
     catalog_with,
     catalog_with_texts,
     name_of,
     parse_deployment,
+    print_as,
+    read_model_files,
     read_objects,
     texts_in,
 )
-from vllm_operator.cli.errors import InputError
-from vllm_operator.cli.history import in_force, read_history
-from vllm_operator.cli.plan_pages import differences_as_json, differences_of, plan_lines, write_difference_page, write_page
-from vllm_operator.cli.presets import merge_preset_of
-from vllm_operator.cli.revisions import with_pinned_plan
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
+from vllm_operator.cli.plan_pages import (
+    difference_lines,
+    differences_as_json,
+    differences_of,
+    plan_lines,
+    write_difference_page,
+    write_page,
+)
+from vllm_operator.cli.revisions import NEWEST, causes, find_revision, read_with_revisions, with_pinned_plan
+from vllm_operator.cli.terminal import wrap
+from vllm_operator.planning.differences import compare
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.outcome import ACCEPTED as VALID
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.planner import plan
+from vllm_operator.planning.presets import missing_preset, with_current_preset
+from vllm_operator.pods import reading
 from vllm_operator.rendering.manifests import render
 
 if TYPE_CHECKING:
@@ -89,7 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
     parser.add_argument("--diff", action="store_true", help="compare a new plan with the plan in force")
     parser.add_argument(
-        "--revision", type=int, metavar="N", help="show the plan of revision N (see `history`), from the cluster or from FILE"
+        "--revision",
+        type=int,
+        nargs="?",
+        const=NEWEST,
+        metavar="N",
+        help="show the plan of revision N (default: the newest) and what changed with it, from the cluster or from FILE",
     )
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the plan, its conditions and the manifests in this format")
 
@@ -133,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
-        _print_for_programs(
+        print_as(
             {"plan": _plan_as_status(outcome.plan), "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output
         )
     else:
@@ -148,27 +159,30 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     if len(arguments.filename or ()) > 1:
         raise InputError("--revision reads one file")
     path = arguments.filename[0] if arguments.filename else None
-    resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=path)
-    revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
-    if revision is None:
-        known = ", ".join(str(entry.number) for entry in revisions) or "none"
-        raise InputError(f"{arguments.name} has no revision {arguments.revision}; it has {known}")
-    if revision.plan is None:
-        raise InputError(revision.problem)
-    catalog = catalog_with(arguments.rules)
+    resource, revisions = read_with_revisions(arguments.name, namespace=arguments.namespace, path=path)
+    revision, before = find_revision(resource, revisions, arguments.revision)
+    assert revision.plan is not None  # find_revision refuses it
+    why = list(causes(before, revision.plan)) if before is not None else []
+    differences = compare(before, revision.plan) if before is not None else []
     if arguments.output:
-        _print_for_programs({"plan": revision.plan.to_json()}, arguments.output)
+        found = [{"subject": each.subject, "before": each.before, "after": each.after, "reason": each.after_reason} for each in differences]
+        print_as({"plan": revision.plan.to_json(), "causes": why, "differences": found}, arguments.output)
         return PLANNED_STATUS
-    state = "in force" if revision.name == in_force(resource) else "not in force"
+    pinned = resource.status.pinned_plan
+    state = "in force" if pinned is not None and pinned.revision == revision.name else "not in force"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {revision.number}, {state}"
-    print("\n".join([title, "", *plan_lines(revision.plan, catalog)]))
+    lines = [title, "", *plan_lines(revision.plan, catalog_with(arguments.rules))]
+    if before is not None:
+        lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
+        lines += difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
+    print("\n".join(lines))
     return PLANNED_STATUS
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, form: str | None) -> int:
     """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
     if form:
-        _print_for_programs(differences_as_json(pinned, fresh, today), form)
+        print_as(differences_as_json(pinned, fresh, today), form)
     else:
         write_difference_page(sys.stdout, resource, pinned, fresh, today)
     return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
@@ -223,13 +237,6 @@ def _of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any
     return [entry for entry in objects if entry.get("kind") == kind]
 
 
-def _print_for_programs(content: Mapping[str, Any], form: str) -> None:
-    if form == "json":
-        print(json.dumps(content, indent=2))
-    else:
-        print(yaml.safe_dump(dict(content), sort_keys=False, width=140, allow_unicode=True), end="")
-
-
 def _plan_as_status(made: Plan | None) -> dict[str, Any] | None:
     return made.to_json() if made else None
 
@@ -240,3 +247,19 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
     return [
         {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message} for name, verdict in verdicts
     ]
+
+
+def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment | Verdict:
+    """Merge the preset that an object names into its spec, as it is among these objects; or return why that is not possible."""
+    reference, namespace = resource.spec.preset, resource.metadata.namespace
+    if reference is None:
+        return resource
+    presets = {
+        reading.text(each, "metadata", "name"): reading.mapping(each, "spec")
+        for each in objects
+        if each.get("kind") == reference.kind
+        and (reference.kind is not PresetKind.VLLM_PRESET or (reading.text(each, "metadata", "namespace") or "default") == namespace)
+    }
+    if reference.name not in presets:
+        return missing_preset(reference, namespace, presets)
+    return with_current_preset(resource, reference, presets[reference.name])

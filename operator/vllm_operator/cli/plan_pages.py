@@ -8,7 +8,7 @@ from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
 from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.cli.tables import table, wrap
+from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.differences import Difference, compare, refusal_of
 from vllm_operator.planning.inventory.node_labels import SLICES
 from vllm_operator.planning.inventory.pools import Inventory
@@ -162,7 +162,8 @@ def write_difference_page(out: TextIO, resource: VLLMDeployment, pinned: Plan, f
     if fresh.plan is None:
         lines += ["", *wrap(refusal_of(fresh), ""), *wrap("The plan in force stays. Running Pods are not affected.", "")]
     else:
-        lines += _differences(differences_of(pinned, fresh))
+        differences = differences_of(pinned, fresh)
+        lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *difference_lines(differences)]
         lines += _new_notes(pinned, fresh.plan)
         lines += _advice(resource, pinned, fresh)
     out.write("\n".join(lines).rstrip() + "\n")
@@ -187,16 +188,15 @@ def differences_as_json(pinned: Plan, fresh: Outcome, today: str) -> dict[str, A
     }
 
 
-def _differences(differences: Sequence[Difference]) -> list[str]:
-    if not differences:
-        return ["", "A new plan would be the same."]
-    lines = ["", "A new plan would differ:"]
+def difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
+    """Return the differences between two plans. `before` and `after` name them."""
+    lines = []
     for difference in differences:
         lines += [
             "",
             f"  {difference.subject.removeprefix('The ')}",
-            *_side("in force", difference.before, difference.before_reason),
-            *_side("new", difference.after, difference.after_reason),
+            *_side(before, difference.before, difference.before_reason),
+            *_side(after, difference.after, difference.after_reason),
         ]
     return lines
 

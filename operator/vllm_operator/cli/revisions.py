@@ -1,17 +1,22 @@
 """The plans of a VLLMDeployment as the command line reads them: in ControllerRevisions, and in the Deployment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from vllm_operator.api.labels import KIND
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.documents import name_of, parse_deployment, read_objects
+from vllm_operator.cli.inputs import InputError
 from vllm_operator.pods import reading
 from vllm_operator.rendering.carried_plan import carried_name, read_carried
 from vllm_operator.rendering.revision import RevisionError, controls, is_revision_of, next_number, number_of, read_revision
+
+NEWEST = 0
+"""Stands for the number of the newest revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,59 @@ class Revision:
     recorded: str
     plan: Plan | None
     problem: str = ""
+
+
+def read_with_revisions(name: str, *, namespace: str, path: str | None) -> tuple[VLLMDeployment, list[Revision]]:
+    """Read a VLLMDeployment and its revisions from the cluster, or from a file.
+
+    Raises:
+        InputError: They are not there, or cannot be read.
+    """
+    if path is None:
+        from vllm_operator.cli import live  # imported only here, because the Kubernetes client is slow to import
+
+        manifest, objects = live.read_with_revisions(namespace, name)
+    else:
+        objects = read_objects(path)
+        found = [entry for entry in objects if entry.get("kind") == KIND and name_of(entry) == name]
+        if len(found) != 1:
+            raise InputError(f"{path} contains {'several objects' if found else 'no object'} of kind {KIND} with the name {name}")
+        manifest = found[0]
+    resource = parse_deployment(manifest)
+    return resource, read_revisions(resource, objects)
+
+
+def find_revision(resource: VLLMDeployment, revisions: Sequence[Revision], number: int) -> tuple[Revision, Plan | None]:
+    """Return a revision by its number or `NEWEST`, and the plan of the revision before it, if there is one.
+
+    Raises:
+        InputError: There is no such revision, or its content cannot be read.
+    """
+    before: Plan | None = None
+    for revision in revisions:
+        if revision.number == number or (number == NEWEST and revision is revisions[-1]):
+            if revision.plan is None:
+                raise InputError(revision.problem)
+            return revision, before
+        before = revision.plan
+    known = ", ".join(str(entry.number) for entry in revisions) or "none"
+    raise InputError(f"{resource.metadata.name} has no revision{f' {number}' if number != NEWEST else ''}; it has {known}")
+
+
+def causes(before: Plan, plan: Plan) -> Iterator[str]:
+    """Why a plan was made, as far as it and the one before tell."""
+    if plan.replan_token != before.replan_token:
+        yield "A new plan was requested."
+    if plan.spec_digest != before.spec_digest:
+        yield f"The spec changed (generation {before.observed_generation} to {plan.observed_generation})."
+    if plan.catalog_version != before.catalog_version:
+        yield f"Made with catalog {plan.catalog_version}, before {before.catalog_version}."
+    parts, parts_before = ({part.name: part.value for part in each.cache_key_parts} for each in (plan, before))
+    if parts.get("generation") != parts_before.get("generation"):
+        yield "The cache directory was damaged and replaced."
+    elif plan.cache_key != before.cache_key:
+        changed = ", ".join(sorted(name for name in parts.keys() | parts_before.keys() if parts.get(name) != parts_before.get(name)))
+        yield f"The cache directory changed because of: {changed or 'the digest of the image'}."
 
 
 def read_revisions(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> list[Revision]:

@@ -1,10 +1,8 @@
 """`vllm-operator signatures [NAME]`: the known crashes. Needs no cluster."""
 
 import argparse
-import difflib
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +10,9 @@ from typing import Any
 
 from vllm_operator.catalog.signatures import Change, Remedy, Signature, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
-from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
+from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
+from vllm_operator.cli.inputs import InputError
+from vllm_operator.text.wording import listed, similar
 
 _WIDTH = 100
 
@@ -20,31 +20,25 @@ _WIDTH = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
-    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
+    add_signatures_option(parser)
     parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print signatures. Return 0, or 2 if there is no signature with this name or a file of the user is invalid."""
-    try:
-        known = known_crashes(arguments.signatures)
-    except UserSignaturesError as error:
-        print(f"vllm-operator signatures: {error}", file=sys.stderr)
-        return 2
-    signatures = {signature.id: signature for signature in known.signatures}
+    """Print signatures."""
+    signatures = {signature.id: signature for signature in known_crashes(arguments.signatures).signatures}
     remedies = load_remedies()
-    if arguments.name is None:
-        chosen = list(signatures.values())
-    elif (found := {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())) is not None:
+    chosen = list(signatures.values())
+    if arguments.name is not None:
+        found = {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())
+        if found is None:
+            near = similar(arguments.name, signatures, most=3)
+            hint = f" Did you mean {listed(near, 'or')}?" if near else ""
+            raise InputError(f"there is no signature {arguments.name}.{hint}")
         chosen = [found]
-    else:
-        near = difflib.get_close_matches(arguments.name, signatures, n=3, cutoff=0.4)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        print(f"vllm-operator signatures: there is no signature {arguments.name}.{hint}", file=sys.stderr)
-        return 2
     if arguments.output == "json":
-        listed = [as_json(signature, remedies.get(signature.id)) for signature in chosen]
-        print(json.dumps(listed if arguments.name is None else listed[0]))
+        entries = [as_json(signature, remedies.get(signature.id)) for signature in chosen]
+        print(json.dumps(entries if arguments.name is None else entries[0]))
     elif arguments.name is None:
         print("\n".join(_line(example) for example in examples(chosen)))
     else:

@@ -5,7 +5,6 @@ Deployment that the user did not write. The schema comes from the OpenAPI docume
 (https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3), so it always matches the version of the API server.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,12 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 from vllm_operator.pods.reading import mapping, read_text, sequence
+from vllm_operator.text.wording import similar
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
 """Path of the OpenAPI document about Deployments and Pod templates. Every account may read it (system:discovery)."""
 _ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _PREFIX = "#/components/schemas/"
-LIKENESS = 0.7
-"""Similarity from which on an unknown field counts as a misspelling of a known one."""
 MOST = 50
 """Maximum number of unknown fields to find."""
 NAMED = 4
@@ -111,12 +109,6 @@ def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -
     for name, inner in mapping(value).items():
         place = f"{path}.{name}"
         if name not in fields:
-            yield UnknownField(place, _near(str(name), fields))
+            yield UnknownField(place, "".join(similar(str(name), fields)))
         elif (inner_type := fields[name]) is not None and levels > 0:
             yield from _unknown(inner, inner_type, place, schema, levels - 1)
-
-
-def _near(name: str, fields: Mapping[str, Any]) -> str:
-    by_lower = {field.lower(): field for field in fields}
-    alike = difflib.get_close_matches(name[:64].lower(), by_lower, 1, LIKENESS)
-    return by_lower[alike[0]] if alike else ""

@@ -4,8 +4,9 @@ Text of a kubelet, a scheduler or a log is quoted: control characters and escape
 length is limited.
 """
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from vllm_operator.text.redaction import redact
 
 MESSAGE_LIMIT = 500
 """Maximum characters of a message."""
-
+NAME_LIMIT = 64
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
 _PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
 _FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
@@ -120,3 +121,12 @@ def count(number: int, noun: str) -> str:
 def listed(names: Sequence[str], last: str) -> str:
     """Names in a sentence, `last` (and, or) before the last one: a, b or c."""
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def similar(name: str, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> list[str]:
+    """Return known names of which the name may be a misspelling, the most similar first. Upper and lower case do not matter.
+
+    `likeness` is the minimum similarity, from 0 to 1. Lists of hundreds of names that resemble each other need a higher one.
+    """
+    spelled = {each.lower(): each for each in sorted(known)}
+    return [spelled[each] for each in difflib.get_close_matches(name[:NAME_LIMIT].lower(), spelled, most, likeness)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_operator.catalog.versions import normalize_flag
-from vllm_operator.cli.imports.report import ImportRefusedError
+from vllm_operator.cli.imports.engine import ImportRefusedError
 
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.cli.imports.engine import Engine
-from vllm_operator.cli.imports.report import ImportRefusedError, Report
+from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.planning.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.pods.reading import mapping, objects, read_count, text
 

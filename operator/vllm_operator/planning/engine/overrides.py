@@ -1,6 +1,5 @@
 """Variables and flags that the user sets on the engine. They override the plan, and a note says so."""
 
-import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from vllm_operator.planning.engine.command_line import given_arguments
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.notes import Note, notes_of
 from vllm_operator.pods.reading import mapping, read_text, sequence
+from vllm_operator.text.wording import similar
 
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ENGINE_VARIABLE_PREFIX = "VLLM_"
-NAME_LIMIT = 128
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
 """Variables that vLLM reads outside of its table of variables, or that a plugin may read."""
 UNKNOWN_LIMIT = 16
@@ -27,8 +26,6 @@ UNKNOWN_LIMIT = 16
 SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: frozenset({"--tq", "--debug"})}
 """Flags of a distribution's start script, which `vllm serve` lacks. Rules set what the script makes of them; they are not passed on.
 Source: nvLLM scripts/serve.sh."""
-LIKENESS = 0.8
-"""Similarity from which on an unknown name counts as a misspelling of a known one (`--max-model-length`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ def instead_of(name: str, replacements: Mapping[str, str], known: Collection[str
     """The replacement of a flag or variable, or the known name that it is a misspelling of, as a sentence."""
     if name in replacements:
         return f" Use {replacements[name]} instead."
-    alike = difflib.get_close_matches(name[:NAME_LIMIT], sorted(known), 1, LIKENESS)
+    alike = similar(name, known, likeness=0.8)
     return f" Did you mean {alike[0]}?" if alike else ""
 
 

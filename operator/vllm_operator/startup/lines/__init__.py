@@ -4,5 +4,5 @@ chunks    bytes to lines without colours; an incomplete line waits
 prefixes  unknown prefixes, learned from the log
 framing   known prefixes: process, level and time of a line
 
-Pasted text passes through `cli.paste` first.
+Pasted text passes through `cli.pasted_logs` first.
 """

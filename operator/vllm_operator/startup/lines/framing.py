@@ -2,7 +2,7 @@ r"""Parse a line: the process that wrote it, its level, its time and its text.
 
 vLLM writes `(EngineCore pid=7) INFO 11-21 09:32:11 [core.py:77] text`. Around it there can be what a kubelet or container runtime adds (a
 time, the CRI prefix), and what runs in the container can add: a log format of the user, JSON, and the prefixes of torchrun, Ray and mpirun.
-All of them are removed here. `cli.paste` removes what other tools add.
+All of them are removed here. `cli.pasted_logs` removes what other tools add.
 
 The updates of a progress bar are separated by `\r` within one line. `\r` ends a line here too, so that a bar can be followed while it
 grows. Line numbers count only `\n`.

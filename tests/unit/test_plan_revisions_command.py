@@ -1,4 +1,4 @@
-"""`kubectl vllm history` and `plan --revision`: which plans were in force, and what changed between them."""
+"""`plan --revision` and `plan --diff`: which plans were in force, and what changed between them."""
 
 import json
 from collections.abc import Callable
@@ -41,25 +41,23 @@ def run(objects: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFix
     return call
 
 
-def test_the_history_says_what_changed_and_why(run: Run) -> None:
-    status, page = run("history", "llama")
-    assert status == 0
-    first, second, third = page.index("\n1 "), page.index("\n2 "), page.index("\n3*")
-    assert "1x NVIDIA-H100-80GB-HBM3 (sm_90), image vllm/vllm-openai:v0.20.1" in page[first:second]
-    assert "The spec changed (generation 1 to 2)." in page[second:third]
-    assert "The cache directory changed because of: image, version." in page[second:third]
-    assert "image: vllm/vllm-openai:v0.20.1" in page[second:third]
-    assert "A new plan was requested." in page[third:]
-    assert "stay the same" in page[third:]
+def test_a_revision_says_what_changed_and_why(run: Run) -> None:
+    page = run("plan", "llama", "--revision", "2")[1].partition("Changes since the previous revision:")[2]
+    assert "The spec changed (generation 1 to 2)." in page
+    assert "The cache directory changed because of: image, version." in page
+    assert "before:     vllm/vllm-openai:v0.20.1" in page
+    page = run("plan", "llama", "--revision")[1].partition("Changes since the previous revision:")[2]
+    assert "A new plan was requested." in page
+    assert "stay the same" in page
+    assert "Changes" not in run("plan", "llama", "--revision", "1")[1]
 
 
-def test_the_history_for_programs(run: Run) -> None:
-    entries = json.loads(run("history", "llama", "-o", "json")[1])
-    assert [(entry["revision"], entry["inForce"]) for entry in entries] == [(1, False), (2, False), (3, True)]
-    assert entries[2]["recorded"] is None, "only the Deployment has it"
-    assert entries[0]["causes"] == entries[0]["differences"] == []
-    assert "The image" in {difference["subject"] for difference in entries[1]["differences"]}
-    assert yaml.safe_load(run("history", "llama", "-o", "yaml")[1]) == entries
+def test_a_revision_for_programs(run: Run) -> None:
+    content = json.loads(run("plan", "llama", "--revision", "2", "-o", "json")[1])
+    assert content["plan"]["engineVersion"] == "0.24.0"
+    assert content["causes"][0] == "The spec changed (generation 1 to 2)."
+    assert "The image" in {difference["subject"] for difference in content["differences"]}
+    assert yaml.safe_load(run("plan", "llama", "--revision", "2", "-o", "yaml")[1]) == content
 
 
 def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
@@ -69,7 +67,6 @@ def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
     assert "not in force" in page.splitlines()[0]
     assert "vLLM 0.20.1" in page
     assert "in force" in run("plan", "llama", "--revision", "3")[1].splitlines()[0]
-    assert json.loads(run("plan", "llama", "--revision", "2", "-o", "json")[1])["plan"]["engineVersion"] == "0.24.0"
 
 
 def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[str, Any]]) -> None:
@@ -84,12 +81,11 @@ def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[
 def test_a_deployment_of_another_object_or_with_another_plan_is_not_read(run: Run, objects: list[dict[str, Any]]) -> None:
     annotations = objects[1]["metadata"]["annotations"]
     annotations[PLAN_ANNOTATION] = annotations[PLAN_ANNOTATION][:-8]
-    status, page = run("history", "llama")
-    assert (status, f"The annotation {PLAN_ANNOTATION} of Deployment llama cannot be read." in " ".join(page.split())) == (0, True)
-    assert run("plan", "llama", "--revision", "3")[0] == 2
+    status, page = run("plan", "llama", "--revision", "3")
+    assert (status, f"The annotation {PLAN_ANNOTATION} of Deployment llama cannot be read" in " ".join(page.split())) == (2, True)
     for owner in objects[1]["metadata"]["ownerReferences"]:
         owner["uid"] = "of-another"
-    assert "\n3" not in run("history", "llama")[1]
+    assert "has no revision 3; it has 1, 2" in run("plan", "llama", "--revision", "3")[1]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,7 @@ def test_a_deployment_of_another_object_or_with_another_plan_is_not_read(run: Ru
     [
         (("plan", "llama", "--revision", "9"), "has no revision 9; it has 1, 2, 3"),
         (("plan", "--revision", "1"), "--revision needs the name"),
-        (("history", "other"), "no object of kind VLLMDeployment with the name other"),
+        (("plan", "other", "--revision", "1"), "no object of kind VLLMDeployment with the name other"),
     ],
 )
 def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], said: str, run: Run) -> None:
@@ -107,14 +103,13 @@ def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], said: str, run
 
 def test_a_revision_that_somebody_has_changed_is_named_and_not_shown(run: Run, objects: list[dict[str, Any]]) -> None:
     objects[3]["data"]["image"] = "evil/miner:latest"
-    status, page = run("history", "llama")
-    assert status == 0
+    status, page = run("plan", "llama", "--revision", str(objects[3]["revision"]))
+    assert status == 2
     assert "has another content than its name says" in page
     assert "evil" not in page
-    assert run("plan", "llama", "--revision", str(objects[3]["revision"]))[0] == 2
 
 
-def test_an_object_without_revisions_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_object_without_revisions_has_none_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(llama()), "utf-8")
-    assert main(["history", "llama", "-f", str(tmp_path / "one.yaml")]) == 0
-    assert "has no revisions" in capsys.readouterr().out
+    assert main(["plan", "llama", "--revision", "1", "-f", str(tmp_path / "one.yaml")]) == 2
+    assert "it has none" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Logs from tools and posts, as the lines that the container wrote.
+
+The parser reads what a container writes and what a kubelet or container runtime adds (`startup.lines.framing`). It also learns unknown
+prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape character, a
+margin, quotation marks, and characters that web pages replace. The logs of several containers in one text (`kubectl logs --prefix`) are
+separated, because each is the log of its own start. Only the command line reads such texts.
+"""
+
+import codecs
+import html
+import json
+import re
+from collections.abc import Callable
+from itertools import takewhile
+
+from vllm_operator.startup.lines.chunks import cut, with_plain_quotes, without_colours
+from vllm_operator.startup.lines.framing import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, locate
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Stage, StartupState
+
+CONTAINERS_LIMIT = 64
+"""Containers whose logs are separated. The lines of further containers are added to the container of the line before."""
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_COLOURS = re.compile(rb"(?m)(?:\^\[|#033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015$")
+"""Colours with the escape character as less and rsyslog write it, or without it; and the carriage return as rsyslog writes it."""
+_ENTITY = re.compile(r"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
+_SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u200b": "", "\u2060": "", "\ufeff": ""})
+"""No-break spaces, zero-width characters, and the byte order mark."""
+_FENCED = re.compile(r"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
+"""A code block in a Markdown list: all its lines are indented."""
+_QUOTED = re.compile(r"""[ \t]{0,16}(["'])((?:\(|[\w.]{1,120}(?:Error|Exception): ).{1,4000}?)\1[,)]{0,2}\r?""")
+"""A line that is only a string with a record or an error, in a list, a post or a program."""
+_SPAN = re.compile(r"`{0,3}([^`]{1,4000})`{1,3}")
+"""A line that is a code span, or ends one that began on an earlier line."""
+_INDENTED = re.compile(r"[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+_MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
+"""Indentation, quotation marks or a frame before every line."""
+
+_CONTAINER = re.compile(r"\[(pod/[^\]\s]{1,330})\]")
+_PREFIX = re.compile(
+    r"\[pod/[^\]\s]{1,330}\] "  # kubectl logs --prefix
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "  # syslog, journalctl
+    r"|[\w.-]{1,80} {1,20}\| "  # docker compose
+    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"  # Markdown, quotation marks
+)
+_CUT_HEADER = re.compile(r"([A-Z]{1,7})(?= \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] )")
+"""A record that was copied from within its level."""
+_STORED_TEXTS = (*TEXTS, "line", "textPayload", "MESSAGE", "body", "_raw")
+"""Members of a JSON entry that may contain its text, in order of precedence."""
+_STORED_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
+"""Members that may contain text of several lines."""
+_STORED_ENTRIES = ("content", "jsonPayload", "fields", "attributes", "data")
+"""Members that may contain the entry (Datadog, Google Cloud)."""
+
+
+def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str, StartupParser]]:
+    """Read a text. Return the name of each container and the parser of its log, the most severe first. It never raises.
+
+    A text without the prefixes of `kubectl logs --prefix` is one log without a name. `make` creates a parser.
+    """
+    lines = _lines(data)
+    current = next((found[1] for line in lines if (found := _CONTAINER.match(line))), "")
+    logs: dict[str, list[str]] = {current: []}
+    for line in lines:
+        found = _CONTAINER.match(line) if current else None
+        if found is not None and (found[1] in logs or len(logs) < CONTAINERS_LIMIT):
+            current = found[1]
+        logs.setdefault(current, []).append(unwrapped(line))
+    parsers = {name: make() for name in logs}
+    for name, parser in parsers.items():
+        parser.feed("\n".join(logs[name]))
+        parser.end()
+    return sorted(parsers.items(), key=lambda each: _severity(each[1].final_state))
+
+
+def _lines(data: bytes) -> list[str]:
+    """Return the lines with the characters that were logged, without what a page or an editor put around them."""
+    if data[:2] in _UTF16_MARKS:  # PowerShell redirects output in this encoding
+        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    data = _COLOURS.sub(b"", without_colours(data))
+    lines = cut(with_plain_quotes(data))
+    text = _ENTITY.sub(lambda found: "" if found[0][0] == "<" else html.unescape(found[0]), "\n".join(lines)).translate(_SPACES)
+    text = _FENCED.sub(lambda fenced: fenced[0].replace(f"\n{fenced['margin']}", "\n"), text)
+    lines = [_unquoted(line) for line in text.split("\n")]
+    margin = _margin_of([line for line in lines if line.strip()])
+    return [line.removeprefix(margin) for line in lines] if margin else lines
+
+
+def _unquoted(line: str) -> str:
+    for pattern, end, group in ((_SPAN, "`", 1), (_QUOTED, "\"',)\r", 2)):
+        if line[-1:] in end and (found := pattern.fullmatch(line)) is not None:
+            line = found[group]
+    indented = _INDENTED.match(line) if line[:1] in " \t" else None
+    return line[indented.end() :] if indented is not None else line
+
+
+def _margin_of(filled: list[str]) -> str:
+    """Return what is before every line and not part of the log; empty if there is nothing."""
+    if len(filled) < 3 or _MARGIN.fullmatch(filled[0][0]) is None:
+        return ""
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
+    found = _MARGIN.match(shared)
+    margin = found[0] if found is not None else ""
+    if margin.isspace():  # Python indents frames and source lines itself
+        return "" if any(line.lstrip().startswith('File "') for line in filled if line[len(margin)] != " ") else margin
+    is_table = margin.startswith("|") and sum(line.rstrip().endswith("|") for line in filled) > len(filled) // 2
+    return "" if is_table or margin.endswith(("-", "*", "/")) else margin
+
+
+def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
+    """Return the line without what a tool put around it. `depth` limits how deep JSON and prefixes are nested.
+
+    Tools add their prefixes to lines with prefixes that the parser reads, and the other way round. The latter are kept.
+    """
+    if not line or (locate(line)[0] >= 0 and len(line) <= LINE_LIMIT and (line[0] in " (" or line.find("| ", 3, 104) < 0)):
+        return line
+    kept, rest = "", line
+    for _ in range(depth):
+        if rest[:1] == "{":
+            return kept + _entry(rest, depth - 1)
+        found = WRAPPING.match(rest)
+        if found is None:
+            if (prefix := _PREFIX.match(rest)) is not None:
+                rest = rest[prefix.end() :]
+                continue
+            found = HEADER.match(rest)
+            if found is None or not found.end() or found["level"] or not _is_wrapped(rest[found.end() :]):
+                return kept + _with_level(rest)
+        kept, rest = kept + found[0], rest[found.end() :]
+        if any(found.groupdict().get(name) for name in ("level", "severity", "first", "last", "letter")):
+            break
+    return kept + rest
+
+
+def _is_wrapped(rest: str) -> bool:
+    return rest[:1] == "{" or WRAPPING.match(rest) is not None or _PREFIX.match(rest) is not None
+
+
+def _with_level(rest: str) -> str:
+    found = _CUT_HEADER.match(rest)
+    level = next((name for name in LEVELS if name.endswith(found[1])), None) if found is not None else None
+    return level + rest[found.end() :] if found is not None and level is not None else rest
+
+
+def _entry(text: str, depth: int) -> str:
+    """Convert an entry of a log store to JSON as a logger writes it. Other text is returned as it is."""
+    try:
+        members = json.loads(text) if len(text) <= JSON_LIMIT else None
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(members, dict):
+        return text
+    for entry in (members, *(inner for name in _STORED_ENTRIES if isinstance(inner := members.get(name), dict))):
+        said = next((value for name in _STORED_TEXTS if isinstance(value := entry.get(name), str)), None)
+        if said is None:
+            several = [value for name in _STORED_LOGS if isinstance(value := entry.get(name), str)]
+            said = "\n".join(several) if any("\n" in each for each in several) else None
+        if said is not None:
+            scalars = {name: value for name, value in entry.items() if isinstance(value, str | int | float)}
+            return json.dumps({**scalars, "message": "\n".join(unwrapped(line, depth) for line in said.split("\n"))})
+    return text
+
+
+def _severity(state: StartupState) -> int:
+    """Sorts the most severe first."""
+    if state.crash is not None and (state.has_start or state.crash.signature != "Unknown"):
+        return 0
+    if state.cut_off_at is not None:
+        return 1
+    if state.has_start:
+        return 3 if state.stage is Stage.READY else 2
+    # An error without a start is that of a program beside the engine, such as a proxy or a collector of metrics.
+    return 4 if state.crash is not None else 5
