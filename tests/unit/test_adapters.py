@@ -16,8 +16,8 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cluster.client import POD
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.adapters import adapter_bytes
 from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.weights import adapter_bytes
 from vllm_operator.planning.model.facts import AdapterFiles
 from vllm_operator.rendering.adapters import FETCH_CONTAINER, with_adapters
 from vllm_operator.startup.parser import StartupParser

@@ -13,11 +13,9 @@ from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.case_text import NEWEST, OLDEST_TYPICAL, read_cache_type, read_note, read_releases
-from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.devices import smallest_named, stated_mebibytes
+from vllm_operator.planning.memory.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_case, read_note, read_releases
 from vllm_operator.planning.memory.estimate import Estimate, Prediction
-from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.resolve import resolve_model, smallest_named, stated_mebibytes
 from vllm_operator.planning.memory.weights import weigh
 
 GIB = 1 << 30

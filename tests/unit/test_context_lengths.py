@@ -10,7 +10,7 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import Device, Options, estimate
 from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.rotary import scaled_length
+from vllm_operator.planning.memory.shape import scaled_length
 
 FACTS, SHAPES = load_memory(), load_shapes()
 

@@ -1,4 +1,4 @@
-"""A newcomer finds the way: packages have a guide, and no module is longer than a person reads at once."""
+"""A newcomer finds the way: packages have a guide, and the first page names what exists."""
 
 import importlib
 import pkgutil
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 400
-"""Lines, as CONTRIBUTING.md says."""
 
 
 @pytest.mark.parametrize(
@@ -34,12 +32,6 @@ def test_the_docstring_of_a_package_names_its_modules(package_name: str) -> None
     named = set(re.findall(r"\w+", package.__doc__ or ""))
     missing = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in named]
     assert not missing, f"say in the docstring of vllm_operator.{package_name} what these are about"
-
-
-@pytest.mark.parametrize("folder", ["operator", "hack", "tests"])
-def test_no_module_is_too_long_to_be_read_at_once(folder: str) -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
-    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
 
 
 def test_every_path_on_the_first_page_exists() -> None:

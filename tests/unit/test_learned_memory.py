@@ -10,7 +10,7 @@ from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.api.plan import LearnedMemory, MeasuredMemory, Plan, PlannedMemory, PlanSummary
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.planning.memory.learned import learn
+from vllm_operator.planning.memory.estimate import learn
 
 MODEL, H100, H200 = "hf://meta-llama/Llama-3.1-8B-Instruct", real_node("h100-sxm"), real_node("h200")
 SAID = "as measured at the last start"

@@ -10,13 +10,10 @@ from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.planning.memory.formats import name_format, read_format
 from vllm_operator.planning.memory.kv_cache import CacheOptions, lay_out
-from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
-from vllm_operator.planning.memory.named_formats import name_format
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.shape import read_shape
-from vllm_operator.planning.memory.sizes import allowed
-from vllm_operator.planning.memory.stated_formats import read_format
+from vllm_operator.planning.memory.resolve import allowed, resolve_model
+from vllm_operator.planning.memory.shape import ModelShape, Module, Shard, read_shape
 from vllm_operator.planning.memory.weights import weigh
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.rotary import rotary_width
+from vllm_operator.planning.memory.shape import rotary_width
 
 TABLES = load_shapes(), load_gpus(), load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()

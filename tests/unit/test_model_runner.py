@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.planning.memory.runner import has_runner_v2, read_runner, steps_in_flight
+from vllm_operator.planning.memory.overhead import has_runner_v2, read_runner, steps_in_flight
 from vllm_operator.planning.memory.shape import read_shape
 
 FACTS = load_memory()

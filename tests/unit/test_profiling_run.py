@@ -13,7 +13,7 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, estimate
-from vllm_operator.planning.memory.layers import ModelShape
+from vllm_operator.planning.memory.formats import WeightFormat
 from vllm_operator.planning.memory.overhead import (
     Batch,
     Run,
@@ -23,8 +23,8 @@ from vllm_operator.planning.memory.overhead import (
     has_shared_workspace,
     non_torch_bytes,
 )
-from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.shape import ModelShape
 from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30

@@ -21,10 +21,8 @@ from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict_model
-from vllm_operator.planning.memory.devices import device_of
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.sizes import allowed, smallest_sizes
+from vllm_operator.planning.memory.resolve import allowed, device_of, resolve_model, smallest_sizes
 
 SHAPES, GPUS, FACTS = load_shapes(), load_gpus(), load_memory()
 RELEASES = sorted({release for table in load_catalog().versions.tables if (release := parse_release(table.version)) is not None})

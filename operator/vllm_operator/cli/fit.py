@@ -28,11 +28,9 @@ from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.memory.cases import Case, as_line, check_length, predict, predict_model, read_case
-from vllm_operator.planning.memory.devices import device_of, find_product, stated_mebibytes
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
-from vllm_operator.planning.memory.named_formats import name_format
-from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
-from vllm_operator.planning.memory.sizes import smallest_sizes
+from vllm_operator.planning.memory.formats import name_format
+from vllm_operator.planning.memory.resolve import SizedModel, device_of, find_product, resolve_model, smallest_sizes, stated_mebibytes
 from vllm_operator.planning.model.facts import ModelFiles, resolve_facts
 
 FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1

@@ -12,7 +12,7 @@ from math import ceil
 from vllm_operator.catalog.memory import CacheType, MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape
+from vllm_operator.planning.memory.shape import Cache, CachedLayers, CompressedAttention, ModelShape
 
 LONGEST = 1 << 27
 """Tokens above which no context is asked for."""

@@ -5,13 +5,12 @@ The constants and their sources are in `catalog/data/memory.yaml`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from vllm_operator.catalog.memory import Encoder, MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.layers import ModelShape
-from vllm_operator.planning.memory.quantization import WeightFormat
+from vllm_operator.planning.memory.formats import WeightFormat
+from vllm_operator.planning.memory.shape import Cache, ModelShape
 
 GIB = 1 << 30
 
@@ -146,7 +145,6 @@ def _encoder_bytes(shape: ModelShape, parallel: ParallelShape, tokens: int, fact
     return items * encoder.item_tokens * encoder.patches * width * 2 * factor
 
 
-@lru_cache(maxsize=256)
 def _encoder(architecture: str, encoders: tuple[Encoder, ...]) -> Encoder:
     return next(each for each in encoders if not each.names or any(name in architecture for name in each.names))
 
@@ -196,3 +194,47 @@ def _at(values: Mapping[int, float], size: int) -> float:
     """The value of the next smaller size."""
     known = [key for key in values if key <= size]
     return float(values[max(known)]) if known else 0.0
+
+
+# Which model runner of vLLM an engine has. V1 and V2 profile different memory.
+
+VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def read_runner(variables: Mapping[str, str | None]) -> bool | None:
+    """Whether the environment asks for V2 or V1; None if it leaves this to vLLM, or the value is unknown."""
+    return {"0": False, "1": True}.get((variables.get(VARIABLE) or "").strip())
+
+
+def has_runner_v2(
+    shape: ModelShape, quantized: bool, asked: bool | None, without_model: bool, facts: MemoryFacts, release: Release
+) -> bool:
+    """Whether the engine has model runner V2.
+
+    Args:
+        shape: The model.
+        quantized: Its weights are quantized.
+        asked: What the environment asks for; None for nothing.
+        without_model: Drafts are proposed without a model (n-gram, suffix).
+        facts: The rules.
+        release: The vLLM version.
+    """
+    rules = [rule for rule in facts.model_runner_v2.rules if rule.since <= release]
+    if not rules or asked is not None:
+        return bool(asked)
+    rule, experts = rules[-1], shape.experts > 0
+    hybrid = any(each.kind is Cache.STATE for each in shape.cached)
+    if without_model or (hybrid and not (rule.hybrid or rule.every)):
+        return False
+    listed = shape.architecture in rule.architectures and (rule.experts or not experts) and (rule.quantized or not quantized)
+    return rule.every or listed or (rule.dense and not experts and not hybrid)
+
+
+def steps_in_flight(v2: bool, pipeline: int, without_model: bool) -> int:
+    """Steps that are scheduled at a time (vllm/config/vllm.py max_concurrent_batches, 0.26.0).
+
+    Scheduling is asynchronous unless drafts are proposed without a model. V1 has no asynchronous scheduling with a pipeline.
+    """
+    if without_model:
+        return pipeline
+    return pipeline + 1 if v2 or pipeline == 1 else pipeline

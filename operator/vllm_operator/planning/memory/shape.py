@@ -5,16 +5,420 @@ Sources: the models in vllm/model_executor/models and vllm/transformers_utils/mo
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from math import ceil
 from typing import Any
 
-from vllm_operator.planning.memory.compressed import compressed_modules, compressed_rotary, read_compression, read_streams
-from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
-from vllm_operator.planning.memory.layers import Cache, CachedLayers, ModelShape, Module, Shard
-from vllm_operator.planning.memory.per_layer import dense_modules, first_shared_layer, per_layer_modules
-from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width, scaled_length, usual_length
 from vllm_operator.pods.reading import mapping, read_integer, sequence
+
+# The parts of a model that take memory: its weights by module, and its layers with a cache.
+#
+# Sizes are numbers of elements. How many bytes an element takes, and on how many GPUs it is spread, is decided elsewhere.
+
+
+class Shard(Enum):
+    """How a module is spread over the GPUs of one engine."""
+
+    REPLICATED = "replicated"
+    TENSOR = "tensor"
+    KV_HEADS = "kv heads"
+    """Over the tensor-parallel ranks, but at least one KV head on each."""
+    VOCABULARY = "vocabulary"
+    EXPERTS = "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Weights of one kind in a range of layers.
+
+    Attributes:
+        name: Path inside a layer, such as `self_attn.k_proj`, or of the module itself outside of layers (`lm_head`).
+        elements: Elements in one layer; of all experts together.
+        layers: The layers that have it; empty outside of layers.
+        linear: It may be quantized.
+    """
+
+    name: str
+    elements: int
+    shard: Shard
+    layers: tuple[int, ...] = ()
+    linear: bool = True
+
+    @property
+    def total(self) -> int:
+        """Elements in the whole model."""
+        return self.elements * (len(self.layers) if self.in_layers else 1)
+
+    @property
+    def in_layers(self) -> bool:
+        """Whether layers have it."""
+        return bool(self.layers)
+
+
+class Cache(Enum):
+    """What a layer keeps for each request."""
+
+    FULL = "full attention"
+    WINDOW = "sliding window"
+    CHUNK = "chunked attention"
+    LATENT = "latent (MLA)"
+    STATE = "state (Mamba, linear attention)"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayers:
+    """Layers that keep the same for a request.
+
+    Attributes:
+        kv_heads: KV heads in the whole model.
+        width: Elements of key and value together, of one token and KV head; of one token for MLA.
+        reach: Tokens of the window or of the chunk; 0 without.
+        index_bytes: Bytes per token of the indexer of sparse MLA; 0 without.
+        index_share: The part of the layers that have an indexer of their own.
+        conv, state: Elements of one state in the whole model: of the convolution, which is also sharded, and of the recurrence.
+        conv_kernel: Width of the convolution minus 1; `conv` has this many rows.
+        wide: Keys and values have the type of the model, whatever the type of the KV cache.
+    """
+
+    kind: Cache
+    count: int
+    kv_heads: int = 0
+    width: int = 0
+    reach: int = 0
+    index_bytes: int = 0
+    index_share: float = 1.0
+    conv: int = 0
+    state: int = 0
+    conv_kernel: int = 0
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """Attention of DeepSeek V4: every layer has a window, and most also compress 4 or 128 tokens into one.
+
+    Attributes:
+        by_four, by_many: Layers that compress 4 tokens (these have an indexer), and 128.
+        layers: All layers.
+        width: Elements of one token.
+        index_width: The same of the indexer.
+        window: Tokens of the window.
+    """
+
+    by_four: int
+    by_many: int
+    layers: int
+    width: int
+    index_width: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a model's config.json says about its memory.
+
+    Attributes:
+        vocabulary, hidden, layers, heads: Sizes.
+        max_length: Longest context of the model in tokens; None if unknown.
+        usual_length: What vLLM takes by default, if it is less (LongRoPE since 0.11.1).
+        intermediate: Width of the dense MLP; 0 without one.
+        experts, experts_per_token, expert_width: Of the routed experts; 0 without.
+        cached: The layers with a cache. Empty for a model without one.
+        cache_known: The cache layers are all understood.
+        compressed: Set for DeepSeek V4, which has no other cache.
+        recurrent_width: Width of the recurrent layers; 0 without.
+        rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
+        sections: Positions have a time, a height and a width, so the rotary table is longer than the context.
+        state_bytes: Bytes per element of a recurrent state; None for that of the model.
+        vision: The model has an encoder for images or the like.
+        vision_width: Size of a patch in it; 0 if unknown.
+        latent: MLA.
+        projected: Elements of one token that MLA projects from the latent vector: keys and values of all heads.
+        streams: Copies of the hidden state of a token between layers (hyper connections).
+        index_top: Tokens that sparse attention looks at; 0 without.
+        draft_layers: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
+        heads_by_kind: Numbers of heads and groups besides those of attention that vLLM divides by the tensor-parallel size.
+        widths: Widths that are divided likewise, by the name of the module. Quantized ones must keep whole blocks.
+    """
+
+    architecture: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    max_length: int | None
+    experts: int
+    experts_per_token: int
+    expert_width: int
+    modules: tuple[Module, ...]
+    drafts: tuple[Module, ...]
+    cached: tuple[CachedLayers, ...]
+    rotary: int
+    usual_length: int | None = None
+    compressed: CompressedAttention | None = None
+    recurrent_width: int = 0
+    cache_known: bool = True
+    sections: bool = False
+    state_bytes: int | None = None
+    vision: bool = False
+    vision_width: int = 0
+    latent: bool = False
+    projected: int = 0
+    streams: int = 1
+    index_top: int = 0
+    element_bytes: int = 2
+    heads_by_kind: tuple[tuple[str, int], ...] = ()
+    widths: tuple[tuple[str, int], ...] = ()
+
+    def __hash__(self) -> int:
+        """By the main sizes only: estimates are kept by shape."""
+        return hash((self.architecture, self.hidden, self.layers, self.heads, self.vocabulary, self.max_length))
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether some layer has a KV cache or a state, also one that is not understood."""
+        return bool(self.cached) or self.compressed is not None or not self.cache_known
+
+    @property
+    def parameters(self) -> int:
+        """Parameters, without those for speculative decoding."""
+        return sum(module.total for module in self.modules)
+
+
+# What vLLM divides by the tensor-parallel size, and refuses if it cannot: heads of recurrent layers, widths of dense modules.
+
+EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Keys of config.json that have the number of routed experts."""
+
+
+ReadSize = Callable[..., int]
+"""Returns the first of these keys of config.json that has a size; 0 if none has."""
+
+
+def heads_by_kind(size: ReadSize) -> tuple[tuple[str, int], ...]:
+    """Return heads and groups of recurrent layers by name (mamba/mamba_mixer2.py, mamba/gdn/qwen_gdn_linear_attn.py, 0.33.0)."""
+    heads = size("mamba_num_heads", "mamba_n_heads")
+    groups = size("n_groups", "mamba_n_groups") if heads else 0
+    known = (
+        ("key heads of linear attention", size("linear_num_key_heads")),
+        ("value heads of linear attention", size("linear_num_value_heads")),
+        ("Mamba heads", heads),
+        ("Mamba groups", groups if groups > 1 else 0),  # one group is on every GPU
+    )
+    return tuple((name, number) for name, number in known if number)
+
+
+def divided_widths(size: ReadSize, architecture: str, kinds: tuple[str, ...], heads: int, head_dim: int) -> tuple[tuple[str, int], ...]:
+    """Return the widths of dense modules by name.
+
+    Args:
+        size: Reads config.json.
+        architecture: The model's class in lower case.
+        kinds: The kind of each layer.
+        heads: Attention heads.
+        head_dim: Size of a head; 0 if the output of attention is not divided by heads.
+    """
+    experts, width = size(*EXPERT_KEYS), size("intermediate_size", "n_inner", "ffn_dim")
+    dense = width
+    if experts and "llama4" in architecture:
+        dense = size("intermediate_size_mlp") or width
+    elif experts and not size("first_k_dense_replace", "moe_layer_start_index") and "gemma4" not in architecture:
+        dense = 0
+    shared = size("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared = shared or (size("n_shared_experts", "num_shared_experts") * (size("moe_intermediate_size") or width) if experts else 0)
+    mlp = "mixer" if any(kind in ("E", "-", "moe", "mlp") for kind in kinds) else "mlp"
+    known = (
+        ("self_attn.o_proj", heads * (size("v_head_dim") or head_dim) if head_dim else 0),
+        (f"{mlp}.shared_experts", shared),
+        (f"{mlp}.down_proj", dense),
+    )
+    return tuple((name, found) for name, found in known if found)
+
+
+# Layers with an input embedding of their own, and layers that read the keys and values of another layer (Gemma 4 E2B and E4B).
+#
+# Source: vllm/model_executor/models/gemma4.py, 0.20.0.
+
+
+def per_layer_modules(size: ReadSize, layers: int, hidden: int) -> list[Module]:
+    """Return the table of embeddings for all layers, its projection, and the two projections of each layer; nothing without them."""
+    width = size("hidden_size_per_layer_input")
+    if not width:
+        return []
+    vocabulary = size("vocab_size_per_layer_input", default=size("vocab_size"))
+    every = tuple(range(layers))
+    return [
+        Module("embed_tokens_per_layer", vocabulary * layers * width, Shard.VOCABULARY, linear=False),
+        Module("per_layer_model_projection", hidden * layers * width, Shard.TENSOR, linear=False),
+        Module("per_layer_input_gate", 2 * hidden * width, Shard.REPLICATED, every),
+    ]
+
+
+def first_shared_layer(size: ReadSize, layers: int) -> int:
+    """Return the first of the last layers, which keep no keys and values; the number of layers without them."""
+    shared = size("num_kv_shared_layers")
+    return layers - shared if 0 < shared < layers else layers
+
+
+def dense_modules(size: ReadSize, layers: int, elements: int, *, doubled: bool) -> list[Module]:
+    """Return the MLPs; `doubled` if those of layers that share keys and values are twice as wide."""
+    first = first_shared_layer(size, layers) if doubled else layers
+    made = [Module("mlp.down_proj", elements, Shard.TENSOR, tuple(range(first)))]
+    return made if first == layers else [*made, Module("mlp.down_proj", 2 * elements, Shard.TENSOR, tuple(range(first, layers)))]
+
+
+# The tables of rotary embeddings, which vLLM computes for all positions of a model and keeps on every GPU.
+
+TWO_TABLES = ("gemma3", "gemma4", "laguna")
+"""Models whose layers with a window have a rotary embedding of their own."""
+MOST = 64
+"""Larger factors are not read."""
+MOST_SCALED, LONGEST = 1024, 1 << 30
+"""The same for YaRN, and for the length that it scales."""
+
+
+WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
+"""Models whose positions have a time, a height and a width (`mrope_section`), for files that do not say it."""
+
+
+def has_sections(config: Mapping[str, Any], architecture: str) -> bool:
+    """Whether positions have sections for time, height and width. vLLM makes their tables longer than the context."""
+    return bool(_parameters(config).get("mrope_section")) or any(name in architecture for name in WITH_SECTIONS)
+
+
+def rotary_share(config: Mapping[str, Any]) -> float:
+    """Return the part of a head that is rotated."""
+    places = (config, _parameters(config), mapping(_parameters(config), "full_attention"))
+    for value in (place.get("partial_rotary_factor") for place in places):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+            return float(value)
+    return 1.0
+
+
+def rotary_width(config: Mapping[str, Any], architecture: str, width: int, second: int) -> int:
+    """Return the elements of all tables for one position of the model's maximum length.
+
+    Args:
+        config: The language model's part of config.json; untrusted.
+        architecture: The model's class in lower case.
+        width: Elements of one position in the table of the layers with full attention.
+        second: The same in the table of the other layers; 0 without such layers.
+    """
+    return width * _factor(config) + (second if any(name in architecture for name in TWO_TABLES) else 0)
+
+
+def scaled_length(config: Mapping[str, Any], length: int) -> int:
+    """Return the longest context that vLLM accepts: with YaRN as many times the original one as its factor says, else that of the file.
+
+    Linear and dynamic scaling multiply that of the file, except for Gemma 3.
+    Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
+    """
+    written = _parameters(config)
+    factor, kind = written.get("factor"), written.get("rope_type", written.get("type"))
+    original = read_integer(written.get("original_max_position_embeddings")) if kind == "yarn" else length
+    scaled = kind == "yarn" or (kind in ("linear", "dynamic") and "gemma3" not in str(config.get("model_type"))[:40])
+    if not scaled or not original or not 0 < original < LONGEST:
+        return length
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= MOST_SCALED:
+        return length
+    return int(original * factor)
+
+
+def usual_length(config: Mapping[str, Any]) -> int | None:
+    """Return the context that vLLM takes by default where it is not the longest: with LongRoPE that before scaling."""
+    written = _parameters(config)
+    original = read_integer(config.get("original_max_position_embeddings"))
+    longer = written.get("rope_type", written.get("type")) in ("longrope", "su")
+    return original if longer and original and 0 < original < LONGEST else None
+
+
+def _factor(config: Mapping[str, Any]) -> int:
+    """How many times as long linear scaling makes a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0)."""
+    written = _parameters(config)
+    scaling = mapping(written, "full_attention") or written
+    factor = scaling.get("factor")
+    if scaling.get("rope_type", scaling.get("type")) != "linear" or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return 1
+    return ceil(factor) if 1 <= factor <= MOST else 1
+
+
+def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
+
+
+# Attention of DeepSeek V4: weights and tables by the compression of each layer.
+#
+# Source: vllm/models/deepseek_v4 (attention.py, compressor.py, common/rope.py, nvidia/model.py), 0.25.0.
+
+MOST_STREAMS = 64
+DEFAULT_STREAMS, DEFAULT_WINDOW = 4, 128
+BY_FOUR, BY_MANY = 4, 128
+WIDE = 2
+"""What has 32 bits counts as so many elements of 16."""
+
+
+def _ratios(text: Mapping[str, Any], layers: int) -> list[int]:
+    """The compression of each layer. The table of shapes has counts, config.json a list; counts have no order."""
+    written = text.get("compress_ratios")
+    if isinstance(written, list) and len(written) <= MOST_LAYERS:
+        return [read_integer(ratio) or 0 for ratio in written[:layers]]
+    if not isinstance(written, Mapping):
+        return []
+    counts = {read_integer(ratio) or 0: read_integer(count) or 0 for ratio, count in written.items()}
+    known = [ratio for ratio in (BY_FOUR, BY_MANY) for _ in range(min(max(counts.get(ratio, 0), 0), MOST_LAYERS))]
+    return [*[0] * max(layers - len(known), 0), *known][:layers]
+
+
+def read_compression(text: Mapping[str, Any], size: ReadSize, layers: int) -> CompressedAttention | None:
+    """Return the layers by compression; None if no layer compresses four tokens."""
+    ratios = _ratios(text, layers)
+    by_four, by_many = ratios.count(BY_FOUR), ratios.count(BY_MANY)
+    if not by_four:
+        return None
+    window = size("sliding_window", default=DEFAULT_WINDOW)
+    return CompressedAttention(by_four, by_many, layers, size("head_dim"), size("index_head_dim"), window)
+
+
+def read_streams(compressed: CompressedAttention | None, size: ReadSize) -> int:
+    """Return how many copies of the hidden state of a token there are between layers."""
+    return min(size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS)
+
+
+def compressed_rotary(compressed: CompressedAttention, size: ReadSize) -> int:
+    """Return the elements of the rotary tables for one position. They have 32 bits, and layers without compression a table of their own."""
+    tables = 2 if compressed.by_four + compressed.by_many < compressed.layers else 1
+    return WIDE * tables * size("qk_rope_head_dim")
+
+
+def compressed_modules(text: Mapping[str, Any], size: ReadSize, layers: int) -> list[Module]:
+    """Return the weights of attention, and of what mixes the copies of the hidden state."""
+    ratios, every = _ratios(text, layers), tuple(range(layers))
+    four = tuple(layer for layer, ratio in enumerate(ratios) if ratio == BY_FOUR)
+    many = tuple(layer for layer, ratio in enumerate(ratios) if ratio == BY_MANY)
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    head_dim, query, rank = size("head_dim"), size("q_lora_rank"), size("o_lora_rank")
+    index_heads, index_dim = size("index_n_heads"), size("index_head_dim")
+    streams = read_streams(read_compression(text, size, layers), size)
+    mixed = 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
+    return [
+        Module("attn.wq_a", hidden * query, Shard.REPLICATED, every),
+        Module("attn.wq_b", query * heads * head_dim, Shard.TENSOR, every),
+        Module("attn.wkv", hidden * head_dim, Shard.REPLICATED, every),
+        Module("attn.wo_a", heads * head_dim * rank, Shard.TENSOR, every),
+        Module("attn.wo_b", size("o_groups") * rank * hidden, Shard.TENSOR, every),
+        Module("hyper_connections", WIDE * mixed, Shard.REPLICATED, every, linear=False),
+        # Keys, values and their weights; with a compression of four of two overlapping groups, and the same for the indexer.
+        Module("attn.compressor", 4 * hidden * head_dim, Shard.REPLICATED, four, linear=False),
+        Module("attn.compressor", 2 * hidden * head_dim, Shard.REPLICATED, many, linear=False),
+        Module("attn.indexer.compressor", 4 * hidden * index_dim, Shard.REPLICATED, four, linear=False),
+        Module("attn.indexer.weights_proj", hidden * index_heads, Shard.REPLICATED, four, linear=False),
+        Module("attn.indexer", query * index_heads * index_dim, Shard.REPLICATED, four),
+    ]
+
 
 LARGEST = 1 << 40
 """Sizes above this are not sizes. It keeps the arithmetic short."""

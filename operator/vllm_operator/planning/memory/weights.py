@@ -10,8 +10,8 @@ from math import log
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
-from vllm_operator.planning.memory.quantization import WeightFormat
+from vllm_operator.planning.memory.formats import WeightFormat
+from vllm_operator.planning.memory.shape import ModelShape, Module, Shard
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -198,3 +198,31 @@ def _expert_padding(
 
 def _round_up(size: float, multiple: int) -> int:
     return -int(-size // multiple) * multiple
+
+
+# The memory of LoRA adapters: vLLM sets aside two matrices for each linear layer and each adapter that a batch may use.
+#
+# For a layer with `in` inputs and `out` outputs these have `rank * in` and `rank * out` elements, in the type of the model. With tensor
+# parallelism the side that the layer splits is split too, the other one is on each GPU. For experts there is a pair for each of them.
+# Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
+
+MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
+"""Modules of a shape that stand for several layers: the two projections up and that down."""
+
+
+def adapter_bytes(shape: ModelShape, parallel: ParallelShape, slots: int, rank: int) -> float:
+    """Return the bytes on one GPU for this many adapters of a batch.
+
+    It is an upper bound: it takes each linear layer for one that vLLM can adapt, and each to have the hidden size on one side.
+    """
+    if not slots or not shape.hidden:
+        return 0.0
+    elements = 0.0
+    for module in shape.modules:
+        if not (module.linear and module.in_layers):
+            continue
+        matrices = MATRICES.get(module.name.rpartition(".")[2], 1)
+        kept = matrices * shape.hidden * (shape.experts if module.shard is Shard.EXPERTS else 1)
+        split = module.elements / shape.hidden / (1 if module.shard is Shard.REPLICATED else parallel.tensor)
+        elements += (kept + split) * len(module.layers)
+    return elements * rank * slots * shape.element_bytes

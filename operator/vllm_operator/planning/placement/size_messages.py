@@ -7,8 +7,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.learned import predict_memory
-from vllm_operator.planning.memory.sizes import allowed
+from vllm_operator.planning.memory.estimate import predict_memory
+from vllm_operator.planning.memory.resolve import allowed
 from vllm_operator.planning.model.facts import model_name
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.placement.sizing import Candidate, Judgement, Room, Sizing

@@ -22,14 +22,11 @@ from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
 from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.memory.cases import predict_model
-from vllm_operator.planning.memory.devices import device_of
-from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction, correct, learn
 from vllm_operator.planning.memory.flags import read_flags
-from vllm_operator.planning.memory.learned import correct, learn
-from vllm_operator.planning.memory.named_formats import name_format
-from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
-from vllm_operator.planning.memory.runner import read_runner
-from vllm_operator.planning.memory.sizes import smallest_sizes
+from vllm_operator.planning.memory.formats import name_format
+from vllm_operator.planning.memory.overhead import read_runner
+from vllm_operator.planning.memory.resolve import SizedModel, device_of, resolve_model, smallest_sizes
 from vllm_operator.planning.model.facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.placement.shares import part_of_memory
