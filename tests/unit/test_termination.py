@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
+from support import observations as o
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.observation.crashes import MESSAGES_READ, find_crashes
+from vllm_operator.observation.knowledge import load_knowledge
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash
 from vllm_operator.startup.termination import diagnose_termination
@@ -60,3 +64,12 @@ def test_a_signal_that_nothing_explains_is_named() -> None:
     assert crash is not None
     assert "signal 11, segmentation fault" in crash.cause
     assert crash.remedy is not None
+
+
+def test_of_many_crashed_pods_the_messages_of_the_latest_ends_are_read() -> None:
+    message = "ValueError: No available memory for the cache blocks.\n"
+    pods = [o.crashed_pod(f"vllm-a-x{number}", seconds=-100.0 - number, message=message) for number in range(100)]
+    found = find_crashes(ObservedState.read(o.observe(*pods, replicas=100), load_knowledge())).findings
+    named = [finding.view.name for finding in found if finding.status.signature == "NoKvCacheMemory"]
+    assert named == [f"vllm-a-x{number}" for number in range(MESSAGES_READ)]
+    assert len(found) == 100

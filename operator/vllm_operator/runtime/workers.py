@@ -75,6 +75,7 @@ class Workers:
                     await self._reconcile(key)
                 finally:
                     self._queue.done(key)
+            await asyncio.sleep(0)  # neither the queue nor a reconciliation that changes nothing waits for anything
 
     async def _reconcile(self, key: Key) -> None:
         started = time.perf_counter()

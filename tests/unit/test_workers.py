@@ -1,0 +1,47 @@
+"""Workers: what else runs while many keys wait."""
+
+import asyncio
+from itertools import pairwise
+
+from vllm_operator.cluster.client import Key
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.queue import WorkQueue
+from vllm_operator.runtime.reconciler import Result
+from vllm_operator.runtime.workers import Workers
+
+
+class Unchanged:
+    """A reconciler whose objects need no request, so that it never waits."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key | None] = []
+        self.all_done = asyncio.Event()
+
+    async def reconcile(self, key: Key) -> Result:
+        self.keys.append(key)
+        if len([each for each in self.keys if each]) == 100:
+            self.all_done.set()
+        return Result("success")
+
+    async def report_bug(self, key: Key, error: Exception) -> None:
+        raise AssertionError(error)
+
+
+async def test_between_two_reconciliations_everything_else_has_its_turn() -> None:
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciler = Unchanged()
+
+    async def renew_the_lease() -> None:
+        while True:
+            reconciler.keys.append(None)
+            await asyncio.sleep(0)
+
+    for number in range(100):
+        queue.add(("tenant", str(number)))
+    workers = asyncio.create_task(Workers(queue, reconciler, Metrics(), number=1, resync_seconds=600).run())
+    other = asyncio.create_task(renew_the_lease())
+    await reconciler.all_done.wait()
+    for task in (workers, other):
+        task.cancel()
+    await asyncio.gather(workers, other, return_exceptions=True)
+    assert not [(one, another) for one, another in pairwise(reconciler.keys) if one and another]
