@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _with_qualified_names(settings: Settings) -> Settings:
     """Complete the names of the ConfigMaps and the Lease with a namespace. Raises SettingsError."""
     names: dict[str, Any] = {}
-    for field in ("rules_config_map", "signatures_config_map", "prices_config_map", "instance_types_config_map"):
+    for field in ("rules_config_map", "signatures_config_map", "instance_types_config_map"):
         try:
             names[field] = qualified_name(getattr(settings, field))
         except ValueError as error:
@@ -201,7 +201,6 @@ class Operator:
         self.user_data = (
             self._make_user_data(known.use, "rules", settings.rules_config_map, self.mirroring.add_all),
             self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._read_crashes_again),
-            self._make_user_data(known.use_prices, "prices", settings.prices_config_map, self.mirroring.add_all),
             self._make_user_data(known.use_instance_types, "instance_types", settings.instance_types_config_map, self.mirroring.add_all),
         )
         self.supervisor = Supervisor(

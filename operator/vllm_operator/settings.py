@@ -87,9 +87,6 @@ class Settings:
     """Name of a ConfigMap with your own rules, in the operator's namespace or as `namespace/name`. None if empty."""
     signatures_config_map: str = ""
     """Name of a ConfigMap with your own crash signatures, in the operator's namespace or as `namespace/name`. None if empty."""
-    prices_config_map: str = ""
-    """Name of a ConfigMap with prices of GPUs, for the policy LeastCost, in the operator's namespace or as `namespace/name`. None if
-    empty."""
     instance_types_config_map: str = ""
     """Name of a ConfigMap with node pools that a cluster autoscaler would add nodes to, in the operator's namespace or as
     `namespace/name`. None if empty."""

@@ -1,4 +1,4 @@
-"""Policies for GPUs on a real API server: prices from a ConfigMap, and what the Pods on the nodes leave free."""
+"""Policies for GPUs on a real API server: what the Pods on the nodes leave free."""
 
 import asyncio
 import os
@@ -14,12 +14,9 @@ from support.operator_process import OperatorProcess, has, llama, pinned_plan
 pytestmark = pytest.mark.cluster
 
 
-async def test_prices_and_free_gpus_decide_and_the_status_says_why(served: Cluster, gpu_nodes: Callable[..., list[str]]) -> None:
+async def test_free_gpus_decide_and_the_status_says_why(served: Cluster, gpu_nodes: Callable[..., list[str]]) -> None:
     [node] = gpu_nodes("h200")
     products = ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"]
-    data = {"NVIDIA-H100-80GB-HBM3": "3.93", "NVIDIA-H200": "1.20", "NVIDIA-L4": "cheap"}
-    prices: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prices", "namespace": served.namespace}}
-    await served.create({**prices, "data": data})
     container = {"name": "other", "image": "other", "resources": {"limits": {"nvidia.com/gpu": "7"}}}
     other: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": served.namespace}}
     await served.create({**other, "spec": {"nodeName": node, "containers": [container]}})
@@ -30,13 +27,8 @@ async def test_prices_and_free_gpus_decide_and_the_status_says_why(served: Clust
         product: str = (await pinned_plan(served, resource))["product"]
         return product, resource["status"]["pinnedPlan"]["compared"]
 
-    async with OperatorProcess(served.kubeconfig, served.namespace, prices_config_map=f"{served.namespace}/prices") as operator:
+    async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
         await operator.until_ready(within=60)
-        await served.wait_for_event("prices", "PriceIgnored")
-        assert await chosen("cheap", "LeastCost") == (
-            "NVIDIA-H200",
-            "1 x NVIDIA H200 141GB (sm_90): chosen; 1.20 per hour | 1 x NVIDIA H100 80GB (sm_90): fits; 3.93 per hour",
-        )
         product, compared = await chosen("free", "MostFree")
         assert product == "NVIDIA-H100-80GB-HBM3"
         assert compared.startswith("1 x NVIDIA H100 80GB (sm_90): chosen; room for 8 replicas | ")
@@ -81,20 +73,20 @@ async def test_plan_live_sees_what_the_operator_sees(served: Cluster, gpu_nodes:
     container = {"name": "other", "image": "other", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
     pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": served.namespace}}
     await served.create({**pod, "spec": {"nodeName": node, "containers": [container]}})
-    data = {"NVIDIA-H100-80GB-HBM3": "3.93", "NVIDIA-L40S": "1.20"}
-    prices: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prices", "namespace": served.namespace}}
-    await served.create({**prices, "data": data})
+    data = {"spot": "4 x NVIDIA-L4 cloud.google.com/gke-nodepool=spot"}
+    pools: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pools", "namespace": served.namespace}}
+    await served.create({**pools, "data": data})
     labels = {"app.kubernetes.io/name": "vllm-operator"}
-    setting = {"name": "VLLM_OPERATOR_PRICES_CONFIG_MAP", "value": "prices"}
+    setting = {"name": "VLLM_OPERATOR_INSTANCE_TYPES_CONFIG_MAP", "value": "pools"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "operator", "image": "operator", "env": [setting]}]}}
     deployment: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "operator", "labels": labels}}
     deployment["metadata"]["namespace"] = served.namespace
     await served.create({**deployment, "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}})
-    await served.create(llama(served.namespace, "cheap", accelerator={"policy": "LeastCost"}))
-    command = (sys.executable, "-m", "vllm_operator", "plan", "--live", "-n", served.namespace, "cheap")
+    await served.create(llama(served.namespace, "other", accelerator={"policy": "SmallestThatFits"}))
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--live", "-n", served.namespace, "other")
     environment = {**os.environ, "KUBECONFIG": str(served.kubeconfig)}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     page, _ = await process.communicate()
     assert process.returncode == 0
-    assert "1 x NVIDIA L40S (sm_89): fits, but none is free; 1.20 per hour" in page.decode()
-    assert "1 x NVIDIA H100 80GB (sm_90): chosen; 3.93 per hour" in page.decode()
+    assert "1 x NVIDIA L40S (sm_89): fits, but none is free" in page.decode()
+    assert "fits; node pool spot would add a node" in page.decode()

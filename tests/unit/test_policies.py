@@ -12,14 +12,12 @@ from support.operators import Bench, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.prices import ENTRIES_LIMIT, Prices, read_prices
 from vllm_operator.cluster.client import POD, Forbidden
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.planner import plan as make_plan
 
 QWEN, LLAMA_70B = "hf://Qwen/Qwen3-8B", "hf://meta-llama/Llama-3.3-70B-Instruct"
-PRICES = {"NVIDIA-L4": "0.7", "NVIDIA-L40S": "1.9", "NVIDIA-H100-80GB-HBM3": "3.5", "NVIDIA-B200": "6", "NVIDIA-H200": "1.2"}
 FLEET = ("l40s", "h100-sxm", "h200", "b200", "gb10")
 
 
@@ -32,15 +30,13 @@ def pod(node: str, gpus: int, phase: str = "Running", **labels: str) -> dict[str
 def planned(
     resource: VLLMDeployment,
     *machines: str,
-    prices: dict[str, str] | None = None,
     pods: list[Any] | None = None,
     pinned: Plan | None = None,
 ) -> Plan:
     inventory = inventory_of(*(real_node(machine, machine) for machine in machines))
     if pods is not None:
         inventory = replace(inventory, used=read_held(pods).all)
-    catalog = replace(known(), prices=read_prices(prices or {}).prices)
-    made = make_plan(resource, inventory, catalog, pinned=pinned).plan
+    made = make_plan(resource, inventory, known(), pinned=pinned).plan
     assert made is not None
     return made
 
@@ -58,35 +54,12 @@ def verdicts(plan: Plan) -> dict[str, str]:
     [
         ("SmallestThatFits", QWEN, "NVIDIA-L40S", 1),
         ("MostCapable", QWEN, "NVIDIA-B200", 1),
-        ("LeastCost", QWEN, "NVIDIA-H200", 1),
         ("SmallestThatFits", LLAMA_70B, "NVIDIA-B200", 1),
-        ("LeastCost", LLAMA_70B, "NVIDIA-H200", 2),
     ],
 )
 def test_each_policy_takes_another_gpu(policy: str, uri: str, product: str, count: int) -> None:
-    made = planned(with_policy(policy, uri), *FLEET, prices=PRICES)
+    made = planned(with_policy(policy, uri), *FLEET)
     assert (made.product, made.count) == (product, count)
-
-
-def test_the_price_is_that_of_all_gpus_of_a_replica() -> None:
-    made = planned(with_policy("LeastCost", LLAMA_70B), "h100-sxm", "b200", prices=PRICES)
-    assert (made.product, made.count) == ("NVIDIA-B200", 1)
-    assert verdicts(made) == {"1 x NVIDIA B200 (sm_100)": "chosen; 6.00 per hour", "4 x NVIDIA H100 80GB (sm_90)": "fits; 14.00 per hour"}
-
-
-def test_gpus_without_a_price_come_last_and_that_is_said() -> None:
-    assert planned(with_policy("LeastCost"), *FLEET, prices={"NVIDIA-B200": "6"}).product == "NVIDIA-B200"
-    made = planned(with_policy("LeastCost"), "l40s", "h200")
-    assert made.product == "NVIDIA-L40S"
-    assert (
-        "no GPU on which the model fits has a price. The smallest GPU that fits is used. Add NVIDIA-L40S to the ConfigMap" in made.notes[0]
-    )
-
-
-def test_a_mig_slice_has_a_price_of_its_own() -> None:
-    request = with_policy("LeastCost", mig={"profile": "3g.40gb"})
-    made = planned(request, "h100-mig-mixed", prices={"NVIDIA-H100-80GB-HBM3-MIG-3g.40gb": "1.5"})
-    assert verdicts(made)["1 x 3g.40gb of NVIDIA H100 80GB (sm_90)"] == "chosen; 1.50 per hour"
 
 
 def test_most_free_counts_what_the_pods_on_the_nodes_request() -> None:
@@ -107,11 +80,10 @@ def test_a_policy_takes_the_place_of_the_order_in_the_spec() -> None:
     products = ["NVIDIA-H200", "NVIDIA-L40S"]
     assert planned(deployment(QWEN, accelerator={"products": products}), *FLEET).product == "NVIDIA-H200"
     assert planned(with_policy("SmallestThatFits", products=products), *FLEET).product == "NVIDIA-L40S"
-    assert planned(with_policy("LeastCost", products=products[1:]), *FLEET, prices=PRICES).product == "NVIDIA-L40S"
 
 
 def test_a_model_of_unknown_size_follows_the_policy_too() -> None:
-    assert planned(with_policy("LeastCost", "hf://acme/unheard-of"), *FLEET, prices=PRICES).product == "NVIDIA-H200"
+    assert planned(with_policy("MostCapable", "hf://acme/unheard-of"), *FLEET).product == "NVIDIA-B200"
 
 
 def test_a_gpu_in_use_stays_until_the_policy_changes() -> None:
@@ -121,12 +93,12 @@ def test_a_gpu_in_use_stays_until_the_policy_changes() -> None:
     assert planned(with_policy("MostCapable", generation=2), *FLEET, pinned=pinned).product == "NVIDIA-B200"
 
 
-@pytest.mark.parametrize("policy", ["SmallestThatFits", "MostCapable", "LeastCost", "MostFree"])
-def test_a_plan_in_force_stays_whatever_it_costs_today(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["SmallestThatFits", "MostCapable", "MostFree"])
+def test_a_plan_in_force_stays_whatever_is_free_today(policy: str) -> None:
     request = with_policy(policy, LLAMA_70B)
-    pinned = planned(request, *FLEET, prices=PRICES, pods=[])
+    pinned = planned(request, *FLEET, pods=[])
     inventory = inventory_of(*(real_node(machine, machine) for machine in FLEET))
-    outcome = make_plan(request, inventory, replace(known(), prices=Prices({"l4": 0.1})), pinned=pinned)
+    outcome = make_plan(request, inventory, known(), pinned=pinned)
     assert (outcome.plan, outcome.drift) == (pinned, ())
 
 
@@ -141,23 +113,6 @@ def test_every_gpu_of_the_cluster_is_listed_with_the_reason() -> None:
 
 def test_with_one_kind_of_gpu_there_is_nothing_to_list() -> None:
     assert planned(deployment(QWEN), "h200").candidates is None
-
-
-@given(st.dictionaries(st.text(max_size=40), st.text(max_size=20), max_size=20))
-def test_no_content_of_the_prices_raises(texts: dict[str, str]) -> None:
-    read = read_prices(texts)
-    assert all(price >= 0 for price in read.prices.by_product.values())
-    assert len(read.added) + len(read.problems) == len(texts)
-
-
-def test_a_bad_price_costs_only_itself() -> None:
-    read = read_prices({"NVIDIA-L4": "0.71", "NVIDIA-L40S": "cheap", "nvidia-l4": "9", "NVIDIA-H200": "-1", "x" * 5000: "1" * 5000})
-    assert read.added == ("NVIDIA-L4",)
-    assert read.prices.of("NVIDIA-L4", None) == 0.71
-    assert len(read.problems) == 4
-    assert all(len(problem) < 200 for problem in read.problems)
-    many = read_prices({f"gpu-{number}": "1" for number in range(ENTRIES_LIMIT + 5)})
-    assert (len(many.added), len(many.problems)) == (ENTRIES_LIMIT, 1)
 
 
 HOSTILE = st.recursive(

@@ -125,7 +125,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- /* The ConfigMaps with rules and signatures that the operator reads, as NAMESPACE/NAME: those of the chart, or named ones. */}}
 {{- define "vllm-operator.knowledge" -}}
 {{- $root := . }}
-{{- range $kind, $own := dict "rules" .Values.extraRules "signatures" .Values.extraSignatures "prices" list "instance_types" list }}
+{{- range $kind, $own := dict "rules" .Values.extraRules "signatures" .Values.extraSignatures "instance_types" list }}
 {{- $setting := printf "%s_config_map" $kind }}
 {{- $named := get $root.Values.settings $setting }}
 {{- if and $own $named }}

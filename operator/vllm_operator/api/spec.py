@@ -230,7 +230,6 @@ class AcceleratorPolicy(StrEnum):
 
     SMALLEST_THAT_FITS = "SmallestThatFits"
     MOST_CAPABLE = "MostCapable"
-    LEAST_COST = "LeastCost"
     MOST_FREE = "MostFree"
 
 
@@ -256,9 +255,8 @@ class AcceleratorSpec(Model):
         default=None,
         description=(
             "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with "
-            "the least memory. MostCapable: the newest kind of data center GPU. LeastCost: the lowest price, from the ConfigMap with "
-            "prices. MostFree: those of which the most are free. Default: SmallestThatFits, after the order in `architectures` and "
-            "`products`. If a policy is set, these lists have no order."
+            "the least memory. MostCapable: the newest kind of data center GPU. MostFree: those of which the most are free. Default: "
+            "SmallestThatFits, after the order in `architectures` and `products`. If a policy is set, these lists have no order."
         ),
     )
     count: int | None = Field(

@@ -9,5 +9,5 @@ Where to look, by subject (`data/` has the knowledge itself):
     decisions     rules, rule_matching (when a rule applies), selectors (what vLLM's own selectors answer)
     starts        startup: lines of a start, logged names of backends, crashes
     crashes       signatures (with remedies), templates (how their texts are filled in)
-    of the user   user_texts (YAML of any content), user_rules, user_signatures, prices (of GPUs), instance_types (of node pools)
+    of the user   user_texts (YAML of any content), user_rules, user_signatures, instance_types (of node pools)
 """

@@ -18,7 +18,6 @@ from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.instance_types import InstanceType
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import Models, load_models
-from vllm_operator.catalog.prices import Prices
 from vllm_operator.catalog.resources import EntryError, data_digest, without_collecting
 from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts, load_rules
 from vllm_operator.catalog.shapes import KnownShapes, load_shapes
@@ -35,7 +34,7 @@ class Catalog:
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's owner:
     equal versions make equal decisions. `own_rules` are these rules by id, as they were written. `replacements` say what to use
-    instead of variables and flags that newer versions no longer know. `prices` and `instance_types` are those of the cluster's owner.
+    instead of variables and flags that newer versions no longer know. `instance_types` are those of the cluster's owner.
     """
 
     version: str
@@ -50,7 +49,6 @@ class Catalog:
     priming: tuple[PrimingRule, ...] = ()
     replacements: Mapping[str, str] = field(default_factory=dict)
     own_rules: Mapping[str, Any] = field(default_factory=dict)
-    prices: Prices = field(default_factory=Prices)
     instance_types: tuple[InstanceType, ...] = ()
 
 

@@ -14,7 +14,6 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.instance_types import read_instance_types
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
-from vllm_operator.catalog.prices import read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.planning.model.facts import ModelFiles
@@ -79,10 +78,6 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
     if rules := texts.get("rules"):
         catalog, read = with_user_rules(catalog, rules)
         problems += read.problems
-    if prices := texts.get("prices"):
-        read_of_prices = read_prices(prices)
-        catalog = replace(catalog, prices=read_of_prices.prices)
-        problems += read_of_prices.problems
     if pools := texts.get("instance_types"):
         read_of_types = read_instance_types(pools, catalog.gpus)
         catalog = replace(catalog, instance_types=read_of_types.types)
@@ -92,7 +87,7 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
     return catalog
 
 
-def texts_in(rules: str | None, prices: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
+def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
     """Read what `catalog_with_texts` takes from files.
 
     Raises:
@@ -101,8 +96,6 @@ def texts_in(rules: str | None, prices: str | None, instance_types: str | None) 
     found: dict[str, Mapping[str, str]] = {}
     if rules is not None:
         found["rules"] = _rule_texts(rules)
-    if prices is not None:
-        found["prices"] = _texts_in(prices, "prices")
     if instance_types is not None:
         found["instance_types"] = _texts_in(instance_types, "node pools")
     return found

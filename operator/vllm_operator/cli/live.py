@@ -38,7 +38,7 @@ from vllm_operator.settings import PREFIX
 Objects = list[dict[str, Any]]
 OPERATOR_NAME = "vllm-operator"
 """Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
-CONFIG_MAPS = {"rules": "--rules", "prices": "--prices", "instance_types": "--instance-types"}
+CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 """Settings of the operator that name a ConfigMap on which plans depend, without `_config_map`, and the flags for a file instead."""
 
 

@@ -84,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
     )
-    parser.add_argument("--prices", metavar="FILE", help="file with the ConfigMap of prices, for the policy LeastCost")
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
     parser.add_argument(
         "--live",
@@ -110,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.revision is not None:
         return _show_revision(arguments)
     name = arguments.name
-    texts = texts_in(arguments.rules, arguments.prices, arguments.instance_types)
+    texts = texts_in(arguments.rules, arguments.instance_types)
     if arguments.live:
         live = _read_live(arguments.namespace, name)
         manifest, nodes, pods = live.resource, live.objects, live.pods

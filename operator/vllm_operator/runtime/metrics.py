@@ -66,7 +66,7 @@ class Metrics:
         )
         self._user_data = {
             what: self._gauge(f"user_{what}", f"Number of the users' own {what.replace('_', ' ')} by state: used or ignored.", "state")
-            for what in ("rules", "signatures", "prices", "instance_types")
+            for what in ("rules", "signatures", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
         # looking up a counter by its labels takes longer than the rest of the work for a watch event

@@ -1,4 +1,4 @@
-"""Rules, crash signatures and prices of the cluster's owner, from ConfigMaps: read at the start, and when they change.
+"""Rules, crash signatures and node pools of the cluster's owner, from ConfigMaps: read at the start, and when they change.
 
 An invalid entry is ignored, and reported in the log, as an event on the ConfigMap, and as a metric. While a ConfigMap cannot be
 read, what was read before stays in use: plans must not depend on whether the API server answers.
@@ -7,14 +7,13 @@ read, what was read before stays in use: plans must not depend on whether the AP
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from vllm_operator.catalog.instance_types import InstanceType, read_instance_types
 from vllm_operator.catalog.loader import Catalog, with_user_rules
-from vllm_operator.catalog.prices import Prices, read_prices
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
@@ -52,11 +51,10 @@ class Read(Protocol):
 
 @dataclass(slots=True)
 class KnownCatalog:
-    """The catalog in use: `shipped` with the operator, and `current` with the rules, prices and node pools of its owner."""
+    """The catalog in use: `shipped` with the operator, and `current` with the rules and node pools of its owner."""
 
     shipped: Catalog
     current: Catalog
-    prices: Prices = field(default_factory=Prices)
     instance_types: tuple[InstanceType, ...] = ()
 
     @classmethod
@@ -67,16 +65,8 @@ class KnownCatalog:
     def use(self, texts: Mapping[str, str]) -> Read:
         """Replace the rules of the cluster's owner."""
         catalog, read = with_user_rules(self.shipped, texts)
-        self.current = replace(catalog, prices=self.prices, instance_types=self.instance_types)
+        self.current = replace(catalog, instance_types=self.instance_types)
         log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
-        return read
-
-    def use_prices(self, texts: Mapping[str, str]) -> Read:
-        """Replace the prices of GPUs. Plans in force stay."""
-        read = read_prices(texts)
-        self.prices = read.prices
-        self.current = replace(self.current, prices=read.prices)
-        log.info("prices of the ConfigMap in use: %d", len(read.added))
         return read
 
     def use_instance_types(self, texts: Mapping[str, str]) -> Read:
@@ -135,7 +125,7 @@ class UserData:
         Args:
             client: Client of the API server.
             use: Puts the texts of the ConfigMap to use.
-            what: `rules`, `signatures`, `prices` or `instance_types`.
+            what: `rules`, `signatures` or `instance_types`.
             config_map: `namespace/name`, or empty.
             seconds: Duration of a watch. After each, the ConfigMap is read again, whatever the watch delivered.
             metrics: Counts used and ignored entries.

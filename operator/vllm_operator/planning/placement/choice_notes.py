@@ -40,23 +40,16 @@ def notes_about_choice(
 
 def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
     """That the policy could not decide."""
-    target = chosen.target
+    if ranking.policy is not AcceleratorPolicy.MOST_FREE or chosen.target.free is not None:
+        return []
     unknown = chosen.judgement.room is Room.UNKNOWN
     instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
-    text = ""
-    if ranking.policy is AcceleratorPolicy.LEAST_COST and ranking.price(target.pool, 1) is None:
-        which = "no GPU" if unknown else "no GPU on which the model fits"
-        text = (
-            f"spec.accelerator.policy is LeastCost, but {which} has a price. {instead}. Add {_product(target.pool) or 'its product'} to "
-            "the ConfigMap with prices."
-        )
-    if ranking.policy is AcceleratorPolicy.MOST_FREE and target.free is None:
-        text = (
-            "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the Pods (with dynamic resource allocation, the "
-            "ResourceClaims) of all namespaces could not be listed. `vllm-operator plan --nodes` reads them from the file. "
-            f"{instead}."
-        )
-    return [Note(Severity.RISK, text)] if text else []
+    text = (
+        "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the Pods (with dynamic resource allocation, the "
+        "ResourceClaims) of all namespaces could not be listed. `vllm-operator plan --nodes` reads them from the file. "
+        f"{instead}."
+    )
+    return [Note(Severity.RISK, text)]
 
 
 def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> list[Note]:

@@ -7,7 +7,6 @@ from vllm_operator.api.plan import GPUCandidate
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.prices import Prices
 from vllm_operator.planning.inventory.pools import Pool
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
 from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, in_use, size_of
@@ -31,7 +30,6 @@ class Ranking:
     accelerator: AcceleratorSpec
     replicas: int
     gpus: GPUs
-    prices: Prices
 
     @property
     def policy(self) -> AcceleratorPolicy | None:
@@ -43,20 +41,12 @@ class Ranking:
         """Whether a GPU of which more are needed may come before one of which fewer are."""
         return self.policy not in (None, AcceleratorPolicy.SMALLEST_THAT_FITS)
 
-    def price(self, pool: Pool, count: int) -> float | None:
-        """The price of a replica per hour; None if unknown."""
-        one = self.prices.of(pool.product, pool.mig_profile)
-        return None if one is None else one * count / (pool.time_slices or 1)
-
     def key(self, target: Target, count: int) -> tuple[object, ...]:
         """The place of a GPU in the order of the policy, apart from what its memory decides."""
         pool = target.pool
         match self.policy:
             case AcceleratorPolicy.MOST_CAPABLE:
                 return (self.gpus.rank(pool.architecture), -(pool.memory_mebibytes or 0), count)
-            case AcceleratorPolicy.LEAST_COST:
-                price = self.price(pool, count)
-                return (price is None, price or 0.0)
             case AcceleratorPolicy.MOST_FREE:
                 return (target.free is None, -(target.free or 0))
             case _:
@@ -93,16 +83,11 @@ class Ranking:
         count, target = candidate.shape.count, candidate.target
         return (target.rank, self.key(target, count), count, size_of(candidate, sizing))
 
-    def about(self, target: Target, count: int) -> str:
-        """What the policy says about a GPU; empty without a policy."""
-        match self.policy:
-            case AcceleratorPolicy.LEAST_COST:
-                price = self.price(target.pool, count)
-                return "no price is known" if price is None else f"{price:.2f} per hour"
-            case AcceleratorPolicy.MOST_FREE if target.pool.provider is None:
-                return "it is unknown what is free" if target.free is None else f"room for {counted(target.free, 'replica')}"
-            case _:
-                return ""
+    def about(self, target: Target) -> str:
+        """Return how many replicas the free devices hold, if the policy compares that; otherwise an empty text."""
+        if self.policy is not AcceleratorPolicy.MOST_FREE or target.pool.provider is not None:
+            return ""
+        return "it is unknown what is free" if target.free is None else f"room for {counted(target.free, 'replica')}"
 
     def preferred_order(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
         """The GPUs on which the model fits as they would be chosen if all were free, the best first."""
@@ -113,7 +98,7 @@ class Ranking:
 
 def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
     """The order of GPUs for a spec."""
-    return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus, catalog.prices)
+    return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus)
 
 
 def choose_candidates(
@@ -217,7 +202,7 @@ def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranki
     """Why a GPU was chosen, or why not."""
     made, room = each.judgement.made, each.judgement.room
     provider = each.target.pool.provider
-    about = "; ".join(filter(None, (ranking.about(each.target, each.shape.count), f"{provider} would add a node" if provider else "")))
+    about = "; ".join(filter(None, (ranking.about(each.target), f"{provider} would add a node" if provider else "")))
     also = f"; {about}" if about else ""
     if each is chosen:
         return f"chosen{also}"
