@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from generate_docs import table_cell
-from vllm_operator.catalog.resources import list_data, read_data
+from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.rule_matching import ARCHITECTURES, Component
 from vllm_operator.catalog.rules import RuleKind, load_rules
 from vllm_operator.catalog.versions import load_versions

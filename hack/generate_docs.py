@@ -5,7 +5,6 @@ import html
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.preset import PresetSpec
 from vllm_operator.catalog.entry import Entry
-from vllm_operator.catalog.resources import camel_case
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.signatures import Change, LinePattern, Signature, load_remedies, load_signatures
@@ -250,7 +248,7 @@ def rule_guide() -> str:
 
 def signature_guide() -> str:
     """The guide for signatures, with the fields of a signature, of its patterns and of its changes."""
-    tables = {"signature": _dataclass_fields(Signature), "pattern": _dataclass_fields(LinePattern), "change": _dataclass_fields(Change)}
+    tables = {"signature": _documented_fields(Signature), "pattern": _documented_fields(LinePattern), "change": _documented_fields(Change)}
     return with_tables(SIGNATURE_GUIDE.read_text("utf-8"), tables)
 
 
@@ -278,11 +276,11 @@ def _entry_fields(model: type[Entry]) -> Iterator[tuple[str, bool, str]]:
         yield field.alias or name, field.is_required(), field.description or ""
 
 
-def _dataclass_fields(kind: type[LinePattern | Change | Signature]) -> Iterator[tuple[str, bool, str]]:
+def _documented_fields(model: type[Entry]) -> Iterator[tuple[str, bool, str]]:
     """Fields with their meanings in the docstring."""
-    meanings = dict(re.findall(r"^ {8}(\w+): (.+)$", kind.__doc__ or "", re.MULTILINE))
-    for field in fields(kind):
-        yield camel_case(field.name), field.default is MISSING, meanings[field.name]
+    meanings = dict(re.findall(r"^ {8}(\w+): (.+)$", model.__doc__ or "", re.MULTILINE))
+    for name, field in model.model_fields.items():
+        yield field.alias or name, field.is_required(), meanings[name]
 
 
 PAGES = {

@@ -7,7 +7,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
@@ -52,8 +51,11 @@ def fourfold(knowledge: StartupKnowledge) -> StartupKnowledge:
     """Return the knowledge with three more variants of each signature, whose anchors match no line."""
     ways: tuple[Callable[[str], str], ...] = (lambda text: text[::-1], str.swapcase, lambda text: " ".join(reversed(text.split(" "))) + "~")
     others = (
-        replace(
-            signature, id=f"{signature.id}{number}", patterns=tuple(replace(each, anchor=way(each.anchor)) for each in signature.patterns)
+        signature.model_copy(
+            update={
+                "id": f"{signature.id}{number}",
+                "patterns": tuple(each.model_copy(update={"anchor": way(each.anchor)}) for each in signature.patterns),
+            }
         )
         for number, way in enumerate(ways)
         for signature in knowledge.signatures

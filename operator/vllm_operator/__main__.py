@@ -5,7 +5,6 @@ longer to import than `diagnose` needs.
 """
 
 import argparse
-import gc
 import importlib
 import io
 import os
@@ -74,7 +73,7 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
     for name, (module, summary) in known.items():
         subparser = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
-            command = _import(module)
+            command = cast(Command, importlib.import_module(module))
             command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     assert command is not None  # argparse refuses anything else
@@ -94,15 +93,6 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS
     return status
-
-
-def _import(module: str) -> Command:
-    """Import the module of a command. What it loads is never garbage, and looking for garbage meanwhile takes a tenth of the time."""
-    gc.disable()
-    try:
-        return cast(Command, importlib.import_module(module))
-    finally:
-        gc.enable()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import uvloop
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.user_entries import UserEntries
 from vllm_operator.cluster import responses
 from vllm_operator.cluster.client import NAMESPACE, Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
@@ -57,7 +58,7 @@ from vllm_operator.runtime.presets import Presets
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.supervisor import Parts, Supervisor
-from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, qualified_name
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
@@ -268,14 +269,13 @@ class Operator:
         await self.mirroring.add_all()
 
     def _make_user_data(
-        self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
+        self, use: Callable[[Mapping[str, str]], UserEntries[Any]], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
     ) -> UserData:
         return UserData(
             self._client,
             use,
             what=what,
             config_map=config_map,
-            seconds=self._settings.resync_seconds,
             metrics=self.metrics,
             changed=changed,
         )

@@ -12,14 +12,13 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vllm_operator.catalog.resources import construct, read_data
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.pods.view import Phase
 from vllm_operator.startup.state import Stage
 from vllm_operator.text import wording
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageTexts:
+class MessageTexts(Entry):
     """The content of `messages.yaml`: templates by name, and words for the stages of a start and for phases of a Pod, in a sentence."""
 
     stages: Mapping[str, str]
@@ -72,7 +71,7 @@ class Messages:
 @cache
 def load_messages() -> Messages:
     """Read the messages that ship with the package."""
-    return prepare_messages(construct(MessageTexts, read_data("messages.yaml")))
+    return prepare_messages(load_file(MessageTexts, "messages.yaml"))
 
 
 def prepare_messages(texts: MessageTexts) -> Messages:

@@ -126,7 +126,7 @@ async def test_the_crash_that_one_has_before_him_is_named_once_its_signature_is_
         await served.wait_for("VLLMDeployment", "llama", quotes_the_licence_server, within=60)
         assert has("Crashed", "True", "UnknownCrash")(await served.get("VLLMDeployment", "llama"))
         await served.patch("ConfigMap", "crashes", {"data": config_map("crashes", served.namespace, LICENCE_SIGNATURE)["data"]})
-        await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=20)
+        await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=60)
         assert (await own_events(served)).get("LicenceServerAway", 0) == 0, "it is the same crash, told already"
         assert "Traceback" not in operator.log, operator.log
 

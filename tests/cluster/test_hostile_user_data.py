@@ -27,14 +27,14 @@ RULES = ({**ATTENTION_RULE, "id": "slow", "when": {"environment": {"A": "(?=(a+)
 
 async def told(operator: OperatorProcess, line: str) -> None:
     """Wait for a line of the metrics."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while line not in (await operator.fetch("/metrics"))[1]:  # noqa: ASYNC110 - a page has no event
             await asyncio.sleep(0.2)
 
 
 async def reported(served: Cluster, name: str, words: str) -> None:
     """Wait for an Event about a ConfigMap."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(words in event["message"] for event in await served.events(name=name)):  # noqa: ASYNC110 - it is in the API server
             await asyncio.sleep(0.2)
 

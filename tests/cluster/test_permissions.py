@@ -308,9 +308,9 @@ def uses_preset(name: str) -> Callable[[Manifest], bool]:
 
 async def take_a_rule_of_the_owner(cluster: Cluster, operator: OperatorProcess) -> None:
     await cluster.create(config_map("rules", cluster.namespace, ATTENTION_RULE))
-    await operator.until_says("rules of the ConfigMap in use: 1", within=10)
+    await operator.until_says("rules of the ConfigMap in use: 1", within=60)
     await cluster.delete("ConfigMap", "rules")
-    await operator.until_says("rules of the ConfigMap in use: 0", within=10)
+    await operator.until_says("rules of the ConfigMap in use: 0", within=60)
 
 
 async def stand_by(cluster: Cluster, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from testenv.binaries import find_binary
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER
-from vllm_operator.catalog.loader import load_catalog, with_user_rules
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
 from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED, SHARD

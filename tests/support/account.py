@@ -16,7 +16,7 @@ def _values(namespace: str, **values: Any) -> Manifest:
 
 
 def rules_of(namespace: str) -> str:
-    """The ConfigMap that the account may read and watch."""
+    """The ConfigMap that the account may read."""
     return f"{namespace}/rules"
 
 

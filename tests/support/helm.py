@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from testenv.binaries import find_binary
-from vllm_operator.catalog.resources import YAML_LOADER
 
 Manifest = dict[str, Any]
 
@@ -45,7 +44,7 @@ def template(values: Manifest, *, namespace: str = NAMESPACE, release: str = REL
     settings = [part for kind in kinds for part in ("--api-versions", kind)]
     # JSON is YAML; a value by --set would be guessed at
     text = _template(release, namespace, json.dumps(values), tuple(settings))
-    return [manifest for manifest in yaml.load_all(text, Loader=YAML_LOADER) if manifest]
+    return [manifest for manifest in yaml.load_all(text, Loader=yaml.CSafeLoader) if manifest]
 
 
 @cache

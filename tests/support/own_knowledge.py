@@ -33,7 +33,19 @@ LICENCE_SIGNATURE = {
 }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes no aliases, which the operator refuses."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def written(entries: Any) -> str:
+    """Entries as YAML without aliases."""
+    return yaml.dump(entries, Dumper=_Dumper)
+
+
 def config_map(name: str, namespace: str, *entries: Any, **texts: str) -> dict[str, Any]:
     """A ConfigMap with entries under one key, and other texts beside it."""
-    data = {"ours.yaml": yaml.safe_dump(list(entries)), **texts}
+    data = {"ours.yaml": written(list(entries)), **texts}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}

@@ -9,19 +9,18 @@ import pytest
 from vllm_operator.catalog import entry as entries
 from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent
 from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
-from vllm_operator.catalog.entry import Entry, load_file, load_list, parse_dataclass, parse_entry
+from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, load_list, parse_entry, read_data
 from vllm_operator.catalog.gpus import Architecture, GPUs
 from vllm_operator.catalog.images import Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
-from vllm_operator.catalog.resources import EntryError, construct, list_data, read_data
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.rules import Rule
-from vllm_operator.catalog.signatures import Remedy, Signature, load_signatures
+from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import Stages, load_startup
-from vllm_operator.catalog.user_signatures import UserSignature
+from vllm_operator.catalog.user_entries import UserSignature
 from vllm_operator.catalog.versions import Replacements, VersionTable
 from vllm_operator.messages import MessageTexts
-from vllm_operator.observation.knowledge import TerminationRules, load_termination_rules
+from vllm_operator.observation.knowledge import TerminationRules
 from vllm_operator.startup.state import Stage
 
 FILES: dict[str, type[Entry]] = {
@@ -31,6 +30,9 @@ FILES: dict[str, type[Entry]] = {
     "caches.yaml": Caches,
     "priming.yaml": Priming,
     "replacements.yaml": Replacements,
+    "stages.yaml": Stages,
+    "messages.yaml": MessageTexts,
+    "terminations.yaml": TerminationRules,
     "versions/0.20.1.json": VersionTable,
 }
 LISTS: dict[str, type[Entry]] = {
@@ -39,15 +41,6 @@ LISTS: dict[str, type[Entry]] = {
     "logged_names.yaml": LoggedNamesOfComponent,
     **dict.fromkeys(list_data("rules"), Rule),
 }
-
-
-def test_entries_that_are_read_without_pydantic_are_valid_and_mean_the_same_to_it() -> None:
-    assert tuple(parse_dataclass(Signature, each) for each in read_data("signatures.yaml")["signatures"]) == load_signatures()
-    assert parse_dataclass(Stages, read_data("stages.yaml")) == load_startup().stages
-    assert parse_dataclass(MessageTexts, read_data("messages.yaml")) == construct(MessageTexts, read_data("messages.yaml"))
-    assert parse_dataclass(TerminationRules, read_data("terminations.yaml")) == load_termination_rules()
-    for each in read_data("remedies.yaml")["remedies"]:
-        assert parse_dataclass(Remedy, each) == construct(Remedy, each)
 
 
 def test_lines_and_bars_name_stages_and_components_that_exist() -> None:
@@ -95,7 +88,7 @@ SIGNATURE = {"id": "A", "severity": "fatal", "priority": 1, "patterns": [{"ancho
 def test_a_mistake_in_a_signature_is_named_with_its_field(change: dict[str, Any], message: str) -> None:
     for kind in (Signature, UserSignature):  # what ships, and what users write
         with pytest.raises(EntryError) as caught:
-            parse_dataclass(kind, {**SIGNATURE, "id": "Mine", **change})
+            parse_entry(kind, {**SIGNATURE, "id": "Mine", **change})
         assert str(caught.value) == message
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.backends import chosen, decide, emitted, notes_of
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.selectors import load_selectors, parse_selector_trees
+from vllm_operator.catalog.selectors import load_selectors, parse_selectors
 from vllm_operator.planning.engine.moe import moe_cases
 
 NANO_NVFP4 = "hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"
@@ -159,7 +159,7 @@ def test_the_question_of_a_deployment(facts: dict[str, Any], cases: list[str]) -
 
 
 def test_a_branch_that_is_not_written_is_the_usual_one_and_a_format_that_was_not_asked_has_no_answer() -> None:
-    trees = parse_selector_trees(
+    trees = parse_selectors(
         {
             "reasons": ["too old"],
             "answers": [

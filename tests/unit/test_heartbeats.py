@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from vllm_operator.catalog.user_texts import collect, read_documents
+from vllm_operator.catalog.user_entries import collect, read_documents
 from vllm_operator.runtime.log_output import JsonFormatter, TextFormatter
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.gpus import inventory_of, known_gpus, node_pool, real_node
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
-from vllm_operator.catalog.instance_types import FORM, read_instance_types
+from vllm_operator.catalog.user_entries import POOL_FORM, read_instance_types
 from vllm_operator.planning.inventory.provisioned import read_node_pools
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -21,7 +21,7 @@ H100 = "8 x NVIDIA-H100-80GB-HBM3 cloud.google.com/gke-nodepool=h100 kubernetes.
 
 
 def planned(uri: str, *nodes: Any, node_pools: tuple[Any, ...] = (), pinned: Plan | None = None, types: Any = None, **spec: Any) -> Outcome:
-    catalog = replace(known(), instance_types=read_instance_types(types or {}, known_gpus()).types)
+    catalog = replace(known(), instance_types=read_instance_types(types or {}, known_gpus()).entries)
     return plan(deployment(uri, **spec), inventory_of(*nodes, node_pools=node_pools), catalog, pinned=pinned)
 
 
@@ -145,13 +145,13 @@ def test_any_node_pool_is_read(spec: Any, requirements: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", FORM),
-        ("4", FORM),
-        ("4 x NVIDIA-L40S", FORM),
-        ("0 x NVIDIA-L40S a=b", FORM),
-        ("4 x NVIDIA-L40S a", FORM),
-        ("4 x NVIDIA-L40S a={{x}}", FORM),
-        ("4 x NVIDIA-L40S " + "a=b " * 500, FORM),
+        ("", POOL_FORM),
+        ("4", POOL_FORM),
+        ("4 x NVIDIA-L40S", POOL_FORM),
+        ("0 x NVIDIA-L40S a=b", POOL_FORM),
+        ("4 x NVIDIA-L40S a", POOL_FORM),
+        ("4 x NVIDIA-L40S a={{x}}", POOL_FORM),
+        ("4 x NVIDIA-L40S " + "a=b " * 500, POOL_FORM),
         ("4 x NVIDIA-L9000 a=b", "NVIDIA-L9000 is not a known GPU"),
     ],
 )
@@ -163,5 +163,5 @@ def test_an_invalid_entry_is_named_and_ignored(text: str, problem: str) -> None:
 
 def test_more_node_pools_than_the_limit_are_ignored() -> None:
     read = read_instance_types({f"p{number:03}": L40S for number in range(70)}, known_gpus())
-    assert len(read.types) == 64
+    assert len(read.entries) == 64
     assert read.problems == ("there are more than 64 node pools; the others are ignored.",)

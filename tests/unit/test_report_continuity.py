@@ -16,7 +16,7 @@ from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.plan import ObservedBackend
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.catalog.user_entries import with_user_signatures
 from vllm_operator.observation.knowledge import load_knowledge
 from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState

@@ -12,7 +12,7 @@ from jinja2 import meta
 import vllm_operator
 from support import observations as o
 from vllm_operator.api.status import CrashStatus
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import read_data
 from vllm_operator.messages import MessageTexts, load_messages, prepare_messages
 from vllm_operator.observation.knowledge import load_knowledge
 from vllm_operator.planning.inventory.taints import Taint

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.backends import Kernels, canonical, load_invocations, load_kernels
-from vllm_operator.catalog.entry import parse_entry
-from vllm_operator.catalog.resources import EntryError
+from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, RuleMatch, parse_range
 from vllm_operator.catalog.rules import Rule, RuleKind, build_rules, find_conflicts, load_rules
 

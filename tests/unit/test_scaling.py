@@ -7,7 +7,7 @@ import pytest
 from support import engine_metrics
 from support.operators import llama
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.engine_metrics import load_engine_metrics
+from vllm_operator.catalog.versions import load_engine_metrics
 from vllm_operator.pods.selection import selects
 from vllm_operator.rendering.scaling import period_seconds, render_autoscaler
 

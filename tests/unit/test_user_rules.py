@@ -1,5 +1,6 @@
 """Rules from the owner of the cluster: they win over ours, and a broken one harms nobody."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +15,11 @@ from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
 from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
-from vllm_operator.catalog import loader
+from vllm_operator.catalog import user_entries
 from vllm_operator.catalog.entry import parse_entry
-from vllm_operator.catalog.loader import add_user_rules, with_user_rules
 from vllm_operator.catalog.rule_matching import VALUE_LIMIT, RuleInput
 from vllm_operator.catalog.rules import Rule, Rules
+from vllm_operator.catalog.user_entries import add_user_rules, with_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
@@ -33,17 +34,17 @@ def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
 
 
 def test_a_rule_of_the_user_beats_what_the_engine_does() -> None:
-    read = add_user_rules(OURS, [EXPERTS_RULE])
+    rules, read = add_user_rules(OURS, [EXPERTS_RULE])
     assert (read.added, read.problems) == (("our-experts-on-b200",), ())
     assert moe(OURS)[:2] == ("FLASHINFER_TRTLLM", "Engine")
-    assert moe(read.rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
+    assert moe(rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
 
 
 def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
     broken = [{"id": "x"}, "nonsense", {**EXPERTS_RULE, "id": "y", "when": {"moon": "full"}}, {**EXPERTS_RULE, "id": "moe-int4-engine"}]
-    read = add_user_rules(OURS, [*broken, EXPERTS_RULE])
+    rules, read = add_user_rules(OURS, [*broken, EXPERTS_RULE])
     problems = read.problems
-    assert moe(read.rules)[0] == "TRITON"
+    assert moe(rules)[0] == "TRITON"
     assert len(problems) == 4
     assert "component is missing" in problems[0]
     assert "when: 'moon' is not a field" in problems[2]
@@ -51,8 +52,8 @@ def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
 
 
 def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> None:
-    read = add_user_rules(OURS, [EXPERTS_RULE, {**EXPERTS_RULE, "id": "other", "backend": "DEEPGEMM"}])
-    assert moe(read.rules)[0] == "TRITON"
+    rules, read = add_user_rules(OURS, [EXPERTS_RULE, {**EXPERTS_RULE, "id": "other", "backend": "DEEPGEMM"}])
+    assert moe(rules)[0] == "TRITON"
     assert "may both apply" in read.problems[0]
 
 
@@ -82,7 +83,7 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
+    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
     assert read.added == ()
     assert said in read.problems[0]
     assert read.problems[0].endswith("The rule is ignored.")
@@ -109,22 +110,22 @@ def test_the_version_of_the_catalog_tells_the_rules_apart() -> None:
 
 def test_more_rules_than_can_be_asked_are_not_read() -> None:
     many = [{**EXPERTS_RULE, "id": f"rule-{number}", "priority": number % 100} for number in range(300)]
-    _, read = with_user_rules(known(), {"a": yaml.safe_dump(many)})
+    _, read = with_user_rules(known(), {"a": json.dumps(many[:100]), "b": json.dumps(many[100:200]), "c": json.dumps(many[200:])})
     assert "only the first 256 are used" in read.problems[0]
 
 
 def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
     desired = {**EXPERTS_RULE, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
-    read = add_user_rules(OURS, [desired], known().versions)
-    quirk = next(rule for rule in read.rules.rules if rule.id == "all-to-all-fp8-0.11")
-    ours = next(rule for rule in read.rules.rules if rule.id == "our-experts-on-b200")
-    assert read.rules.rules.index(quirk) < read.rules.rules.index(ours)
+    rules, _read = add_user_rules(OURS, [desired], known().versions)
+    quirk = next(rule for rule in rules.rules if rule.id == "all-to-all-fp8-0.11")
+    ours = next(rule for rule in rules.rules if rule.id == "our-experts-on-b200")
+    assert rules.rules.index(quirk) < rules.rules.index(ours)
 
 
 def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
     when = {"environment": {"OUR_SETTING": "^(a+)+$"}, "arguments": {"--ours": "(x*)*y"}}
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": when}])
-    [rule] = [rule for rule in read.rules.rules if rule.id == EXPERTS_RULE["id"]]
+    rules, _read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": when}])
+    [rule] = [rule for rule in rules.rules if rule.id == EXPERTS_RULE["id"]]
     situation = replace(SITUATION, environment={"OUR_SETTING": "a" * 4000 + "!"}, arguments={"--ours": "x" * 4000})
     began = time.perf_counter()
     assert not rule.when.holds(situation, {}, {})
@@ -134,8 +135,8 @@ def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
 
 
 def test_a_very_long_value_is_unknown_to_patterns() -> None:
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"environment": {"OUR_SETTING": "."}}}])
-    [rule] = [rule for rule in read.rules.rules if rule.id == EXPERTS_RULE["id"]]
+    rules, _read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"environment": {"OUR_SETTING": "."}}}])
+    [rule] = [rule for rule in rules.rules if rule.id == EXPERTS_RULE["id"]]
     assert rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * VALUE_LIMIT}), {}, {})
     assert not rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * (VALUE_LIMIT + 1)}), {}, {})
 
@@ -143,7 +144,7 @@ def test_a_very_long_value_is_unknown_to_patterns() -> None:
 def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
     when = {"environment": {f"A{number}": "x{1,50}" for number in range(16)}}
     many = [{**EXPERTS_RULE, "id": f"rule-{number}", "when": when, "priority": number} for number in range(40)]
-    read = add_user_rules(OURS, many)
+    _rules, read = add_user_rules(OURS, many)
     assert len(read.added) == 32
     assert all("the rules up to this one have more than 512 regular expressions" in problem for problem in read.problems)
 
@@ -154,15 +155,15 @@ def test_an_error_that_nobody_thought_of_costs_its_rule(monkeypatch: pytest.Monk
             raise AssertionError("unforeseen")
         return parse_entry(model, document, **options)
 
-    monkeypatch.setattr(loader, "parse_entry", fails)
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
+    monkeypatch.setattr(user_entries, "parse_entry", fails)
+    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
     assert read.added == (EXPERTS_RULE["id"],)
     assert read.problems == ("rule second: it cannot be read (AssertionError). The rule is ignored.",)
 
 
 @pytest.mark.parametrize("versions", [">=0..1", ">=1", 0.2, "", ">=" + "9" * 5000, None, [], "9" * 5000 + ".1"])
 def test_any_versions_are_read_or_refused(versions: Any) -> None:
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"versions": versions}}], known().versions)
+    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"versions": versions}}], known().versions)
     assert len(read.added) + len(read.problems) == 1
     assert versions not in (">=0..1", "") or not read.added
 
@@ -176,10 +177,10 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(change=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
 def test_whatever_is_written_there_planning_works(change: dict[str, Any]) -> None:
-    read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
+    rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
     assert len(read.added) + len(read.problems) == 1
     if read.added:
-        moe(read.rules)
+        moe(rules)
 
 
 def test_a_plan_follows_the_rule_and_names_it() -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.operators import Bench
-from support.own_knowledge import LICENCE_SIGNATURE, config_map
+from support.own_knowledge import LICENCE_SIGNATURE, config_map, written
 from support.reports import report
 from vllm_operator.__main__ import main
+from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
-from vllm_operator.catalog.user_signatures import UserSignatures, with_user_signatures
+from vllm_operator.catalog.user_entries import UserEntries, with_user_signatures
 from vllm_operator.cluster.client import EVENT
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.user_data import KnownCrashes, UserData
@@ -30,8 +31,8 @@ LINE = "RuntimeError: licence server lic-7.example.com did not answer\n"
 FAILED = "(EngineCore pid=7) ERROR 11-21 12:00:09 [core.py:1] EngineCore failed to start.\n"
 
 
-def added(*documents: Any, **texts: str) -> tuple[StartupKnowledge, UserSignatures]:
-    return with_user_signatures(SHIPPED, {"signatures.yaml": yaml.safe_dump(list(documents)), **texts})
+def added(*documents: Any, **texts: str) -> tuple[StartupKnowledge, UserEntries[Signature]]:
+    return with_user_signatures(SHIPPED, {"signatures.yaml": written(list(documents)), **texts})
 
 
 def crash(knowledge: StartupKnowledge, text: str) -> str | None:
@@ -179,7 +180,13 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     crashes = KnownCrashes.of(load_startup())
     bench, metrics, changed = Bench(), Metrics(), asyncio.Event()
     data = UserData(
-        bench.cluster, crashes.use, what="signatures", config_map="operators/crashes", seconds=0.001, metrics=metrics, changed=_set(changed)
+        bench.cluster,
+        crashes.use,
+        what="signatures",
+        config_map="operators/crashes",
+        metrics=metrics,
+        changed=_set(changed),
+        poll_seconds=0,
     )
     assert await data.load() is False
     bench.cluster.put(config_map("crashes", "operators", LICENCE, {"id": "Half"}))
@@ -192,12 +199,12 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     parser.feed((FAILED + LINE).encode())
     parser.end()
     crashed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
-    written = report(crashed, crashes.reporting)
-    assert written.status.last_crash is not None
-    assert written.status.last_crash.signature == "LicenceServerAway"
-    assert "lic-7.example.com did not answer" in str(written.status.last_crash.cause)
-    assert [event.reason for event in written.events if event.type == "Warning"] == ["LicenceServerAway"]
-    assert written.status.remediation is None  # a person fills in which host
+    reported = report(crashed, crashes.reporting)
+    assert reported.status.last_crash is not None
+    assert reported.status.last_crash.signature == "LicenceServerAway"
+    assert "lic-7.example.com did not answer" in str(reported.status.last_crash.cause)
+    assert [event.reason for event in reported.events if event.type == "Warning"] == ["LicenceServerAway"]
+    assert reported.status.remediation is None  # a person fills in which host
     assert [event["reason"] for event in bench.cluster.all(EVENT)] == ["SignatureIgnored"]
     page = metrics.render().decode()
     assert 'vllm_operator_user_signatures{state="used"} 1.0' in page
@@ -212,10 +219,10 @@ def test_what_it_suggests_is_a_command_and_never_done_without_asking() -> None:
     parser.feed(FAILED + LINE)
     parser.end()
     resource = o.resource(remediation={"mode": "Auto"})
-    written = report(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state}, resource=resource), crashes.reporting)
-    assert written.status.remediation is None
-    assert written.status.last_crash is not None
-    assert '"name":"OUR_LICENCE_HOST","value":"lic-7.example.com"' in (written.status.last_crash.command or "")
+    reported = report(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state}, resource=resource), crashes.reporting)
+    assert reported.status.remediation is None
+    assert reported.status.last_crash is not None
+    assert '"name":"OUR_LICENCE_HOST","value":"lic-7.example.com"' in (reported.status.last_crash.command or "")
 
 
 def _set(event: asyncio.Event) -> Any:

@@ -2,12 +2,12 @@
 
 Where to look, by subject (`data/` has the knowledge itself):
 
-    all files     entry (how an entry is written, and what is said about a mistake), resources (reading), loader (everything at once)
+    all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
     machines      gpus, images; paths (directories inside the container)
-    vLLM          versions, engine_metrics, caches (and priming), backends (where each works, and how it is requested)
+    vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
     models        models, shapes (their sizes), memory (what else an engine takes)
     decisions     rules, rule_matching (when a rule applies), selectors (what vLLM's own selectors answer)
     starts        startup: lines of a start, logged names of backends, crashes
     crashes       signatures (with remedies), templates (how their texts are filled in)
-    of the user   user_texts (YAML of any content), user_rules, user_signatures, instance_types (of node pools)
+    of the user   user_entries: rules, signatures and node pools from ConfigMaps
 """

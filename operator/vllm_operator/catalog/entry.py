@@ -1,21 +1,23 @@
-"""Entries of the catalog: the base class of their models, the types of their fields, and error messages.
+"""Reading the catalog: its data files, the base class of their models, the types of their fields, and messages about mistakes.
 
-The same model reads an entry of a file in `data/` and an entry in a ConfigMap of a user. The latter is untrusted: an invalid entry raises
-an `EntryError` with one sentence of bounded length.
+Every file in `data/` is read by `yaml.CSafeLoader` (or as JSON) and validated by a pydantic model. The same model reads an entry in a
+ConfigMap of a user. The latter is untrusted: an invalid entry raises an `EntryError` with one sentence of bounded length.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from vllm_operator.catalog.resources import EntryError, camel_case, read_data
 from vllm_operator.text.wording import similar
 
 SHOWN = 60
@@ -27,6 +29,10 @@ SPECIFIERS_LIMIT = 200
 
 Compile = Callable[[str], re.Pattern[str]]
 """Compiles a regular expression; raises ValueError or `re.error`."""
+
+
+class EntryError(ValueError):
+    """An entry that cannot be used. The message names the field, what is wrong, and what to write instead."""
 
 
 class Entry(BaseModel):
@@ -45,7 +51,6 @@ class Entry(BaseModel):
 
 
 EntryType = TypeVar("EntryType", bound=Entry)
-Parsed = TypeVar("Parsed")
 
 
 @cache
@@ -69,27 +74,6 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
         return model.model_validate(written, context=compile_pattern, by_alias=True, by_name=False)
     except ValidationError as error:
         raise EntryError(explain(error)) from None
-
-
-def parse_dataclass(kind: type[Parsed], written: Any) -> Parsed:
-    """Read an entry whose model is a plain dataclass. Code that reads logs uses such models, because it starts without pydantic.
-
-    Validation is strict: a list may be a tuple, and text an enum. No other value is converted.
-
-    Raises:
-        EntryError: It is malformed.
-    """
-    try:
-        (parsed,) = _adapter(cast("Hashable", kind)).validate_json(json.dumps([written]), strict=True, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise EntryError(explain(error, kind)) from None
-    return cast("Parsed", parsed)
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    # A dataclass takes its configuration from the type around it.
-    return TypeAdapter(tuple[kind], config=Entry.model_config)
 
 
 def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -> tuple[EntryType, ...]:
@@ -127,6 +111,34 @@ def load_list(model: type[EntryType], name: str) -> tuple[EntryType, ...]:
         EntryError: One is malformed; the message names the file and the entry.
     """
     return parse_entries(model, read_data(name), name)
+
+
+def read_data(name: str) -> Any:
+    """Read `catalog/data/<name>` as YAML or JSON, by its suffix.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    text = (_data() / name).read_text("utf-8")
+    return json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=yaml.CSafeLoader)
+
+
+def list_data(folder: str) -> tuple[str, ...]:
+    """List the data files in a folder of `catalog/data`, as names for `read_data`, sorted."""
+    return tuple(sorted(f"{folder}/{entry.name}" for entry in (_data() / folder).iterdir() if entry.suffix in (".yaml", ".json")))
+
+
+def data_digest() -> str:
+    """Return a digest of all data files: it changes if, and only if, what is known changes."""
+    total = hashlib.sha256()
+    files = {str(entry.relative_to(_data())): entry for entry in _data().rglob("*") if entry.suffix in (".yaml", ".json")}
+    for name in sorted(files):
+        total.update(f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _data() -> Path:
+    return Path(str(resources.files("vllm_operator.catalog"))) / "data"
 
 
 def read_text(value: Any, example: str) -> str:
@@ -204,15 +216,10 @@ def matching(pattern: str, hint: str) -> Callable[[str], str]:
     return check
 
 
-def explain(error: ValidationError, dataclass: type | None = None) -> str:
-    """Describe the first error in a sentence without a period. `dataclass` is the model, unless it is an `Entry`."""
-    mistakes = error.errors(include_url=False)
-    first = next((each for each in mistakes if each["type"] == "unexpected_keyword_argument"), mistakes[0])
-    path = first["loc"][1:] if dataclass else first["loc"]
-    where, kind, value, bounds = locate(path), first["type"], first["input"], first.get("ctx", {})
-    if dataclass and kind == "unexpected_keyword_argument":
-        *outer, name = path
-        return f"{locate(outer)}{': ' if outer else ''}{quote(name)} is not a field{suggest(name, _fields_at(dataclass, outer))}"
+def explain(error: ValidationError) -> str:
+    """Describe the first error in a sentence without a period."""
+    first = error.errors(include_url=False)[0]
+    where, kind, value, bounds = locate(first["loc"]), first["type"], first["input"], first.get("ctx", {})
     if kind == "missing":
         return f"{where} is missing"
     if kind == "value_error":
@@ -229,20 +236,6 @@ def explain(error: ValidationError, dataclass: type | None = None) -> str:
     return f"{where}: {first['msg'][:120]}"
 
 
-def _fields_at(kind: Any, path: Iterable[int | str]) -> Collection[str]:
-    """Return the fields, as in YAML, of the dataclass at a path."""
-    for part in path:
-        hints = {camel_case(name): hint for name, hint in get_type_hints(kind).items()}
-        kind = _find_dataclass(hints[part]) if part in hints else kind  # a position or a key of a mapping does not change the type
-    return [camel_case(field.name) for field in fields(kind)]
-
-
-def _find_dataclass(hint: Any) -> Any:
-    if is_dataclass(hint):
-        return hint
-    return next((found for inner in get_args(hint) if (found := _find_dataclass(inner))), None)
-
-
 _KINDS: Mapping[str, str] = {
     "string_type": "text",
     "bool_type": "true or false",
@@ -251,7 +244,6 @@ _KINDS: Mapping[str, str] = {
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
-    "dataclass_type": "a mapping",
 }
 _BOUNDS: Mapping[str, str] = {
     "string_too_short": "must not be empty",

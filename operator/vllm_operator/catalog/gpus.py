@@ -7,6 +7,7 @@ An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabil
 import fnmatch
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
@@ -150,6 +151,16 @@ class GPUs(Entry):
         else:
             name = "GPU"
         return f"{name} ({architecture})" if architecture else f"{name} of unknown architecture"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """A node pool of the administrator: `count` GPUs of a product as in nvidia.com/gpu.product, and labels that select its nodes."""
+
+    name: str
+    product: str
+    count: int
+    labels: tuple[tuple[str, str], ...]
 
 
 def capability_of(architecture: str) -> Version:

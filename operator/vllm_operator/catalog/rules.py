@@ -16,10 +16,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations, load_kernels
-from vllm_operator.catalog.entry import Entry, matching, parse_entries
-from vllm_operator.catalog.resources import EntryError, list_data, read_data
+from vllm_operator.catalog.entry import Entry, EntryError, list_data, matching, parse_entries, read_data
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
-from vllm_operator.catalog.selectors import Selectors, SelectorTrees, load_selectors
+from vllm_operator.catalog.selectors import Selectors, load_selectors
 from vllm_operator.catalog.versions import Release
 
 
@@ -111,7 +110,7 @@ class RulesOfVersion:
     others: tuple[Rule, ...]
     invocations: Mapping[Component, tuple[Invocation, ...]]
     kernels: Kernels
-    selectors: Mapping[Component, Selectors | SelectorTrees]
+    selectors: Mapping[Component, Selectors]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +120,7 @@ class Rules:
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
     kernels: Kernels
-    selectors: Mapping[Component, Selectors | SelectorTrees]
+    selectors: Mapping[Component, Selectors]
 
     def of(self, release: Release) -> RulesOfVersion:
         """Return the part that concerns one of the known versions."""
@@ -156,7 +155,7 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
 
 
 def build_rules(
-    rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors | SelectorTrees]
+    rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors]
 ) -> Rules:
     """Put rules in order of precedence.
 

@@ -5,14 +5,12 @@ decide which backend the engine takes by itself and which pins it accepts. Rules
 table disagree, the table is right.
 """
 
-import marshal
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Any
 
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.versions import Release, parse_release
 
@@ -22,12 +20,9 @@ TABLES: Mapping[Component, str] = {
     Component.SPARSE_ATTENTION: "attention",
     Component.MLA_PREFILL: "prefill",
     Component.GEMM: "gemm",
+    Component.MOE: "moe",
 }
 """The table that answers for a component, by the name of its file."""
-READ_ENTRIES = 64
-"""Entries of a table that are kept as Python objects after they were read."""
-BLOCK, READ_BLOCKS = 64, 4
-"""Entries that are compressed together, and how many such blocks are kept uncompressed after they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +46,22 @@ class Selection:
     others: tuple[str, ...] = ()
 
 
-Item = TypeVar("Item")
-
-
-class Packed(Sequence[Item], Generic[Item]):
-    """The entries of a table, serialized and compressed in blocks: a deployment needs a few of thousands.
-
-    As Python objects they take 40 times the memory.
-    """
-
-    def __init__(self, written: Sequence[Any], read: Callable[[Any], Item] = lambda item: item) -> None:
-        self._number = len(written)
-        blocks = [_pack(written[start : start + BLOCK]) for start in range(0, len(written), BLOCK)]
-        unpack = lru_cache(maxsize=READ_BLOCKS)(lambda number: marshal.loads(zlib.decompress(blocks[number])))
-        self._read = lru_cache(maxsize=READ_ENTRIES)(lambda place: read(marshal.loads(unpack(place // BLOCK)[place % BLOCK])))
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._read(place)
-
-
-def _pack(entries: Sequence[Any]) -> bytes:
-    return zlib.compress(marshal.dumps(tuple(map(marshal.dumps, entries))), 1)
+ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """The answers of all versions.
+    """The answers of all versions, as `hack/oracle` writes them. An answer is read when it is asked for: a deployment needs a few.
 
     Attributes:
-        selections: All different answers.
-        cases: Tables of answers: the place in `selections` by the name of the case, such as `Dense/128/auto`.
+        reasons: Texts of errors.
+        answers: All different answers.
+        cases: Tables: the place in `answers` by the name of the case, such as `Dense/128/auto`.
         versions: The place in `cases` by version and architecture.
     """
 
-    selections: Sequence[Selection]
+    reasons: Sequence[str]
+    answers: Sequence[Mapping[str, Any]]
     cases: Sequence[Mapping[str, int]]
     versions: Mapping[Release, Mapping[str, int]]
 
@@ -103,47 +77,45 @@ class Selectors:
         return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
 
     def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
-        place = self.versions[release].get(architecture)
-        if place is None or not cases or any(case not in self.cases[place] for case in cases):
-            return None
-        return combine([self.selections[self.cases[place][case]] for case in cases])
+        root = self.versions[release].get(architecture)
+        places = [self._place(root, case) for case in cases] if root is not None else []
+        found = [self._read(self.answers[place]) for place in places if place is not None]
+        return combine(found) if found and len(found) == len(places) else None
+
+    def _place(self, root: int, case: str) -> int | None:
+        return self.cases[root].get(case)
+
+    def _read(self, answer: Mapping[str, Any]) -> Selection:
+        return Selection(
+            answer.get("takes"),
+            tuple(answer.get("accepts", ())),
+            {name: self.reasons[number] for name, number in _by_name(answer.get("refuses", {})).items()},
+            _by_name(answer.get("ignores", {})),
+            self.reasons[answer["raises"]] if "raises" in answer else None,
+        )
 
 
-ANY = "*"
+class SelectorTrees(Selectors):
+    """Answers about layers with many properties, of which a case is a path, such as `FP8/Unset/Tensor/Llama4`.
 
-
-@dataclass(frozen=True, slots=True)
-class SelectorTrees:
-    """The answers of all versions about layers with many properties, of which a case is a path, such as `FP8/Unset/Tensor/Llama4`.
-
-    Attributes:
-        selections: All different answers.
-        trees: Branches by part of the path: the place in `trees`, at the last part in `selections`. `*` is all other parts.
-        versions: The place in `trees` by version and architecture.
+    `cases` are branches by part of the path: the place in `cases`, at the last part in `answers`. `*` is all other parts.
     """
 
-    selections: Sequence[Selection]
-    trees: Sequence[Mapping[str, int]]
-    versions: Mapping[Release, Mapping[str, int]]
+    __slots__ = ()
 
-    def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
-        """Return the answer for a layer, as `Selectors.find` does."""
-        return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
-
-    def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
-        root = self.versions[release].get(architecture)
-        if root is None or not cases:
-            return None
-        found = [self._follow(root, case) for case in cases]
-        return combine([selection for selection in found if selection is not None]) if all(found) else None
-
-    def _follow(self, place: int, case: str) -> Selection | None:
+    def _place(self, root: int, case: str) -> int | None:
+        place: int | None = root
         for part in case.split("/"):
-            branches = self.trees[place]
-            if part not in branches and ANY not in branches:
+            if place is None:
                 return None
-            place = branches[part] if part in branches else branches[ANY]
-        return self.selections[place]
+            branches = self.cases[place]
+            place = branches.get(part, branches.get(ANY))
+        return place
+
+
+def _by_name(written: Mapping[str, Any] | Sequence[tuple[Any, Sequence[str]]]) -> Mapping[str, Any]:
+    """Return values by name. Trees have the names of each value instead."""
+    return written if isinstance(written, Mapping) else {name: value for value, names in written for name in names}
 
 
 def nearest(versions: Mapping[Release, object], release: Release) -> Sequence[Release]:
@@ -184,63 +156,29 @@ def combine(found: Sequence[Selection]) -> Selection:
     return Selection(first.takes, accepts, refuses, ignores, raises, others)
 
 
-def parse_selector_trees(written: Mapping[str, Any]) -> SelectorTrees:
-    """Read a table of trees as `hack/oracle` writes it.
-
-    Raises:
-        ValueError: A key is not a version.
-    """
-    reasons: Sequence[str] = written["reasons"]
-
-    def read(entry: Mapping[str, Any]) -> Selection:
-        return Selection(
-            entry.get("takes"),
-            tuple(entry.get("accepts", ())),
-            {name: reasons[number] for number, names in entry.get("refuses", ()) for name in names},
-            {name: taken for taken, names in entry.get("ignores", ()) for name in names},
-            reasons[entry["raises"]] if "raises" in entry else None,
-        )
-
-    return SelectorTrees(Packed(written["answers"], read), Packed(written["trees"]), _by_release(written["versions"]))
-
-
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
-    """Read a table as `hack/oracle` writes it.
+    """Read a table, or a table of trees.
 
     Raises:
         ValueError: A key is not a version.
     """
-    reasons: Sequence[str] = written["reasons"]
-
-    def read(entry: Mapping[str, Any]) -> Selection:
-        return Selection(
-            entry["takes"],
-            tuple(entry["accepts"]),
-            {name: reasons[number] for name, number in entry["refuses"].items()},
-            entry.get("ignores", {}),
-            reasons[entry["raises"]] if "raises" in entry else None,
-        )
-
-    return Selectors(Packed(written["answers"], read), Packed(written["cases"]), _by_release(written["versions"]))
-
-
-def _by_release(written: Mapping[str, Mapping[str, int]]) -> Mapping[Release, Mapping[str, int]]:
     versions = {}
-    for version, architectures in written.items():
+    for version, architectures in written["versions"].items():
         release = parse_release(version)
         if release is None:
             raise ValueError(f"{version!r} is not a version")
         versions[release] = architectures
-    return versions
+    if "trees" in written:
+        return SelectorTrees(written["reasons"], written["answers"], written["trees"], versions)
+    return Selectors(written["reasons"], written["answers"], written["cases"], versions)
 
 
-NO_SELECTORS = Selectors((), (), {})
+NO_SELECTORS = Selectors((), (), (), {})
 """Nothing was asked."""
 
 
 @cache
-def load_selectors() -> Mapping[Component, Selectors | SelectorTrees]:
+def load_selectors() -> Mapping[Component, Selectors]:
     """Read the tables that ship with the operator, by the component that they answer for."""
     tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(TABLES.values()))}
-    experts = parse_selector_trees(read_data("selectors/moe.json"))
-    return {**{component: tables[name] for component, name in TABLES.items()}, Component.MOE: experts}
+    return {component: tables[name] for component, name in TABLES.items()}

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
-from vllm_operator.catalog.entry import Entry, parse_entries
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import Entry, parse_entries, read_data
 
 VARIANT = re.compile(
     r"(-(\d{4}|instruct|base|chat|it|thinking|hf|fp8|nvfp4|fp4|mxfp4|awq|gptq|int[48]|w4a16|w8a8|bf16|dynamic"

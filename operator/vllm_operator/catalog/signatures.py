@@ -9,12 +9,14 @@ A person decides about the remedy in a signature. A remedy that the operator may
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import ClassVar, Literal
 
-from vllm_operator.catalog.resources import construct, read_data
+from packaging.specifiers import SpecifierSet
+from pydantic import StrictBool, StrictInt
+
+from vllm_operator.catalog.entry import Entry, parse_entries, read_data
 
 ECHO_PRIORITY = 20
 """Signatures of this priority or less only report that something failed elsewhere."""
@@ -40,8 +42,7 @@ class RemedyAction(StrEnum):
     """Delete unused cache directories from the volume."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinePattern:
+class LinePattern(Entry):
     """A line matches if it contains `anchor` and `regex` is found in it.
 
     Attributes:
@@ -69,8 +70,7 @@ class LinePattern:
         return self.evidence == "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Entry):
     """A change of an environment variable or argument that fixes the crash.
 
     Attributes:
@@ -82,12 +82,11 @@ class Change:
 
     name: str
     value: str | None = None
-    remove: bool = False
+    remove: StrictBool = False
     versions: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(Entry):
     """One kind of crash.
 
     Attributes:
@@ -116,7 +115,7 @@ class Signature:
 
     id: str
     severity: Severity
-    priority: int
+    priority: StrictInt
     patterns: tuple[LinePattern, ...]
     cause: str
     remedy: str
@@ -125,9 +124,9 @@ class Signature:
     architectures: str = "any"
     environment: tuple[Change, ...] = ()
     arguments: tuple[Change, ...] = ()
-    follows_others: bool = False
-    retryable: bool = False
-    auto_safe: bool = False
+    follows_others: StrictBool = False
+    retryable: StrictBool = False
+    auto_safe: StrictBool = False
     references: tuple[str, ...] = ()
     remedy_action: RemedyAction | None = None
     explains: tuple[str, ...] | None = None
@@ -148,8 +147,7 @@ class Signature:
         return self.references[0] if self.references else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Entry):
     """One or more lines that belong to a signature, and their source."""
 
     signature: str
@@ -160,8 +158,7 @@ class Sample:
 ANY = "any"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(Entry):
     """A remedy that the operator may apply by itself.
 
     `changes` are names of changes of the signature. `costs` describes their greatest disadvantage.
@@ -175,8 +172,6 @@ class Remedy:
 
     def fits(self, version: str | None, architecture: str | None) -> bool:
         """Whether it applies to this vLLM version and GPU. It never applies to an unknown version or GPU."""
-        from packaging.specifiers import SpecifierSet  # not needed to read a log
-
         fits_gpu = ANY in self.architectures or architecture in self.architectures
         return fits_gpu and version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
 
@@ -188,7 +183,7 @@ class Remedy:
 @cache
 def load_signatures() -> tuple[Signature, ...]:
     """Read the signatures that ship with the operator."""
-    return construct(tuple[Signature, ...], read_data("signatures.yaml")["signatures"])
+    return parse_entries(Signature, read_data("signatures.yaml")["signatures"], "signatures.yaml")
 
 
 def load_signature_samples() -> tuple[Sample, ...]:
@@ -199,5 +194,5 @@ def load_signature_samples() -> tuple[Sample, ...]:
 
 def load_remedies() -> Mapping[str, Remedy]:
     """Read the remedies that the operator may apply by itself, by signature."""
-    remedies = construct(tuple[Remedy, ...], read_data("remedies.yaml")["remedies"])
+    remedies = parse_entries(Remedy, read_data("remedies.yaml")["remedies"], "remedies.yaml")
     return {remedy.signature: remedy for remedy in remedies}

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from vllm_operator.catalog.resources import construct, read_data
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.signatures import Signature, load_signatures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineMeaning:
+class LineMeaning(Entry):
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
     `stage` begins; `banner` and `engine` say that a server process or an engine starts; `component` is what the captured
@@ -39,8 +38,7 @@ class LineMeaning:
     arguments: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(Entry):
     """A progress bar whose label begins with `prefix` counts what `stage` does; `label` is our name for it."""
 
     prefix: str
@@ -51,16 +49,14 @@ class Bar:
     samples: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class Silence(Entry):
     """For how many seconds a healthy stage may log nothing, and why."""
 
     seconds: int
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Entry):
     """How many seconds stages took, by stage: `cold` with empty caches, `warm` with full ones.
 
     `where`: model, version and GPU, in words.
@@ -71,8 +67,7 @@ class Measured:
     stages: Mapping[str, Mapping[str, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Entry):
     """Text that says that a process has failed.
 
     `serving`: also after the server was ready. `death`: it only says that a process ended, as in an orderly shutdown.
@@ -87,8 +82,7 @@ class Failure:
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(Entry):
     """Text of a line that repeats at an interval while a process waits."""
 
     text: str
@@ -96,8 +90,7 @@ class Heartbeat:
     sample: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class Stages(Entry):
     """Everything that is known about the lines of a start: the content of `stages.yaml`.
 
     `silent_backends` are parts of names of backends that compile kernels without logging, which happens in
@@ -128,4 +121,4 @@ class StartupKnowledge:
 @cache
 def load_startup() -> StartupKnowledge:
     """Return what ships with the operator. It is read once, and never changes."""
-    return StartupKnowledge(stages=construct(Stages, read_data("stages.yaml")), signatures=load_signatures())
+    return StartupKnowledge(stages=load_file(Stages, "stages.yaml"), signatures=load_signatures())

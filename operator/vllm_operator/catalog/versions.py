@@ -6,18 +6,16 @@ version-specific may be emitted for it.
 """
 
 import re
-import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from pathlib import PurePosixPath
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool
 
-from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.resources import list_data
+from vllm_operator.api.scaling import ScalingMetric
+from vllm_operator.catalog.entry import Entry, list_data, load_file
 
 Release = tuple[int, int, int]
 
@@ -56,21 +54,9 @@ def _check_version(text: str) -> str:
     return text
 
 
-def _share(written: Any) -> Any:
-    """Keep each name once in memory: the tables of two versions have nearly the same."""
-    if isinstance(written, dict):
-        return {sys.intern(name): _share(inner) for name, inner in written.items()}
-    if isinstance(written, list):
-        return [_share(inner) for inner in written]
-    return sys.intern(written) if isinstance(written, str) else written
-
-
 def _with_spellings(flags: Any) -> Any:
     """Flags are written with their other spellings; here they are all equal."""
     return frozenset(flags).union(*flags.values()) if isinstance(flags, dict) else flags
-
-
-_Shared = BeforeValidator(_share)
 
 
 class VersionTable(Entry):
@@ -82,10 +68,10 @@ class VersionTable(Entry):
 
     version: Annotated[str, AfterValidator(_check_version)]
     bundle: Bundle
-    backends: Annotated[Mapping[str, tuple[str, ...]], _Shared]
-    configs: Annotated[Mapping[str, tuple[str, ...]], _Shared]
-    flags: Annotated[frozenset[str], BeforeValidator(_with_spellings), _Shared]
-    variables: Annotated[Mapping[str, Variable], _Shared]
+    backends: Mapping[str, tuple[str, ...]]
+    configs: Mapping[str, tuple[str, ...]]
+    flags: Annotated[frozenset[str], BeforeValidator(_with_spellings)]
+    variables: Mapping[str, Variable]
 
     @cached_property
     def release(self) -> Release:
@@ -122,26 +108,12 @@ class Resolution:
     note: str | None = None
 
 
-class _Files(Sequence[VersionTable]):
-    """The tables of files, each read when it is used first: a cluster runs a few versions, and a table takes some 40 KiB."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-        self._read = cache(partial(load_file, VersionTable))
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._read(self._names[place])
-
-
 @dataclass(frozen=True, slots=True)
 class Versions:
     """The known versions, oldest first."""
 
     releases: tuple[Release, ...]
-    tables: Sequence[VersionTable]
+    tables: tuple[VersionTable, ...]
 
     @property
     def newest(self) -> VersionTable:
@@ -264,9 +236,20 @@ def listens_while_draining(version: str | None) -> bool:
     return since is not None and release is not None and since <= release
 
 
+class EngineMetrics(Entry):
+    """The content of `engine_metrics.yaml`: names of the metrics by which replicas are scaled."""
+
+    source: str
+    names: Mapping[ScalingMetric, str]
+
+
+@cache
+def load_engine_metrics() -> Mapping[ScalingMetric, str]:
+    """Read the name of each metric."""
+    return load_file(EngineMetrics, "engine_metrics.yaml").names
+
+
 @cache
 def load_versions() -> Versions:
-    """The tables that ship with the operator. The name of a file is the version."""
-    files = {PurePosixPath(name).stem: name for name in list_data("versions")}
-    releases = sorted((release, version) for version in files if (release := parse_release(version)) is not None)
-    return Versions(tuple(release for release, _ in releases), _Files([files[version] for _, version in releases]))
+    """The tables that ship with the operator."""
+    return build_versions(load_file(VersionTable, name) for name in list_data("versions"))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.spec import ModelSpec
+from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.gpus import Architecture, Product, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
-from vllm_operator.catalog.resources import list_data, read_data
 from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as
 from vllm_operator.cli.inputs import InputError

@@ -101,7 +101,7 @@ def known_crashes(files: Sequence[str]) -> StartupKnowledge:
     shipped = load_startup()
     if not files:
         return shipped
-    from vllm_operator.catalog.user_signatures import with_user_signatures  # slow to import
+    from vllm_operator.catalog.user_entries import with_user_signatures  # slow to import
 
     try:
         texts = {file: Path(file).read_text("utf-8") for file in files}

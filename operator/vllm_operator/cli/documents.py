@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.instance_types import read_instance_types
-from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
-from vllm_operator.catalog.resources import YAML_LOADER
+from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.model.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
@@ -36,7 +35,7 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     try:
         text = _read_text(path)
         _check(text)
-        documents = list(yaml.load_all(text, Loader=YAML_LOADER))
+        documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
@@ -80,7 +79,7 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
         problems += read.problems
     if pools := texts.get("instance_types"):
         read_of_types = read_instance_types(pools, catalog.gpus)
-        catalog = replace(catalog, instance_types=read_of_types.types)
+        catalog = replace(catalog, instance_types=read_of_types.entries)
         problems += read_of_types.problems
     for problem in problems:
         print(f"Warning: {problem}", file=sys.stderr)
@@ -134,7 +133,7 @@ def _check(text: str) -> None:
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []  # anchor and number of values of each level
     total = 0
-    for event in yaml.parse(text, Loader=YAML_LOADER):
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         size = 0
         if isinstance(event, yaml.CollectionStartEvent):
             within.append((event.anchor, 1))
@@ -186,7 +185,7 @@ def _rule_texts(path: str) -> Mapping[str, str]:
         return {f"{name_of(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
     if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
         raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
-    return {path: yaml.safe_dump(objects, sort_keys=False)}
+    return {path: json.dumps(objects, ensure_ascii=False, default=str)}
 
 
 FILES_LIMIT = 1024

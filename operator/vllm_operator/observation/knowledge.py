@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
-from vllm_operator.catalog.resources import construct, read_data
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.signatures import RemedyAction, Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.messages import Messages, load_messages
@@ -19,8 +19,7 @@ from vllm_operator.startup.state import Crash
 from vllm_operator.text.wording import clean, sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminationRule:
+class TerminationRule(Entry):
     """A known way for a container or Pod to end. Empty criteria match anything; `reason` may end in `*`.
 
     `is_weak`: says little. A later event may say more.
@@ -35,8 +34,7 @@ class TerminationRule:
     is_weak: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TerminationRules:
+class TerminationRules(Entry):
     """Rules for containers that were running, and for Pods that will not run again. The first match wins."""
 
     containers: tuple[TerminationRule, ...]
@@ -88,7 +86,7 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
 
 def load_termination_rules() -> TerminationRules:
     """Load the rules that ship with the package."""
-    return construct(TerminationRules, read_data("terminations.yaml"))
+    return load_file(TerminationRules, "terminations.yaml")
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:

@@ -15,7 +15,7 @@ from vllm_operator.api.operation import Storage
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.scaling import AutoscalingSpec, KedaSpec, ScalingMetric
 from vllm_operator.caches.volumes import storage_of
-from vllm_operator.catalog.engine_metrics import load_engine_metrics
+from vllm_operator.catalog.versions import load_engine_metrics
 
 DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
 """Targets per replica. The last one is a percentage."""

@@ -1,7 +1,7 @@
-"""Rules, crash signatures and node pools of the cluster's owner, from ConfigMaps: read at the start, and when they change.
+"""Rules, crash signatures and node pools of the cluster's administrator, from ConfigMaps that are read every 30 s.
 
 An invalid entry is ignored, and reported in the log, as an event on the ConfigMap, and as a metric. While a ConfigMap cannot be
-read, what was read before stays in use: plans must not depend on whether the API server answers.
+read, its last content stays in use: plans must not depend on whether the API server answers.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from vllm_operator.catalog.instance_types import InstanceType, read_instance_types
-from vllm_operator.catalog.loader import Catalog, with_user_rules
+from vllm_operator.catalog.gpus import InstanceType
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
@@ -25,55 +25,37 @@ from vllm_operator.startup.parser import StartupParser
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 2.0
-"""Pause between two watches."""
 POLL_SECONDS = 30.0
-"""Pause between two reads of a ConfigMap that the operator may not watch."""
-
+"""Pause between two reads of a ConfigMap."""
 EVENTS_LIMIT = 20
-"""Most problems of a ConfigMap that get an event each."""
-
+"""Maximum number of problems of a ConfigMap that get an event each."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """File in a Pod with its namespace."""
 
 
-class Read(Protocol):
-    """The result of reading texts."""
-
-    @property
-    def added(self) -> tuple[str, ...]:
-        """The names of the entries that are used."""
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """A sentence about each entry or text that is ignored."""
-
-
 @dataclass(slots=True)
 class KnownCatalog:
-    """The catalog in use: `shipped` with the operator, and `current` with the rules and node pools of its owner."""
+    """The catalog in use: `shipped` with the operator, and `current` with the rules and node pools of the administrator."""
 
     shipped: Catalog
     current: Catalog
-    instance_types: tuple[InstanceType, ...] = ()
 
     @classmethod
     def of(cls, catalog: Catalog) -> "KnownCatalog":
         """Start with what ships with the operator."""
         return cls(catalog, catalog)
 
-    def use(self, texts: Mapping[str, str]) -> Read:
-        """Replace the rules of the cluster's owner."""
+    def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
+        """Replace the rules of the administrator."""
         catalog, read = with_user_rules(self.shipped, texts)
-        self.current = replace(catalog, instance_types=self.instance_types)
+        self.current = replace(catalog, instance_types=self.current.instance_types)
         log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
         return read
 
-    def use_instance_types(self, texts: Mapping[str, str]) -> Read:
+    def use_instance_types(self, texts: Mapping[str, str]) -> UserEntries[InstanceType]:
         """Replace the node pools that a cluster autoscaler would add nodes to. Plans in force stay."""
         read = read_instance_types(texts, self.shipped.gpus)
-        self.instance_types = read.types
-        self.current = replace(self.current, instance_types=read.types)
+        self.current = replace(self.current, instance_types=read.entries)
         log.info("node pools of the ConfigMap in use: %d", len(read.added))
         return read
 
@@ -95,8 +77,8 @@ class KnownCrashes:
         """Return a parser for the log of one run, with the signatures in use now."""
         return StartupParser(self.startup)
 
-    def use(self, texts: Mapping[str, str]) -> Read:
-        """Replace the signatures of the cluster's owner, for all logs that are read from now on."""
+    def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
+        """Replace the signatures of the administrator, for all logs that are read from now on."""
         startup, read = with_user_signatures(self.shipped, texts)
         reporting = self.reporting.with_startup(startup)
         self.startup, self.reporting = startup, reporting
@@ -105,50 +87,44 @@ class KnownCrashes:
 
 
 class UserData:
-    """Follows a ConfigMap. Without a name it does nothing."""
+    """Reads a ConfigMap at intervals. Without a name it does nothing."""
 
     def __init__(
         self,
         client: ClusterClient,
-        use: Callable[[Mapping[str, str]], Read],
+        use: Callable[[Mapping[str, str]], UserEntries[Any]],
         *,
         what: str,
         config_map: str,
-        seconds: float,
         metrics: Metrics,
         changed: Callable[[], Awaitable[None]],
-        retry_seconds: float = RETRY_SECONDS,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         """Prepare to read.
 
         Args:
             client: Client of the API server.
-            use: Puts the texts of the ConfigMap to use.
+            use: Replaces the entries in use by those of these texts.
             what: `rules`, `signatures` or `instance_types`.
             config_map: `namespace/name`, or empty.
-            seconds: Duration of a watch. After each, the ConfigMap is read again, whatever the watch delivered.
             metrics: Counts used and ignored entries.
             changed: Called when a running operator uses other texts than before.
-            retry_seconds: Pause between two watches.
-            poll_seconds: Pause between two reads without a watch.
+            poll_seconds: Pause between two reads.
         """
         self._client = client
         self._use = use
         self._name_of_metric, self._what = what, what.replace("_", " ")
         self._namespace, _, self._name = config_map.rpartition("/")
-        self._seconds = seconds
         self._metrics = metrics
         self._changed = changed
-        self._retry = retry_seconds
         self._poll_seconds = poll_seconds
         self._recorder = EventRecorder(client)
         self._texts: dict[str, str] = {}
         self._used = 0
         self._unreported: list[str] = []
+        self._failure, self._failures = "", 0
         self._is_running = self._is_due = False
         self._reading = asyncio.Lock()
-        self._failures: dict[str, tuple[str, int]] = {}
 
     @property
     def is_wanted(self) -> bool:
@@ -156,14 +132,14 @@ class UserData:
         return bool(self._name)
 
     async def load(self) -> bool:
-        """Read the ConfigMap; True if its texts have changed.
+        """Read the ConfigMap; return whether its texts have changed.
 
         Raises:
             Unavailable: The API server does not answer.
         """
         if not self._name:
             return False
-        async with self._reading:
+        async with self._reading:  # the supervisor and `run` both read it
             try:
                 manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
             except NotFound:
@@ -171,53 +147,35 @@ class UserData:
             except Unavailable:
                 raise
             except ClusterError as error:
-                self._warn("get", self._describe(error))
+                self._warn(self._describe(error))
                 return False
-            self._warn("get", "")
-            return await self._take(manifest)
+            self._warn("")
+            changed = await self._take(manifest)
+            await self._report(manifest)
+            return changed
 
     async def run(self) -> None:
-        """Read the ConfigMap whenever it changes, until cancelled."""
+        """Read the ConfigMap at intervals, until cancelled. The supervisor reads it first."""
         while self._name:
-            pause = self._retry
+            await asyncio.sleep(self._poll_seconds)
+            self._is_running = True
             try:
-                pause = await self._follow()
+                await self.load()
+                if self._is_due:
+                    await self._changed()
+                    self._is_due = False
             except ClusterError as error:
-                log.debug("the ConfigMap with %s cannot be watched: %s", self._what, error)
+                log.debug("the %s cannot be read: %s", self._config_map(), error)
             except Exception:
-                log.exception("the ConfigMap with %s cannot be followed; retrying", self._what)
+                log.exception("the %s cannot be followed; retrying", self._config_map())
                 self._metrics.restarted("user data")
-            await asyncio.sleep(pause)
-
-    async def _follow(self) -> float:
-        """Read it at the beginning of a watch and after each watch event; return the seconds until the next watch."""
-        try:
-            async with self._client.watch(CONFIG_MAP, self._name, self._namespace, seconds=self._seconds) as events:
-                self._warn("watch", "")
-                await self._refresh()
-                async for _ in events:
-                    await self._refresh()
-        except Forbidden as error:
-            if error.verb != "watch":
-                raise
-            self._warn("watch", f"The operator may not watch the {self._config_map()}, so it reads it at intervals. Grant watch in a Role.")
-            await self._refresh()
-            return self._poll_seconds
-        return self._retry
-
-    async def _refresh(self) -> None:
-        if await self.load() or self._is_due:
-            # If this fails, the next refresh does it; likewise if another caller of `load` read the change first.
-            self._is_due = True
-            await self._changed()
-        self._is_due, self._is_running = False, True
 
     async def _take(self, manifest: Manifest) -> bool:
         """Use its texts if they differ from those in use."""
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
         if texts == self._texts:
-            await self._report(manifest)
             return False
+        self._texts, self._is_due = texts, self._is_running
         try:
             # In a thread, because texts of a megabyte take up to a second.
             read = await asyncio.to_thread(self._use, texts)
@@ -226,32 +184,27 @@ class UserData:
             problems = [
                 f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
             ]
-            self._metrics.user_data(self._name_of_metric, used=self._used, ignored=1)
         else:
             problems = list(read.problems)
             self._used = len(read.added)
-            self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
-        self._texts = texts
-        self._is_due = self._is_running
+        self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
         for problem in problems:
             log.warning("%s/%s: %s", self._namespace, self._name, problem)
         self._unreported = [*problems[:EVENTS_LIMIT], *_rest(problems, self._what)]
-        await self._report(manifest)
         return True
 
-    def _warn(self, verb: str, failure: str) -> None:
-        """Log a failure of a verb once, after the second in a row. An empty text resets it.
+    def _warn(self, failure: str) -> None:
+        """Log a failure once, after the second in a row. An empty text resets it.
 
         An API server that has just started refuses requests for a moment, until it knows the Roles.
         """
-        before, times = self._failures.get(verb, ("", 0))
-        times = times + 1 if failure == before else 1
-        self._failures[verb] = (failure, times)
-        if failure and times == 2:
+        self._failures = self._failures + 1 if failure == self._failure else 1
+        self._failure = failure
+        if failure and self._failures == 2:
             log.warning("%s", failure)
 
     async def _report(self, manifest: Manifest) -> None:
-        """Write an event for each problem that has none yet. If the API server is unavailable, the next refresh writes the rest."""
+        """Write an event for each problem that has none yet. If the API server is unavailable, the next read writes the rest."""
         reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
         while self._unreported and manifest:
             problem = self._unreported[0]

@@ -7,8 +7,7 @@ affinity uses that label, because both know which nodes they would add only by l
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.catalog.instance_types import InstanceType
+from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.planning.inventory.node_labels import read_labels
 from vllm_operator.planning.inventory.pools import GPU_RESOURCE, Pool, Source
 from vllm_operator.pods.reading import mapping, objects, read_count, read_integer, read_text, sequence
@@ -22,7 +21,7 @@ Template = tuple[Pool, Mapping[str, str]]
 
 
 def read_instance_pools(types: Iterable[InstanceType], gpus: GPUs) -> list[Template]:
-    """Return the pools of the node pools in the ConfigMap of the cluster's owner."""
+    """Return the pools of the node pools in the ConfigMap of the cluster's administrator."""
     return [
         (_pool(f"node pool {each.name}", each.product, each.count, dict(each.labels), each.labels, gpus), dict(each.labels))
         for each in types

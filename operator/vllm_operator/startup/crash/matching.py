@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vllm_operator.catalog.signatures import LinePattern, Signature
 from vllm_operator.catalog.startup import Failure, Stages
-from vllm_operator.catalog.user_texts import compile_linear
+from vllm_operator.text.patterns import compile_linear
 
 _NAME = re.compile(r"[\w.]+")
 _IDEOGRAPHS = ("\u4e00", "\u9fff")

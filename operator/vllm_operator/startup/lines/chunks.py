@@ -6,7 +6,7 @@ takes half the time. In UTF-8, no line end is part of another character.
 
 import re
 
-from vllm_operator.catalog.user_texts import compile_linear
+from vllm_operator.text.patterns import compile_linear
 
 _SHORT = 4096
 

@@ -1,0 +1,397 @@
+"""Rules, crash signatures and node pools from ConfigMaps of the cluster's administrator.
+
+Rules and signatures have the form of those that ship with the operator, with stricter limits. User-defined rules come before ours of the
+same kind: their choice beats our choices, but not our quirks. The operator reports the cause and suggests the remedy of a user-defined
+signature, but never acts on it.
+
+The texts are untrusted. Limits for size and depth, and no aliases, bound the time and memory that PyYAML takes. Regular expressions are
+matched in linear time. An invalid entry is left out and reported; it affects neither the others nor the operator.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+import yaml
+from packaging.specifiers import SpecifierSet
+from pydantic import AfterValidator, Field, StrictInt, model_validator
+
+from vllm_operator.catalog.entry import SHOWN, EntryError, SpecifierText, matching, parse_entry, quote
+from vllm_operator.catalog.gpus import GPUs, InstanceType
+from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
+from vllm_operator.catalog.signatures import FACTS, Change, LinePattern, Signature
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.templates import TemplateError, check_template
+from vllm_operator.catalog.versions import Versions, load_versions
+from vllm_operator.text.patterns import PatternError, compile_linear
+
+SIZE_LIMIT = 64 * 1024
+"""Maximum size of a text in bytes."""
+DEPTH_LIMIT = 20
+"""Maximum nesting of a text. PyYAML reads nested values recursively, and its time per level grows with the level."""
+ENTRIES_LIMIT = 256
+"""Maximum number of rules, or of signatures. Each plan evaluates all rules, and many log lines are matched with all signatures."""
+EXPRESSIONS_LIMIT = 512
+"""Maximum number of regular expressions of all rules, or of all signatures, because each uses memory."""
+USER_PRIORITY = 1000
+"""Added to the priority of a user's rule, so that it beats ours of the same kind."""
+UNNAMED = "Unknown"
+"""Name of a crash without a signature."""
+PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
+"""Maximum characters of an anchor or regular expression, and of other texts; maximum length of a list."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=_Named)
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class UserEntries(Generic[Item]):
+    """The valid entries, their YAML values by id, and a sentence about each invalid entry or text."""
+
+    entries: tuple[Item, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The ids of the valid entries."""
+        return tuple(self.written)
+
+
+def read_yaml(text: str) -> Any:
+    """Read YAML of untrusted content into plain values.
+
+    Raises:
+        ValueError: It is not YAML, or exceeds a limit.
+    """
+    if len(text) > SIZE_LIMIT or len(text.encode("utf-8", "replace")) > SIZE_LIMIT:
+        raise ValueError(f"it is larger than {SIZE_LIMIT // 1024} KiB")
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"line {line}: the alias *{str(event.anchor)[:SHOWN]} is not allowed; write the value again")
+            if depth > DEPTH_LIMIT:
+                raise ValueError(f"line {line}: it is nested deeper than {DEPTH_LIMIT}")
+        return yaml.load(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list[str]]:
+    """Read rules or signatures from YAML texts by name. Each text is a list, or a mapping whose only key is `what`.
+
+    Args:
+        texts: The texts.
+        what: `rules` or `signatures`.
+
+    Returns:
+        The entries, and a sentence about each text that cannot be read.
+    """
+    documents: list[Any] = []
+    problems: list[str] = []
+    for name in sorted(texts):
+        try:
+            found = read_yaml(texts[name])
+        except ValueError as error:
+            problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All {what} in it are ignored.")
+            continue
+        if isinstance(found, dict) and found.keys() == {what}:
+            found = found[what]
+        if isinstance(found, list | None):
+            documents += found or []
+        else:
+            problems.append(f"{name}: this is not a list of {what}. It is ignored.")
+    if len(documents) > ENTRIES_LIMIT:
+        problems.append(f"there are {len(documents)} {what}; only the first {ENTRIES_LIMIT} are used.")
+    return documents[:ENTRIES_LIMIT], problems
+
+
+def collect(
+    documents: Iterable[Any],
+    what: str,
+    read: Callable[[Any, Sequence[Named]], Named],
+    *,
+    taken: Collection[str],
+    count_expressions: Callable[[Named], int],
+) -> UserEntries[Named]:
+    """Read entries. An invalid entry does not affect the others.
+
+    Args:
+        documents: The entries, as values of YAML.
+        what: `rule` or `signature`.
+        read: Reads an entry, given those before it. Raises EntryError.
+        taken: Names that already exist.
+        count_expressions: Counts the regular expressions of an entry.
+    """
+    written: dict[str, Any] = {}
+    entries: list[Named] = []
+    problems: list[str] = []
+    expressions = 0
+    for document in documents:
+        if not isinstance(document, dict):
+            problems.append(f"{str(document)[:50]!r} is not a {what}. It is ignored.")
+            continue
+        try:
+            if control := next((found[0] for text in _texts_in(document) if (found := _CONTROL.search(text))), None):
+                raise EntryError(f"it contains the control character {control!r}")
+            entry = read(document, entries)
+            if entry.id in taken or entry.id in written:
+                raise EntryError(f"another {what} has this name")
+            expressions += count_expressions(entry)
+            if expressions > EXPRESSIONS_LIMIT:
+                raise EntryError(f"the {what}s up to this one have more than {EXPRESSIONS_LIMIT} regular expressions")
+        except Exception as error:  # an invalid entry must not affect the others
+            reason = error if isinstance(error, EntryError) else f"it cannot be read ({type(error).__name__})"
+            problems.append(f"{what} {_name_of(document)}: {reason}. The {what} is ignored.")
+            continue
+        entries.append(entry)
+        written[entry.id] = document
+    return UserEntries(tuple(entries), written, tuple(problems))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
+
+
+def _name_of(document: Mapping[Any, Any]) -> str:
+    name = document.get("id")
+    shown = str(name)[:63]
+    return "without an id" if name is None else shown if shown.isprintable() else repr(shown)
+
+
+def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | None = None) -> tuple[Rules, UserEntries[Rule]]:
+    """Add user-defined rules to those that ship with the operator.
+
+    Args:
+        rules: The rules that ship with the operator.
+        documents: The user-defined rules, as values of YAML.
+        versions: The known versions. A rule may set only what all versions that it applies to have.
+    """
+
+    def read(document: Any, before: Sequence[Rule]) -> Rule:
+        rule = parse_entry(Rule, document, compile_pattern=compile_linear)
+        _check_settings(rule, versions)
+        rule = rule.model_copy(update={"priority": rule.priority + USER_PRIORITY})
+        if conflict := next((found for other in before for found in find_conflicts([other, rule])), None):
+            raise EntryError(conflict)
+        return rule
+
+    found = collect(
+        documents,
+        "rule",
+        read,
+        taken={rule.id for rule in rules.rules},
+        count_expressions=lambda rule: len(rule.when.environment) + len(rule.when.arguments),
+    )
+    if found.entries:
+        rules = build_rules([*found.entries, *rules.rules], rules.invocations, rules.kernels, rules.selectors)
+    return rules, found
+
+
+def _check_settings(rule: Rule, versions: Versions | None) -> None:
+    for table in versions.tables if versions else ():
+        if not rule.when.versions.contains(table.release):
+            continue
+        unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
+        unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
+        if unknown:
+            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; limit the rule with when.versions")
+
+
+def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserEntries[Rule]]:
+    """Add the rules of the cluster's administrator to a catalog.
+
+    Args:
+        catalog: The catalog that ships with the operator.
+        texts: YAML texts by name, each a list of rules. Invalid ones are left out and reported.
+    """
+    documents, unreadable = read_documents(texts, "rules")
+    rules, read = add_user_rules(catalog.rules, documents, catalog.versions)
+    read = replace(read, problems=(*unreadable, *read.problems))
+    if not read.added:
+        return catalog, read
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=rules, own_rules=read.written), read
+
+
+def _check_anchor(anchor: str) -> str:
+    if not re.search(r"[A-Za-z]{2}", anchor):
+        raise ValueError(f"{quote(anchor)} must contain a word of two letters, by which its lines are found")
+    return anchor
+
+
+def _check_expression(regex: str) -> str:
+    try:
+        compile_linear(regex)
+    except PatternError as error:
+        raise ValueError(f"{quote(regex)} is not a regular expression of RE2: {str(error)[:120]}") from None
+    return regex
+
+
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
+Texts = Annotated[tuple[Annotated[str, Field(max_length=TEXT_LIMIT)], ...], Field(max_length=LIST_LIMIT)]
+_PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
+_Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
+_PLACEHOLDER = r"<[^<>]{1,80}>"
+_Variable = Annotated[str, AfterValidator(matching(rf"[A-Za-z_][A-Za-z0-9_]{{0,127}}|{_PLACEHOLDER}", "is not the name of a variable"))]
+_Flag = Annotated[str, AfterValidator(matching(rf"--[a-z0-9][-a-z0-9_.]{{0,125}}|{_PLACEHOLDER}", "is not the name of a flag"))]
+_Name = Annotated[
+    str, AfterValidator(matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits"))
+]
+
+
+class UserPattern(LinePattern):
+    """A pattern with limits."""
+
+    anchor: Annotated[_PatternText, AfterValidator(_check_anchor)]
+    regex: _Expression
+    context: _Expression | None = None
+    evidence: Literal["weak"] | None = None
+
+
+class VariableChange(Change):
+    """A change of a variable, with limits."""
+
+    name: _Variable
+    value: Text | None = None
+    versions: SpecifierText | None = None
+
+
+class FlagChange(VariableChange):
+    """A change of a flag, with limits."""
+
+    name: _Flag
+
+
+class UserSignature(Signature):
+    """A signature with limits. Its texts use only what its patterns capture."""
+
+    is_user_defined: ClassVar[bool] = True
+
+    id: _Name
+    priority: Annotated[StrictInt, Field(ge=1, le=100)]
+    patterns: Annotated[tuple[UserPattern, ...], Field(min_length=1, max_length=LIST_LIMIT)]
+    cause: Text
+    remedy: Text
+    stages: Texts = ()
+    versions: Annotated[str, Field(max_length=TEXT_LIMIT)] = "all"
+    architectures: Annotated[str, Field(max_length=TEXT_LIMIT)] = "any"
+    environment: Annotated[tuple[VariableChange, ...], Field(max_length=LIST_LIMIT)] = ()
+    arguments: Annotated[tuple[FlagChange, ...], Field(max_length=LIST_LIMIT)] = ()
+    references: Texts = ()
+    explains: Texts | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "UserSignature":
+        if self.id == UNNAMED:
+            raise ValueError(f"{UNNAMED} is the name of a crash without a signature; choose another id")
+        if self.auto_safe or self.remedy_action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
+            raise ValueError(
+                "the operator acts by itself only on signatures that ship with it: "
+                "remove autoSafe, remedyAction, cacheVariable and overrules"
+            )
+        captured = {group for pattern in self.patterns for group in compile_linear(pattern.regex).groupindex}
+        for where, text, alone in self._templates():
+            try:
+                unknown = sorted(check_template(text, alone=alone) - {*captured, *FACTS})
+            except TemplateError as error:
+                raise ValueError(f"{where} {error}") from None
+            if unknown:
+                raise ValueError(f"{where} uses {', '.join(unknown)[:80]}, which no pattern captures")
+        return self
+
+    def _templates(self) -> Iterator[tuple[str, str, bool]]:
+        yield "cause", self.cause, True
+        yield "remedy", self.remedy, True
+        for change in (*self.environment, *self.arguments):
+            if change.value is not None:
+                yield f"the value of {change.name}", change.value, False
+
+
+def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserEntries[Signature]]:
+    """Add user-defined crash signatures.
+
+    Args:
+        knowledge: The knowledge that ships with the operator.
+        texts: YAML texts by name, each a list of signatures. Invalid ones are left out and reported.
+    """
+    versions = load_versions()
+
+    def read(document: Any, _: Sequence[Signature]) -> Signature:
+        signature = parse_entry(UserSignature, document)
+        for change in (*signature.environment, *signature.arguments):
+            _check_known(change, versions)
+        return signature
+
+    documents, unreadable = read_documents(texts, "signatures")
+    found = collect(
+        documents,
+        "signature",
+        read,
+        taken={signature.id for signature in knowledge.signatures},
+        count_expressions=lambda signature: sum(1 if each.context is None else 2 for each in signature.patterns),
+    )
+    found = replace(found, problems=(*unreadable, *found.problems))
+    if not found.entries:
+        return knowledge, found
+    return StartupKnowledge(knowledge.stages, (*found.entries, *knowledge.signatures)), found
+
+
+def _check_known(change: Change, versions: Versions) -> None:
+    """Check that every version to which the change applies has its flag or variable. Raises EntryError."""
+    if not change.name.startswith(("--", "VLLM_")):
+        return
+    specifier = SpecifierSet(change.versions or "")
+    for table in versions.tables:
+        knows = table.knows_flag if change.name.startswith("--") else table.knows_variable
+        if specifier.contains(table.version) and not knows(change.name):
+            raise EntryError(f"vLLM {table.version} does not have {change.name}; limit the change with versions")
+
+
+POOLS_LIMIT, POOL_LENGTH, LABELS_LIMIT = 64, 1024, 8
+"""Maximum number of node pools, characters of one, and labels of one."""
+POOL_FORM = "write the GPUs and the labels of a node, such as `4 x NVIDIA-L40S node.kubernetes.io/instance-type=g6e.12xlarge`"
+_POOL = re.compile(r"([1-9][0-9]?)\s*x\s*([A-Za-z0-9][-A-Za-z0-9_.]{0,62})((?:\s+\S+)*)", re.ASCII)
+_LABEL = re.compile(r"((?:[a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9][-A-Za-z0-9_.]{0,62})=([A-Za-z0-9][-A-Za-z0-9_.]{0,62})", re.ASCII)
+
+
+def read_instance_types(texts: Mapping[str, str], gpus: GPUs) -> UserEntries[InstanceType]:
+    """Read the node pools that a cluster autoscaler would add nodes to, by name. Each is one line in the form of `POOL_FORM`."""
+    found: dict[str, InstanceType] = {}
+    problems: list[str] = []
+    for name in sorted(texts):
+        if len(found) >= POOLS_LIMIT:
+            problems.append(f"there are more than {POOLS_LIMIT} node pools; the others are ignored.")
+            break
+        try:
+            found[name] = _read_pool(name, texts[name], gpus)
+        except EntryError as error:
+            problems.append(f"node pool {name[:SHOWN]}: {error}. The entry is ignored.")
+    return UserEntries(tuple(found.values()), {name: texts[name] for name in found}, tuple(problems))
+
+
+def _read_pool(name: str, text: str, gpus: GPUs) -> InstanceType:
+    match = _POOL.fullmatch(text.strip()) if len(text) <= POOL_LENGTH else None
+    labels = [_LABEL.fullmatch(word) for word in match[3].split()] if match else []
+    if match is None or not 0 < len(labels) <= LABELS_LIMIT or not all(labels):
+        raise EntryError(POOL_FORM)
+    if gpus.product(match[2]) is None:
+        raise EntryError(f"{match[2]} is not a known GPU; write a name that `vllm-operator catalog gpus` lists")
+    return InstanceType(name, match[2], int(match[1]), tuple(sorted({label[1]: label[2] for label in labels if label}.items())))
