@@ -18,7 +18,7 @@ from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import Stages, load_startup
 from vllm_operator.catalog.user_entries import UserSignature
-from vllm_operator.catalog.versions import Replacements, VersionTable
+from vllm_operator.catalog.versions import EngineFacts, VersionTable
 from vllm_operator.messages import MessageTexts
 from vllm_operator.observation.knowledge import TerminationRules
 from vllm_operator.startup.state import Stage
@@ -29,7 +29,7 @@ FILES: dict[str, type[Entry]] = {
     "models.yaml": Models,
     "caches.yaml": Caches,
     "priming.yaml": Priming,
-    "replacements.yaml": Replacements,
+    "engine.yaml": EngineFacts,
     "stages.yaml": Stages,
     "messages.yaml": MessageTexts,
     "terminations.yaml": TerminationRules,

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_operator.catalog.backends import Kernels, canonical, load_invocations, load_kernels
 from vllm_operator.catalog.entry import EntryError, parse_entry
-from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, RuleMatch, parse_range
+from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, parse_range
 from vllm_operator.catalog.rules import Rule, RuleKind, build_rules, find_conflicts, load_rules
 
 
@@ -15,8 +15,8 @@ def rule(**given: Any) -> Rule:
     return parse_entry(Rule, {**base, **given})
 
 
-def parse_match(written: dict[str, Any]) -> RuleMatch:
-    return parse_entry(Condition, written).compile()
+def parse_match(written: dict[str, Any]) -> Condition:
+    return parse_entry(Condition, written)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from support import engine_metrics
 from support.operators import llama
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.versions import load_engine_metrics
+from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.pods.selection import selects
 from vllm_operator.rendering.scaling import period_seconds, render_autoscaler
 
@@ -93,7 +93,7 @@ def test_to_zero_a_signal_from_in_front_creates_the_first_replica_and_requests_i
 @pytest.mark.parametrize("version", engine_metrics.VERSIONS)
 def test_engines_show_the_metrics_by_which_they_are_scaled(version: str) -> None:
     shown = {series.partition("{")[0] for series, _ in engine_metrics.series(version)}
-    assert set(load_engine_metrics().values()) <= shown
+    assert set(load_engine_facts().metrics.values()) <= shown
 
 
 LABELS = {"app": "chat", "tier": "gpu"}

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from vllm_operator.catalog.entry import Entry, load_list
-from vllm_operator.catalog.rule_matching import Component, RuleInput, RuleMatch
+from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput
 from vllm_operator.catalog.versions import VersionTable
 
 
@@ -29,7 +29,7 @@ class Kernel(Entry):
 
     component: Component
     backend: str
-    works: tuple[RuleMatch, ...]
+    works: tuple[Condition, ...]
     needs: str | None = None
     fallback: str | None = None
     source: str
@@ -69,7 +69,7 @@ class Invocation(Entry):
     """
 
     component: Component
-    when: RuleMatch = RuleMatch()
+    when: Condition = Condition()
     flag: str | None = None
     accepts: str | None = None
     spelling: Literal["lower"] | None = None

@@ -22,9 +22,6 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.entry import Entry, Specifiers, load_file, parse_entry
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
-BUILDS_LIMIT = 64
-"""Builds of vLLM whose variables are remembered."""
-
 
 class CacheVariable(Entry):
     """A variable that a cache needs; `{directory}` in its value stands for the directory of the cache."""
@@ -159,18 +156,8 @@ class Caches(Entry):
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:
         """Return the variables that put every cache of a build of vLLM, and its weights, on the volume."""
-        found = self._variables.get((version, distribution))
-        if found is None:
-            used = (*self.used_by(version, distribution), self.weights)
-            found = tuple(variable for cache in used for variable in cache.variables)
-            if len(self._variables) < BUILDS_LIMIT:
-                self._variables[version, distribution] = found
-        return found
-
-    @cached_property
-    def _variables(self) -> dict[tuple[str | None, Distribution], tuple[PlannedVariable, ...]]:
-        """Results of `variables_of`: each plan needs one of a few."""
-        return {}
+        used = (*self.used_by(version, distribution), self.weights)
+        return tuple(variable for cache in used for variable in cache.variables)
 
 
 def _plain(backend: str) -> str:

@@ -14,7 +14,7 @@ from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.shapes import KnownShapes, load_shapes
-from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
+from vllm_operator.catalog.versions import Versions, load_engine_facts, load_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,5 @@ def load_catalog() -> Catalog:
         memory=load_memory(),
         shapes=load_shapes(),
         priming=load_priming_rules(),
-        replacements=load_replacements(),
+        replacements=load_engine_facts().replacements,
     )

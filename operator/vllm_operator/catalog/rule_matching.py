@@ -5,13 +5,13 @@ vLLM chooses.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, PlainValidator, StrictBool
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictBool
 
 from vllm_operator.api.backends import OptimizeFor
 from vllm_operator.api.spec import Allocation, Attention, Distribution, Quantization
@@ -204,15 +204,15 @@ class FactValues(Entry):
     uneven_width: OneOrMore[StrictBool] = Field(frozenset(), description="the width of a layer is not a multiple of 128")
     uneven_experts: OneOrMore[StrictBool] = Field(frozenset(), description="the experts do not divide by the number of GPUs")
 
-    @property
-    def values(self) -> Mapping[str, frozenset[Any]]:
-        """What is given, by fact, as plain values."""
+    @cached_property
+    def members(self) -> Mapping[str, frozenset[Any]]:
+        """The given values by fact, as plain values."""
         given = (fact for fact in FactValues.model_fields if fact in self.model_fields_set)
         return {fact: frozenset(one.value if isinstance(one, Enum) else one for one in getattr(self, fact)) for fact in given}
 
 
 class Condition(FactValues):
-    """The `when` of a rule, as it is written. All that is given must hold; nothing given always holds."""
+    """The `when` of a rule. All that is given must hold; an empty one always holds."""
 
     versions: Releases = Field(Range(), description="vLLM versions in quotes: `'>=0.17.1,<0.20'`")
     tensor: Number = Field(Range(), description="tensor-parallel size: a number or a range such as `'>=2,<8'`")
@@ -230,44 +230,10 @@ class Condition(FactValues):
     environment: Patterns = Field({}, description="variables that the user set: a regular expression by name")
     arguments: Patterns = Field({}, description="flags that the user set: a regular expression by name")
 
-    def compile(self) -> "RuleMatch":
-        """Return the form that is fast to compare."""
-        numbers = {fact: getattr(self, fact) for fact in NUMBERS if fact in self.model_fields_set}
-        chosen, forced = ({component.value: names for component, names in each.items()} for each in (self.chosen, self.forced))
-        return RuleMatch(self.versions, self.values, self.excluded.values, numbers, chosen, forced, self.environment, self.arguments)
-
-
-NUMBERS = (
-    "tensor",
-    "pipeline",
-    "data",
-    "expert_tensor",
-    "experts",
-    "routing_groups",
-    "heads_per_rank",
-    "weight_gigabytes",
-    "slice_gigabytes",
-)
-"""Facts that are numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleMatch:
-    """A `Condition` in the form that is fast to compare. An empty one always holds."""
-
-    versions: Range = Range()
-    members: Mapping[str, frozenset[Any]] = field(default_factory=dict)
-    excluded: Mapping[str, frozenset[Any]] = field(default_factory=dict)
-    numbers: Mapping[str, Range] = field(default_factory=dict)
-    chosen: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    forced: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    environment: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    arguments: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Read it as a `Condition`."""
-        return core_schema.no_info_after_validator_function(Condition.compile, handler.generate_schema(Condition))
+    @cached_property
+    def numbers(self) -> Mapping[str, Range]:
+        """The given ranges by fact."""
+        return {fact: getattr(self, fact) for fact in NUMBERS if fact in self.model_fields_set}
 
     def holds(self, rule_input: RuleInput, chosen: Mapping[str, str], forced: Mapping[str, str]) -> bool:
         """Whether the condition holds, given the backends chosen so far and those that the user forced."""
@@ -275,7 +241,7 @@ class RuleMatch:
         for fact, values in self.members.items():
             if getattr(rule_input, fact) not in values:
                 return False
-        for fact, values in self.excluded.items():
+        for fact, values in self.excluded.members.items():
             if getattr(rule_input, fact) in values:
                 return False
         for fact, span in self.numbers.items():
@@ -297,26 +263,31 @@ class RuleMatch:
         return (
             self.versions.contains(rule_input.release)
             and all((value := getattr(rule_input, fact)) is None or value in values for fact, values in self.members.items())
-            and not any(getattr(rule_input, fact) in values for fact, values in self.excluded.items())
+            and not any(getattr(rule_input, fact) in values for fact, values in self.excluded.members.items())
             and all((n := getattr(rule_input, fact)) is None or span.contains(n) for fact, span in self.numbers.items())
             and all(chosen.get(component, "") in ("", *names) for component, names in self.chosen.items())
             and all(_found(pattern, rule_input.arguments.get(name)) for name, pattern in self.arguments.items())
         )
 
-    def disjoint(self, other: "RuleMatch") -> bool:
+    def disjoint(self, other: "Condition") -> bool:
         """Whether the two can never hold at the same time, as far as the conditions show."""
         if self.versions.disjoint(other.versions):
             return True
+        sets: Sequence[tuple[Mapping[Any, frozenset[Any]], Mapping[Any, frozenset[Any]]]]
         sets = ((self.members, other.members), (self.chosen, other.chosen), (self.forced, other.forced))
         if any(mine[key].isdisjoint(theirs[key]) for mine, theirs in sets for key in mine.keys() & theirs.keys()):
             return True
         if any(
-            one.members[key] <= two.excluded[key]
+            one.members[key] <= two.excluded.members[key]
             for one, two in ((self, other), (other, self))
-            for key in one.members.keys() & two.excluded.keys()
+            for key in one.members.keys() & two.excluded.members.keys()
         ):
             return True
         return any(self.numbers[key].disjoint(other.numbers[key]) for key in self.numbers.keys() & other.numbers.keys())
+
+
+NUMBERS = tuple(name for name, field in Condition.model_fields.items() if field.annotation is Range and name != "versions")
+"""Facts that are numbers."""
 
 
 def _found(pattern: re.Pattern[str], value: str | None) -> bool:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_va
 
 from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations, load_kernels
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, matching, parse_entries, read_data
-from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
+from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, Condition
 from vllm_operator.catalog.selectors import Selectors, load_selectors
 from vllm_operator.catalog.versions import Release
 
@@ -72,7 +72,7 @@ class Rule(Entry):
     id: RuleName = Field(description="unique name, shown as the source of a backend in the plan")
     component: Component = Field(description="part of the engine")
     kind: RuleKind = Field(description="`quirk`, `choice` or `engine`")
-    when: RuleMatch = Field(RuleMatch(), description="facts that must all hold; an unknown fact never does")
+    when: Condition = Field(Condition(), description="facts that must all hold; an unknown fact never does")
     backend: Backend | None = Field(None, description="backend that is used")
     alternatives: Annotated[tuple[Backend, ...], Field(max_length=4)] = Field(
         (), description="only for `engine`: backends that vLLM uses instead, for reasons that are not visible from outside"

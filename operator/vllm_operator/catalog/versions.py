@@ -165,88 +165,46 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     return Versions(releases, ordered)
 
 
-class Replacements(Entry):
-    """The content of `replacements.yaml`: what to use instead of variables and flags that newer versions no longer know."""
-
-    source: str
-    replacements: Mapping[str, str]
-
-
-@cache
-def load_replacements() -> Mapping[str, str]:
-    """Read what to use instead of variables and flags that newer versions no longer know."""
-    return load_file(Replacements, "replacements.yaml").replacements
-
-
-class Guarded(Entry):
+class GuardedPaths(Entry):
     """Prefixes of the paths for which vLLM asks for a key, since a version."""
 
     since: Annotated[str, AfterValidator(_check_version)]
     paths: tuple[str, ...]
 
 
-class GuardedPaths(Entry):
-    """The content of `guarded_paths.yaml`, the oldest version first."""
+class EngineFacts(Entry):
+    """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
-    source: str
-    guarded: tuple[Guarded, ...]
+    `object_stores` has the first version that reads weights from an object store, by scheme; `metrics` the names of the metrics by which
+    replicas are scaled; `replacements` what to use instead of variables and flags that newer versions do not know.
+    """
 
+    sources: Mapping[str, str]
+    listens_while_draining_since: Annotated[str, AfterValidator(_check_version)]
+    metrics: Mapping[ScalingMetric, str]
+    guarded_paths: tuple[GuardedPaths, ...]
+    object_stores: Mapping[str, Annotated[str, AfterValidator(_check_version)]]
+    replacements: Mapping[str, str]
 
-@cache
-def _load_guarded_paths() -> tuple[Guarded, ...]:
-    return load_file(GuardedPaths, "guarded_paths.yaml").guarded
+    def paths_with_key(self, version: str | None) -> tuple[str, ...]:
+        """Return the prefixes of the paths that a key guards in this version; those of the oldest one if it is unknown."""
+        held = [each.paths for each in self.guarded_paths if _is_since(each.since, version)]
+        return held[-1] if held else self.guarded_paths[0].paths
 
-
-def guarded_paths(version: str | None) -> tuple[str, ...]:
-    """Return the prefixes of the paths that a key guards in this version; those of the oldest one if it is unknown."""
-    entries = _load_guarded_paths()
-    release = parse_release(version) if version is not None else None
-    held = [each.paths for each in entries if release is not None and (parse_release(each.since) or release) <= release]
-    return held[-1] if held else entries[0].paths
-
-
-class ObjectStores(Entry):
-    """The content of `object_stores.yaml`: since which version vLLM reads weights from an object store, by scheme."""
-
-    source: str
-    since: Mapping[str, Annotated[str, AfterValidator(_check_version)]]
+    def listens_while_draining(self, version: str | None) -> bool:
+        """Return whether the HTTP server of this version accepts requests while the engine drains, only to abort them."""
+        return _is_since(self.listens_while_draining_since, version)
 
 
-@cache
-def load_object_stores() -> Mapping[str, str]:
-    """Read since which version vLLM reads weights from an object store, by scheme."""
-    return load_file(ObjectStores, "object_stores.yaml").since
-
-
-class Draining(Entry):
-    """The content of `draining.yaml`: since which version the HTTP server accepts requests while the engine drains."""
-
-    source: str
-    listens_since: Annotated[str, AfterValidator(_check_version)]
+def _is_since(since: str, version: str | None) -> bool:
+    first, release = parse_release(since), parse_release(version) if version is not None else None
+    return first is not None and release is not None and first <= release
 
 
 @cache
-def _load_draining() -> Draining:
-    return load_file(Draining, "draining.yaml")
-
-
-def listens_while_draining(version: str | None) -> bool:
-    """Return whether the HTTP server of this version accepts requests while the engine drains, only to abort them."""
-    since, release = parse_release(_load_draining().listens_since), parse_release(version) if version is not None else None
-    return since is not None and release is not None and since <= release
-
-
-class EngineMetrics(Entry):
-    """The content of `engine_metrics.yaml`: names of the metrics by which replicas are scaled."""
-
-    source: str
-    names: Mapping[ScalingMetric, str]
-
-
-@cache
-def load_engine_metrics() -> Mapping[ScalingMetric, str]:
-    """Read the name of each metric."""
-    return load_file(EngineMetrics, "engine_metrics.yaml").names
+def load_engine_facts() -> EngineFacts:
+    """Read the facts that ship with the operator."""
+    return load_file(EngineFacts, "engine.yaml")
 
 
 @cache

@@ -15,7 +15,7 @@ from vllm_operator.api.operation import Storage
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.scaling import AutoscalingSpec, KedaSpec, ScalingMetric
 from vllm_operator.caches.volumes import storage_of
-from vllm_operator.catalog.versions import load_engine_metrics
+from vllm_operator.catalog.versions import load_engine_facts
 
 DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
 """Targets per replica. The last one is a percentage."""
@@ -59,7 +59,7 @@ def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
         return None
     if autoscaling.keda is not None:
         return _scaled_object(resource, autoscaling, autoscaling.keda)
-    metric = {"name": load_engine_metrics()[_metric(autoscaling)]}
+    metric = {"name": load_engine_facts().metrics[_metric(autoscaling)]}
     # the average of the Pods; those that start have no metrics, and count as idle
     target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
     return {
@@ -92,7 +92,7 @@ def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda:
     to_zero = _min_replicas(autoscaling) == 0
     triggers = [_trigger("engines", keda, _engine_query(resource, autoscaling), _threshold(autoscaling), null_is_zero=to_zero)]
     if to_zero:
-        running = load_engine_metrics()[ScalingMetric.RUNNING_REQUESTS]
+        running = load_engine_facts().metrics[ScalingMetric.RUNNING_REQUESTS]
         # an engine without a queue may be in use: this keeps the last replica, and asks for no second one
         triggers.append(_trigger("running", keda, f"sum({_series(resource, running)})", _NO_LIMIT, null_is_zero=True))
     if keda.activation_query is not None:
@@ -127,7 +127,7 @@ def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_z
 def _engine_query(resource: VLLMDeployment, autoscaling: AutoscalingSpec) -> str:
     """The sum over the replicas, which KEDA divides by their number. The labels come from the PodMonitor of the chart."""
     metric = _metric(autoscaling)
-    series = _series(resource, load_engine_metrics()[metric])
+    series = _series(resource, load_engine_facts().metrics[metric])
     # the ranks of data parallelism share no KV cache
     return f"sum(max by (pod) ({series}))" if metric is ScalingMetric.KV_CACHE_USAGE else f"sum({series})"
 

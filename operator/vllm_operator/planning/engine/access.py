@@ -2,7 +2,7 @@
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.versions import guarded_paths
+from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.notes import Note
 
@@ -13,7 +13,7 @@ def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | 
     """Return notes about the key: which paths it guards in this version, and whether something replaces it."""
     if spec.auth is None:
         return []
-    paths = guarded_paths(version)
+    paths = load_engine_facts().paths_with_key(version)
     listed = paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
     text = (
         f"The key of spec.auth guards only {listed}. Other paths of the engine, such as /metrics, /tokenize and /invocations, stay open: "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.versions import VersionTable, listens_while_draining
+from vllm_operator.catalog.versions import VersionTable, load_engine_facts
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.notes import Note
 from vllm_operator.pods.reading import mapping
@@ -48,7 +48,7 @@ def plan_drain(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | No
     seconds = DRAIN_SECONDS if wanted is None else wanted
     if given.isascii() and given.isdigit() and len(given) < 6:
         seconds = int(given)
-    return Drain(seconds, OPEN_LISTENER_SECONDS if seconds and listens_while_draining(version) else None)
+    return Drain(seconds, OPEN_LISTENER_SECONDS if seconds and load_engine_facts().listens_while_draining(version) else None)
 
 
 def drain_arguments(drain: Drain, table: VersionTable | None) -> list[PlannedArgument]:

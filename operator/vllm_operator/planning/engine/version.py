@@ -12,7 +12,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.versions import Versions, VersionTable, load_object_stores, parse_release
+from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_facts, parse_release
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
 
@@ -87,7 +87,7 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
 def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> ResolvedVersion | Verdict:
     """Return the version, with a note about an image that may be unable to read the model; or a verdict if the version is."""
     scheme = model.uri.partition("://")[0]
-    since = load_object_stores().get(scheme)
+    since = load_engine_facts().object_stores.get(scheme)
     if since is None or isinstance(version, Verdict):
         return version
     release, least = parse_release(version.version), parse_release(since)
