@@ -5,7 +5,7 @@ vLLM chooses.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -273,9 +273,9 @@ class Condition(FactValues):
         """Whether the two can never hold at the same time, as far as the conditions show."""
         if self.versions.disjoint(other.versions):
             return True
-        sets: Sequence[tuple[Mapping[Any, frozenset[Any]], Mapping[Any, frozenset[Any]]]]
-        sets = ((self.members, other.members), (self.chosen, other.chosen), (self.forced, other.forced))
-        if any(mine[key].isdisjoint(theirs[key]) for mine, theirs in sets for key in mine.keys() & theirs.keys()):
+        pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]]
+        pairs = [(self.members, other.members), (self.chosen, other.chosen), (self.forced, other.forced)]
+        if any(mine[key].isdisjoint(theirs[key]) for mine, theirs in pairs for key in mine.keys() & theirs.keys()):
             return True
         if any(
             one.members[key] <= two.excluded.members[key]
