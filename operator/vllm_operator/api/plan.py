@@ -107,26 +107,11 @@ class PlannedWeights(Model):
     volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
 
 
-class LearnedMemory(Model):
-    """What an earlier start of the same model, version, GPU and parallel sizes measured, with the estimate that it corrects."""
-
-    engine_version: str = Field(max_length=64, description="vLLM version.")
-    architecture: str = Field(max_length=16, description="GPU architecture.")
-    product: str | None = Field(default=None, max_length=128, description="GPU product.")
-    parallelism: str = Field(max_length=64, description="Parallel sizes, for example tp8.")
-    weights_mebibytes: int = Field(description="Measured weights in MiB.")
-    estimated_weights_mebibytes: int = Field(description="Estimate of the weights in MiB. The measured value is used while it is this.")
-    other_mebibytes: int = Field(description="Measured memory besides weights and KV cache, minus the estimate, in MiB.")
-    estimated_other_mebibytes: int = Field(description="Estimate of that memory in MiB. The difference is used while it is this.")
-
-
 class PlannedMemory(Model):
     """Memory of one GPU that the estimate predicts."""
 
     weights_mebibytes: int = Field(description="Weights in MiB.")
     kv_cache_mebibytes: int = Field(description="KV cache in MiB. Negative if the rest does not fit.")
-    other_mebibytes: int | None = Field(default=None, description="What else the engine takes of its budget in MiB, as estimated.")
-    learned: LearnedMemory | None = Field(default=None, description="What an earlier start measured, if it was used.")
 
 
 class MeasuredMemory(Model):
@@ -325,9 +310,7 @@ class PlanSummary(Model):
     memory: str | None = Field(
         default=None, max_length=256, description="Memory of one GPU, as predicted and as the engine measured it at its start."
     )
-    measured: MeasuredMemory | None = Field(
-        default=None, description="Memory of one GPU as the engine measured it at its start. The next plan uses it."
-    )
+    measured: MeasuredMemory | None = Field(default=None, description="Memory of one GPU as the engine measured it at its start.")
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,
         max_length=32,

@@ -35,6 +35,7 @@ from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, check_source, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.provisioned import read_instance_pools
+from vllm_operator.planning.memory.estimate import predict_memory
 from vllm_operator.planning.memory.flags import RESIZING_FLAGS, read_offload
 from vllm_operator.planning.model.facts import (
     NO_FILES,
@@ -57,7 +58,6 @@ from vllm_operator.planning.placement.size_messages import (
     MODEL_NAME_LIMIT,
     explain_shortage,
     notes_about_size,
-    predicted_memory,
     short_name,
 )
 from vllm_operator.planning.placement.sizing import (
@@ -198,7 +198,7 @@ class _FreshPlan:
         release = parse_release(version.version)
         if release is None or overrides.replaces_arguments:
             return None
-        return resolve_sizing(self.resource, self.pinned, overrides, release, facts, self.files, self.catalog)
+        return resolve_sizing(self.resource.spec, overrides, release, facts, self.files, self.catalog)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""
@@ -378,7 +378,7 @@ class _FreshPlan:
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
-            memory=predicted_memory(candidate, premises.sizing),
+            memory=predict_memory(candidate.judgement.made) if candidate is not None else None,
             model_facts=keep_facts(facts),
             awaits_facts=(self.files.trouble is not None and not self.files.refused and self._remembered() is None) or None,
             backends=list(decision.choices),

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable
 
-from vllm_operator.api.plan import PlannedMemory
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.estimate import predict_memory
 from vllm_operator.planning.memory.resolve import allowed
 from vllm_operator.planning.model.facts import model_name
 from vllm_operator.planning.notes import Note
@@ -63,12 +61,6 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
         notes.append(Note(Severity.INFO, text))
     if sized:
         notes += _note_about_ranks(chosen, sizing, name)
-    if made.measured:
-        text = (
-            f"The memory of {name} on {devices(chosen)} is as measured at the last start: {_gib(made.weights)} of weights on each, "
-            f"{_gib(made.kv_cache)} left for the KV cache."
-        )
-        notes.append(Note(Severity.INFO, text))
     own, asked = (sizing.model.shape.max_length, sizing.options.max_length) if sizing.model and sizing.options else (None, None)
     if judgement.length is not None:
         text = (
@@ -125,14 +117,6 @@ def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note
         "request takes longer."
     )
     return [Note(Severity.INFO, text)]
-
-
-def predicted_memory(chosen: Candidate | None, sizing: Sizing | None) -> PlannedMemory | None:
-    """The prediction to keep in the plan, to compare with what the engine measures; None if there is none."""
-    if chosen is None or sizing is None:
-        return None
-    made = chosen.judgement.made
-    return predict_memory(made, sizing.options, sizing.learned if made.measured else None)
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:

@@ -8,21 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from vllm_operator.api.plan import LearnedMemory, Plan
-from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.images import Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
-from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
 from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.memory.cases import predict_model
-from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction, correct, learn
+from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.flags import read_flags
 from vllm_operator.planning.memory.formats import name_format
 from vllm_operator.planning.memory.overhead import read_runner
@@ -96,7 +93,6 @@ class Sizing:
         gpus: The table of GPUs.
         images: The images of the catalog.
         concurrency: Requests that the KV cache should hold at a time.
-        learned: What an earlier start measured.
     """
 
     model: SizedModel | None
@@ -106,7 +102,6 @@ class Sizing:
     gpus: GPUs
     images: Images
     concurrency: int = 1
-    learned: LearnedMemory | None = None
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -184,10 +179,7 @@ class Sizing:
         key = (parallel, pool.architecture)
         made = predict_model(self.model, parallel, device, replace(options, weights_gib=self._weighed.get(key)), self.facts, self.release)
         self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # the same on every GPU of an architecture
-        corrected = correct(options, made, self.learned, pool, parallel, self.release)
-        if corrected is None:
-            return made
-        return replace(predict_model(self.model, parallel, device, corrected, self.facts, self.release), measured=True)
+        return made
 
     def is_native(self, pool: Pool) -> bool:
         """Whether a GPU computes in the format of the weights."""
@@ -198,8 +190,7 @@ class Sizing:
 
 
 def resolve_sizing(
-    resource: VLLMDeployment,
-    pinned: Plan | None,
+    spec: VLLMDeploymentSpec,
     overrides: Overrides,
     release: Release,
     facts: ResolvedFacts,
@@ -209,15 +200,13 @@ def resolve_sizing(
     """Collect what the estimates for a spec need.
 
     Args:
-        resource: The VLLMDeployment, with its status.
-        pinned: The plan in the status.
+        spec: The spec of the VLLMDeployment.
         overrides: The flags and variables of the user.
         release: The vLLM version.
         facts: What is known about the model.
         files: What was read from its files.
         catalog: The catalog.
     """
-    spec, summary = resource.spec, resource.status.pinned_plan
     arguments, read = overrides.arguments, read_flags(overrides.arguments)
     active, rank = active_adapters(spec), highest_rank(spec, files.adapters)
     asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
@@ -231,8 +220,7 @@ def resolve_sizing(
     name = model_name(spec.model)
     model = resolve_model(name, catalog.shapes, config=config, checkpoint_bytes=size, label=label, tensors=files.tensors)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    learned = learn(pinned, summary.measured if summary is not None else None, model_argument(spec.model.uri))
-    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency, learned)
+    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
     length = wanted_length(spec, sizing)
     if sizing.options is None or length is None or "--max-model-len" in arguments:
         return sizing
