@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import bare_node, device, inventory_of, node_pool, real_node, resource_slice
-from support.operators import Bench, llama
+from support.operators import Bench, controlled_by_deployment, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, selector_of
 from vllm_operator.api.spec import SizingSpec
 from vllm_operator.cluster.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.cluster.inventory import NODE_LISTS, InventoryCache
@@ -154,8 +154,11 @@ def test_a_new_node_comes_before_waiting_for_an_equal_gpu_but_not_a_larger_one()
     assert made.notes[0].endswith("or set spec.accelerator.products to [NVIDIA-B200], of which NodePool spot would add a node.")
 
 
-def test_a_new_plan_keeps_the_gpu_in_use_whatever_is_free_and_its_own_pods_do_not_count() -> None:
-    own = pod("l40s", 4, "demo", **{"app.kubernetes.io/managed-by": "vllm-operator", "app.kubernetes.io/instance": "demo"})
+@pytest.mark.parametrize("managed_by", ["vllm-operator", "Helm"])
+def test_a_new_plan_keeps_the_gpu_in_use_whatever_is_free_and_its_own_pods_do_not_count(managed_by: str) -> None:
+    """`podTemplate` may set the label `managed-by`; the controller says whose a Pod is."""
+    own = pod("l40s", 4, "demo")
+    own["metadata"] |= controlled_by_deployment("demo", selector_of(deployment(QWEN)) | {"app.kubernetes.io/managed-by": managed_by})
     assert planned(deployment(QWEN), L40S, H100, used=(own,)).product == "NVIDIA-L40S"
     pinned = planned(deployment(QWEN), L40S, H100, used=full("l40s"))
     edited = deployment(QWEN, generation=2, backends={"attention": "TRITON_ATTN"})

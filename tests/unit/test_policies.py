@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import inventory_of, real_node
-from support.operators import Bench, llama
+from support.operators import Bench, controlled_by_deployment, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
@@ -128,8 +128,11 @@ def test_no_pod_makes_counting_fail(pods: list[dict[str, Any]]) -> None:
 def test_init_containers_and_own_pods_count_as_in_the_scheduler() -> None:
     entry = pod("n", 2)
     entry["spec"]["initContainers"] = [{"resources": {"requests": {"nvidia.com/gpu": "3"}}}]
-    own = pod("n", 1, **{"app.kubernetes.io/managed-by": "vllm-operator", "app.kubernetes.io/instance": "demo"})
+    labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": "engine"}
+    own, copy = pod("n", 1), pod("n", 1, **labels, **{"app.kubernetes.io/managed-by": "vllm-operator"})
+    own["metadata"] |= controlled_by_deployment("demo", labels)
     assert read_held([entry, own]).all == {("n", "nvidia.com/gpu"): 4}
+    assert read_held([entry, copy]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 4}, "a Pod of somebody else with all labels"
     assert read_held([entry, own]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
 
 

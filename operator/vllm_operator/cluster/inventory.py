@@ -243,7 +243,7 @@ def _device_part(pod: Manifest) -> Manifest | None:
         for field in ("containers", "initContainers")
     }
     return {
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences") if key in metadata},
         "spec": {"nodeName": spec.get("nodeName"), **containers},
         "status": {"phase": (pod.get("status") or {}).get("phase")},
     }

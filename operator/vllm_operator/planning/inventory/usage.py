@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_operator.api.labels import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 from vllm_operator.planning.inventory.resource_slices import DRIVER, device_identity
+from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.reading import mapping, objects, read_count, text
 
 PREFIX = "nvidia.com/"
@@ -99,8 +99,6 @@ def _devices(container: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def deployment_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Namespace and name of the VLLMDeployment that a Pod belongs to by its labels; None if it is of somebody else."""
-    labels = mapping(pod, "metadata", "labels")
-    if labels.get(MANAGED_BY_LABEL) != MANAGED_BY:
-        return None
-    return text(pod, "metadata", "namespace"), str(labels.get(INSTANCE_LABEL))
+    """Namespace and name of the VLLMDeployment that a Pod belongs to; None if it is of somebody else."""
+    name = instance_of(pod)
+    return (text(pod, "metadata", "namespace"), name) if name is not None else None
