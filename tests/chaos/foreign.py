@@ -75,7 +75,7 @@ def look_alikes(name: str, taken: str, node: str) -> tuple[Manifest, ...]:
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": {"name": f"{taken}-primer"},
+            "metadata": {"name": f"{taken}.primer"},
             "spec": {"replicas": 0, "selector": {"matchLabels": selector}, "template": copied},
         },
         {

@@ -216,7 +216,7 @@ class Users:
     async def _free_claim(self, name: str, *, within: float) -> bool:
         """Deletes what may use the claim of a VLLMDeployment, also what it has left behind as an orphan; whether all Pods went."""
         await self._remove("VLLMDeployment", name)
-        for deployment in (name, f"{name}-primer"):
+        for deployment in (name, f"{name}.primer"):
             if ("Deployment", deployment) not in self._fields_of_others.names():
                 await self._remove("Deployment", deployment)
         with contextlib.suppress(TimeoutError):

@@ -70,11 +70,11 @@ async def test_orphaned_children_are_taken_over_and_their_primer_goes(served: Cl
     await served.request("DELETE", path, body={"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"})
     await served.wait_until_gone("VLLMDeployment", "llama")
     await served.wait_for("Deployment", "llama", lambda it: not it["metadata"].get("ownerReferences"))
-    primer = copy_of(own, "labels", name="llama-primer") | {"spec": own["spec"] | {"replicas": 0}}
+    primer = copy_of(own, "labels", name="llama.primer") | {"spec": own["spec"] | {"replicas": 0}}
     await served.apply(primer, manager="vllm-operator", force=False)
     await served.create(llama(served.namespace))
     await asyncio.gather(
-        served.wait_until_gone("Deployment", "llama-primer"),
+        served.wait_until_gone("Deployment", "llama.primer"),
         served.wait_for("Deployment", "llama", lambda it: it["metadata"].get("ownerReferences")),
     )
     assert (await served.get("Deployment", "llama"))["metadata"]["uid"] == own["metadata"]["uid"]

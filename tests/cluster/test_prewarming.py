@@ -47,7 +47,7 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(served: Clus
     await operator.kill()
     await operator.start()
     await report(served, sim, primer, {"result": "Published", "tag": "tag-1", "digest": DIGEST})
-    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_until_gone("Deployment", "llama.primer")
     done = await served.wait_for(
         "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["pinnedPlan"]["image"], within=30
     )
@@ -59,7 +59,7 @@ async def test_a_version_that_is_changed_back_meanwhile_begins_no_rollout(
 ) -> None:
     before, _ = await change_version(served, sim)
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.20.1"}}})
-    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_until_gone("Deployment", "llama.primer")
     await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 3)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
 
@@ -67,7 +67,7 @@ async def test_a_version_that_is_changed_back_meanwhile_begins_no_rollout(
 async def test_the_primer_is_deleted_with_its_object(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await change_version(served, sim)
     await served.delete("VLLMDeployment", "llama")
-    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_until_gone("Deployment", "llama.primer")
 
 
 async def test_without_a_free_gpu_the_rollout_begins_cold(served: Cluster, sim: Simulator) -> None:

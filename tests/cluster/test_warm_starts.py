@@ -162,7 +162,7 @@ async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Clust
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"image": image}}})
     pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["image"] == image)
     assert pinned["status"]["cache"]["key"] == directory, "what the tag has filled is found by the digest, too"
-    assert not await served.exists("Deployment", "llama-primer")
+    assert not await served.exists("Deployment", "llama.primer")
 
 
 async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
@@ -182,7 +182,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     scaled = await served.wait_for("Deployment", "llama", replicas(2))
     assert scaled["spec"]["template"] == before["spec"]["template"], "load does not wait for the rollout, and begins none"
     await finish(served, sim, primer)
-    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_until_gone("Deployment", "llama.primer")
     await served.wait_for(
         "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["pinnedPlan"]["image"], within=30
     )
@@ -204,7 +204,7 @@ async def test_a_cache_is_filled_ahead_of_traffic(served: Cluster, sim: Simulato
     await sim.script(path="ok", pull="0", load="0")
     await served.create(llama(served.namespace, replicas=0, cache={"priming": "Always"}))
     await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "primed"))
-    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_until_gone("Deployment", "llama.primer")
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 0
 
 

@@ -119,7 +119,7 @@ async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_c
     result = await fetch_result(cluster, await the_engine(cluster))
     assert (result["result"], result["tag"]) == ("Fetched", published["status"]["cache"]["artifact"]["tag"])
     assert "were fetched from the registry" in condition(warm, "CacheWarm")["message"]
-    assert not await cluster.exists("Deployment", "llama-primer")
+    assert not await cluster.exists("Deployment", "llama.primer")
 
 
 FAILURES = {

@@ -153,7 +153,7 @@ async def test_an_image_that_is_named_by_its_digest_later_finds_what_its_tag_has
     await serving(fleet, ONE)
     await fleet.change(engine={"image": f"{TAG}@{ONE}", "version": "0.20.1"})
     assert mounted(fleet) == BY_TAG
-    assert fleet.deployment("llama-primer") is None, "there is nothing to fill"
+    assert fleet.deployment("llama.primer") is None, "there is nothing to fill"
 
 
 async def test_a_damaged_directory_is_quarantined_whatever_its_image_is_called(bench: Bench, fleet: Fleet) -> None:

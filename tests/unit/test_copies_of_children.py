@@ -19,10 +19,10 @@ async def test_only_its_own_deployment_is_scaled_where_the_spec_cannot_be_planne
     bench.cluster.put(
         {**own, "metadata": {"name": "llama-copy", "namespace": "default", "labels": own["metadata"]["labels"]}, "spec": stopped}
     )
-    bench.cluster.put({**own, "metadata": {**own["metadata"], "name": "llama-primer"}, "spec": stopped})
+    bench.cluster.put({**own, "metadata": {**own["metadata"], "name": "llama.primer"}, "spec": stopped})
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 1, "accelerator": {"architectures": ["sm_103"]}}})
     await bench.settle()
-    assert replicas_of(bench) == {"llama": 1, "llama-copy": 0, "llama-primer": 0}
+    assert replicas_of(bench) == {"llama": 1, "llama-copy": 0, "llama.primer": 0}
 
 
 async def test_a_copy_of_a_deployment_that_is_gone_is_not_scaled_in_its_place(bench: Bench) -> None:
@@ -71,7 +71,7 @@ async def test_children_that_were_orphaned_are_taken_over_and_their_primer_is_de
     bench.cluster.put(llama())
     await bench.settle()
     own = bench.deployment()
-    await bench.cluster.apply(copied(own, "labels", name="llama-primer"), manager=FIELD_MANAGER)
+    await bench.cluster.apply(copied(own, "labels", name="llama.primer"), manager=FIELD_MANAGER)
     orphan = [{"op": "remove", "path": "/metadata/ownerReferences"}]
     await bench.cluster.patch(DEPLOYMENT, "llama", "default", orphan, manager="kube-controller-manager")
     bench.restart()

@@ -172,7 +172,7 @@ async def test_replicas_that_would_move_to_a_claim_of_a_user_stay_where_they_are
     assert (bench.condition("Starting").reason, bench.condition("Ready").reason) == ("ClaimNotOwned", "ClaimNotOwned")
     bench.cluster.remove(CLAIM, "default", "llama-cache")
     await bench.settle()
-    assert {it["metadata"]["name"] for it in bench.cluster.all(DEPLOYMENT)} == {"llama", "llama-primer"}, "the rollout begins"
+    assert {it["metadata"]["name"] for it in bench.cluster.all(DEPLOYMENT)} == {"llama", "llama.primer"}, "the rollout begins"
 
 
 async def test_a_claim_that_a_user_creates_between_the_look_and_the_write_is_not_taken_over(bench: Bench) -> None:

@@ -248,7 +248,7 @@ async def test_a_held_plan_that_cannot_be_recorded_is_reported_and_not_applied(b
     planned = bench.condition("Planned")
     assert (planned.status, planned.reason) == ("False", "RevisionRefused")
     assert "exceeded quota: few-revisions" in planned.message
-    assert (fleet.deployment(), fleet.deployment("llama-primer")) == (deployment, None)
+    assert (fleet.deployment(), fleet.deployment("llama.primer")) == (deployment, None)
 
 
 async def test_a_name_that_somebody_else_has_taken_is_reported_and_left_alone(bench: Bench, fleet: Fleet) -> None:

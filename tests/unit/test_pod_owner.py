@@ -29,7 +29,7 @@ PRIMER, CLEANING = ({"app.kubernetes.io/component": component} for component in 
     [
         pytest.param(pod(), "llama", id="a replica"),
         pytest.param(pod({"app.kubernetes.io/managed-by": "Helm"}), "llama", id="another tool is said to manage it"),
-        pytest.param(pod(PRIMER, deployment="llama-primer"), "llama", id="a primer"),
+        pytest.param(pod(PRIMER, deployment="llama.primer"), "llama", id="a primer"),
         pytest.param(pod(CLEANING, **controller("Job", "llama-clean-0011aabb")), "llama", id="of a Job"),
         pytest.param(pod({"app.kubernetes.io/name": "mine"}), None, id="another name"),
         pytest.param(pod({"app.kubernetes.io/component": "server"}), None, id="another component"),

@@ -32,11 +32,11 @@ async def rolling_out(fleet: Fleet, **spec: Any) -> tuple[Any, str]:
     await serving(fleet, **spec)
     before = fleet.deployment()
     await fleet.change(engine=NEW)
-    return before, fleet.start("llama-primer")
+    return before, fleet.start("llama.primer")
 
 
 def publisher_of(fleet: Fleet) -> dict[str, Any]:
-    spec = (fleet.deployment("llama-primer") or {})["spec"]["template"]["spec"]
+    spec = (fleet.deployment("llama.primer") or {})["spec"]["template"]["spec"]
     return next(container for container in spec["containers"] if container["name"] == labels.PUBLISHER)
 
 
@@ -69,20 +69,20 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(fleet: Fleet
     assert fleet.deployment() == before, "a primer that is Ready has not published yet"
     report(fleet, primer, PUBLISHED)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert fleet.deployment() != before
     assert (bench.condition("CachePublished").status, bench.condition("CachePublished").reason) == ("True", "Published")
     assert "Crashed" not in {condition.type for condition in bench.status().conditions}, "a container that has done its work is no crash"
     fleet.gone(primer)
     bench.restart()
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert bench.condition("CachePublished").reason == "Published"
 
 
 async def test_only_the_container_beside_the_engine_gets_the_secret_for_pushing(fleet: Fleet) -> None:
     await rolling_out(fleet, podTemplate={"spec": {"shareProcessNamespace": True}})
-    deployment = fleet.deployment("llama-primer") or {}
+    deployment = fleet.deployment("llama.primer") or {}
     spec, container = deployment["spec"]["template"]["spec"], publisher_of(fleet)
     assert spec["shareProcessNamespace"] is False
     secret = next(volume["name"] for volume in spec["volumes"] if volume.get("secret", {}).get("secretName") == "write")
@@ -105,7 +105,7 @@ async def test_an_artifact_that_exists_needs_no_publication(fleet: Fleet, word: 
     fleet.bench.cluster.edit(POD, "default", primer, {"status": status})
     await fleet.settle()
     assert fleet.deployment() != before
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
 
 
 async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fleet, bench: Bench) -> None:
@@ -121,7 +121,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     fleet.gone(primer)
     bench.restart()
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert "No GPU was free within 60 s" in bench.message("CacheWarm")
 
 
@@ -130,7 +130,7 @@ async def test_a_quota_without_room_does_not_hold_the_rollout(fleet: Fleet, benc
     before = fleet.deployment()
     await fleet.change(engine=NEW)
     failure = {"type": "ReplicaFailure", "status": "True", "message": "pods is forbidden: exceeded quota: gpus"}
-    bench.cluster.edit(DEPLOYMENT, "default", "llama-primer", {"status": {"conditions": [failure]}})
+    bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": {"conditions": [failure]}})
     await fleet.settle()
     assert fleet.deployment() != before
     assert "exceeded quota" in bench.message("CacheWarm")
@@ -162,7 +162,7 @@ async def test_a_publication_that_fails_is_tried_three_times_and_then_the_rollou
     report(fleet, primer, {"result": result, "message": "It does what it does."}, restarts=restarts, code=1)
     await fleet.settle()
     assert (fleet.deployment() != before) is begins
-    assert (fleet.deployment("llama-primer") is None) is begins
+    assert (fleet.deployment("llama.primer") is None) is begins
     if begins:
         assert "were not filled before the rollout: They could not be published: It does what it does." in bench.message("CacheWarm")
         assert "tries again" not in bench.message("CachePublished")
@@ -170,7 +170,7 @@ async def test_a_publication_that_fails_is_tried_three_times_and_then_the_rollou
         fleet.gone(primer)
         bench.pass_time(3600)
         await fleet.settle()
-        assert fleet.deployment("llama-primer") is None
+        assert fleet.deployment("llama.primer") is None
 
 
 async def test_a_spec_that_changes_again_replaces_the_primer(fleet: Fleet, bench: Bench) -> None:
@@ -179,9 +179,9 @@ async def test_a_spec_that_changes_again_replaces_the_primer(fleet: Fleet, bench
     report(fleet, primer, PUBLISHED)
     await fleet.settle()
     assert fleet.deployment() == before, "what was published is of the version in between"
-    image = (fleet.deployment("llama-primer") or {})["spec"]["template"]["spec"]["containers"][0]["image"]
+    image = (fleet.deployment("llama.primer") or {})["spec"]["template"]["spec"]["containers"][0]["image"]
     assert ":v0.26.0" in image
-    report(fleet, fleet.start("llama-primer"), {**PUBLISHED, "tag": "tag-2"})
+    report(fleet, fleet.start("llama.primer"), {**PUBLISHED, "tag": "tag-2"})
     await fleet.settle()
     assert fleet.deployment() != before
     assert "tag tag-2" in bench.message("CachePublished")
@@ -190,7 +190,7 @@ async def test_a_spec_that_changes_again_replaces_the_primer(fleet: Fleet, bench
 async def test_a_spec_that_is_changed_back_removes_the_primer(fleet: Fleet) -> None:
     before, _ = await rolling_out(fleet)
     await fleet.change(engine={"version": "0.20.1"})
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert (fleet.deployment() or {})["spec"] == (before or {})["spec"]
 
 
@@ -227,7 +227,7 @@ async def test_where_there_is_no_primer(fleet: Fleet, change: dict[str, Any]) ->
     await serving(fleet, **change)
     before = fleet.deployment()
     await fleet.change(engine=NEW)
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert fleet.deployment() != before
 
 
@@ -236,24 +236,24 @@ async def test_a_change_that_keeps_the_tag_needs_no_primer(fleet: Fleet) -> None
     before = fleet.deployment()
     await fleet.change(rollout={"drainSeconds": 7})
     assert fleet.deployment() != before
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
 
 
 async def test_before_the_first_rollout_a_primer_publishes_on_request(
     fleet: Fleet, bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await serving(fleet)
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert "To publish them now, run kubectl vllm prime" in bench.message("CachePublished")
     assert await prime.prime(bench.cluster, "default", "llama", timeout_seconds=0) == prime.FILLED_STATUS
     await fleet.settle()
-    primer = fleet.start("llama-primer")
+    primer = fleet.start("llama.primer")
     report(fleet, primer, PUBLISHED)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     fleet.gone(primer)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert await prime.prime(bench.cluster, "default", "llama", timeout_seconds=10) == prime.FILLED_STATUS
     annotations = next(item for item in bench.cluster.all(VLLM_DEPLOYMENT))["metadata"]["annotations"]
     assert annotations[labels.PRIME_ANNOTATION] == fleet.key()

@@ -19,7 +19,7 @@ async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytes
     await asyncio.sleep(0.01)
     assert bench.resource()["metadata"]["annotations"] == {PRIME_ANNOTATION: fleet.key()}
     await fleet.settle()
-    fleet.ready(fleet.start("llama-primer"))
+    fleet.ready(fleet.start("llama.primer"))
     await asyncio.sleep(0.01)
     await fleet.settle()
     assert await command == 0
@@ -58,7 +58,7 @@ async def test_an_outage_of_the_api_server_does_not_end_the_command(bench: Bench
     bench.cluster.fail("get", VLLM_DEPLOYMENT, Unavailable("it restarts"), times=3)
     await asyncio.sleep(0.01)
     await fleet.settle()
-    fleet.ready(fleet.start("llama-primer"))
+    fleet.ready(fleet.start("llama.primer"))
     await asyncio.sleep(0.01)
     await fleet.settle()
     assert await command == 0

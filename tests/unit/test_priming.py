@@ -120,24 +120,24 @@ async def test_scaling_while_a_cache_is_filled(fleet: Fleet) -> None:
 
 async def test_a_cache_is_filled_ahead_of_traffic(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=0, cache={"priming": "Always"})
-    assert (fleet.replicas(), fleet.replicas("llama-primer")) == (0, 1)
-    primer = fleet.start("llama-primer")
+    assert (fleet.replicas(), fleet.replicas("llama.primer")) == (0, 1)
+    primer = fleet.start("llama.primer")
     await fleet.settle()
     assert "is filling directory" in bench.message("CacheWarm")
     assert bench.status().ready_replicas == 0
     fleet.ready(primer)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert primed(fleet) in fleet.annotations()
     assert bench.status().ready_replicas == 0
 
 
 async def test_a_cache_is_filled_when_asked_for_once(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=0)
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {labels.PRIME_ANNOTATION: fleet.key()}}})
     await fleet.settle()
-    assert fleet.replicas("llama-primer") == 1
+    assert fleet.replicas("llama.primer") == 1
 
 
 async def serving(fleet: Fleet, **spec: Any) -> str:
@@ -153,14 +153,14 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
     assert fleet.deployment() == before
-    primer = fleet.start("llama-primer")
+    primer = fleet.start("llama.primer")
     await fleet.settle()
     assert bench.condition("Starting").reason == "Priming"
     assert bench.condition("Ready").status == "False"
     assert bench.status().ready_replicas == 1
     fleet.ready(primer)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert fleet.deployment() != before
     fleet.gone(old)
     fleet.gone(primer)
@@ -177,7 +177,7 @@ async def test_replicas_are_scaled_while_a_rollout_is_held(bench: Bench, fleet: 
     await fleet.settle()
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
-    fleet.start("llama-primer")
+    fleet.start("llama.primer")
     await fleet.change(replicas=wanted)
     held = fleet.deployment()
     assert held is not None
@@ -199,7 +199,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
-    primer = fleet.start("llama-primer")
+    primer = fleet.start("llama.primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
     assert "If no GPU is free by 12:01:00 UTC, the rollout continues without it." in bench.message("CacheWarm")
@@ -207,13 +207,13 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert fleet.deployment() != before
     fleet.gone(primer)
     bench.restart()
     await fleet.settle()
     assert "No GPU was free within 60 s" in bench.message("CacheWarm")
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
 
 
 async def test_a_quota_without_room_for_one_more_does_not_hold_the_rollout(bench: Bench, fleet: Fleet) -> None:
@@ -221,7 +221,7 @@ async def test_a_quota_without_room_for_one_more_does_not_hold_the_rollout(bench
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
     failure = {"type": "ReplicaFailure", "status": "True", "message": "pods is forbidden: exceeded quota: gpus"}
-    bench.cluster.edit(DEPLOYMENT, "default", "llama-primer", {"status": {"conditions": [failure]}})
+    bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": {"conditions": [failure]}})
     await fleet.settle()
     assert fleet.deployment() != before
     assert "exceeded quota" in bench.message("CacheWarm")
@@ -269,7 +269,7 @@ async def test_a_new_image_that_crashes_leaves_the_old_one_serving(bench: Bench,
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
-    primer = fleet.start("llama-primer")
+    primer = fleet.start("llama.primer")
     ended = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": fleet.time(), "startedAt": fleet.time()}}
     fleet.show(primer, state=ended, restarts=3)
     bench.pass_time(30)
@@ -282,7 +282,7 @@ async def test_a_new_image_that_crashes_leaves_the_old_one_serving(bench: Bench,
 async def test_a_primer_beside_replicas_on_a_claim_of_one_node_runs_on_that_node(fleet: Fleet) -> None:
     await serving(fleet)
     await fleet.change(engine={"version": "0.24.0"})
-    deployment = fleet.deployment("llama-primer")
+    deployment = fleet.deployment("llama.primer")
     assert deployment is not None
     [term] = deployment["spec"]["template"]["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["labelSelector"]["matchLabels"][labels.COMPONENT_LABEL] == "engine"
@@ -291,7 +291,7 @@ async def test_a_primer_beside_replicas_on_a_claim_of_one_node_runs_on_that_node
 async def test_a_claim_for_one_pod_is_not_filled_beside_it(bench: Bench, fleet: Fleet) -> None:
     await serving(fleet, cache={"volume": {"accessMode": "ReadWriteOncePod"}})
     await fleet.change(engine={"version": "0.24.0"})
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert "ReadWriteOncePod" in bench.message("CacheWarm")
 
 

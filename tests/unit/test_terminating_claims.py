@@ -120,10 +120,10 @@ async def test_a_job_that_may_not_be_deleted_stops_nothing(bench: Bench, fleet: 
 
 async def test_without_replicas_no_primer_keeps_the_claim(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=0, cache={"priming": "Always"})
-    assert fleet.deployment("llama-primer") is not None
+    assert fleet.deployment("llama.primer") is not None
     delete_claim(fleet)
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
 
 
 async def test_pods_of_the_replicas_are_named_with_what_lets_them_go(bench: Bench, fleet: Fleet) -> None:

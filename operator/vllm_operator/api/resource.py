@@ -1,5 +1,11 @@
-"""The VLLMDeployment object as a whole, and the names, labels and owner references of its children."""
+"""The VLLMDeployment object as a whole, and the names, labels and owner references of its children.
 
+Children of different VLLMDeployments never have the same kind and name. A suffix alone would not ensure this: `llama` with the suffix
+`-primer` is also the name of another VLLMDeployment. Therefore a name that the operator makes has a dot, which the name of a VLLMDeployment
+has not, or all objects of its kind have a suffix of the same length.
+"""
+
+import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -105,21 +111,32 @@ def _owner_reference(resource: VLLMDeployment) -> dict[str, Any]:
     }
 
 
+_JOB_OWNER_LIMIT = 42
+"""Characters in the name of a Job before its purpose. The name is also the value of a label, which has at most 63 characters."""
+
+
 def primer_name(name: str) -> str:
-    """Name of the primer of a VLLMDeployment."""
-    return f"{name}-primer"
+    """Name of the Deployment of the primer of a VLLMDeployment, whose own name is that of the Deployment of the replicas."""
+    return f"{name}.primer"
+
+
+def _job_owner(name: str) -> str:
+    if len(name) <= _JOB_OWNER_LIMIT:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
+    return f"{name[: _JOB_OWNER_LIMIT - 11].rstrip('-.')}.{digest}"
 
 
 def cleaning_prefix(name: str) -> str:
     """Prefix of the names of the cleaning Jobs of a VLLMDeployment."""
-    return f"{name[:200]}-clean-"
+    return f"{_job_owner(name)}-clean-"
 
 
 def publishing_prefix(name: str) -> str:
     """Prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
-    return f"{name[:200]}-publish-"
+    return f"{_job_owner(name)}-publish-"
 
 
 def fetching_prefix(name: str) -> str:
     """Prefix of the names of the Jobs that download the weights of a VLLMDeployment."""
-    return f"{name[:200]}-fetch-"
+    return f"{_job_owner(name)}-fetch-"

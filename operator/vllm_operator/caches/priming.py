@@ -205,6 +205,7 @@ def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> di
     for labels in (primer["metadata"]["labels"], spec["selector"]["matchLabels"], template["metadata"]["labels"]):
         labels[COMPONENT_LABEL] = Role.PRIMER.value
     spec |= {"replicas": 1, "strategy": {"type": "Recreate"}, "revisionHistoryLimit": 0}
+    template["spec"].setdefault("hostname", f"{instance}-primer")  # the name of the Pod has a dot, which hostnames should not have
     if beside_replicas:
         _stay_beside(template["spec"], instance)
     return primer
