@@ -3,15 +3,20 @@
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from support.gpus import real_node
+from support.operators import llama
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
+from vllm_operator.api.validation import violations
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.deadline import deadline_seconds, plan_deadline, plan_patience
 from vllm_operator.planning.pod_template import PodTemplateError
+from vllm_operator.planning.preset_merge import merge_preset
 from vllm_operator.rendering.container import render_arguments
 from vllm_operator.rendering.manifests import render
 
@@ -81,10 +86,30 @@ def test_flags_of_the_user_replace_planned_ones(
             {"replicas": 8, "rollout": {"maxUnavailable": 4}},
             {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 4}},
         ),
+        (
+            {"replicas": 3, "rollout": {"maxUnavailable": 0}},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        ),
+        ({"rollout": {"maxSurge": 0}}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}),
     ],
 )
 def test_pods_are_replaced_without_a_spare_gpu_unless_asked(spec: dict[str, Any], want: dict[str, Any]) -> None:
     assert rendered("Deployment", spec)["spec"]["strategy"] == want
+
+
+NUMBERS = st.integers(0, 1000) | st.integers(0, 1)
+ROLLOUTS = st.fixed_dictionaries(
+    {}, optional={"strategy": st.sampled_from(["Auto", "Recreate", "RollingUpdate"]), "maxSurge": NUMBERS, "maxUnavailable": NUMBERS}
+)
+
+
+@given(replicas=st.integers(0, 3), own=ROLLOUTS, preset=ROLLOUTS)
+def test_whatever_rollouts_the_crds_accept_a_pod_can_be_replaced(replicas: int, own: dict[str, Any], preset: dict[str, Any]) -> None:
+    """Kubernetes refuses a Deployment with 0 for both."""
+    assume(all(not list(violations(llama(rollout=each))) for each in (own, preset)))  # presets have the same rules
+    spec = merge_preset({"replicas": replicas, "rollout": own}, {"rollout": preset}).spec
+    strategy = rendered("Deployment", spec)["spec"]["strategy"]
+    assert strategy == {"type": "Recreate"} or sum(strategy["rollingUpdate"].values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,17 @@ class RolloutSpec(Model):
         description="Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto.",
     )
     max_surge: int | None = Field(
-        default=None, ge=0, le=1000, description="Maximum number of Pods above `replicas` during a rolling update."
+        default=None,
+        ge=0,
+        le=1000,
+        description="Maximum number of Pods above `replicas` during a rolling update. Each needs free GPUs. Default: 0, or 1 if "
+        "`maxUnavailable` is 0.",
     )
     max_unavailable: int | None = Field(
-        default=None, ge=0, le=1000, description="Maximum number of unavailable Pods during a rolling update."
+        default=None,
+        ge=0,
+        le=1000,
+        description="Maximum number of unavailable Pods during a rolling update. Default: 1, or 0 if `maxSurge` is more than 0.",
     )
     drain_seconds: int | None = Field(
         default=None,

@@ -78,7 +78,10 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 
 def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
-    """Return the update strategy. By default there is no surge Pod, which would wait for the GPU of the old Pod."""
+    """Return the update strategy. By default there is no surge Pod, which would wait for the GPU of the old Pod.
+
+    A Pod is replaced either before or after its successor is there: Kubernetes refuses 0 for both.
+    """
     rollout = spec.rollout or RolloutSpec()
     strategy = rollout.strategy or RolloutStrategy.AUTO
     is_tuned = rollout.max_surge is not None or rollout.max_unavailable is not None
@@ -86,6 +89,6 @@ def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
         strategy = RolloutStrategy.ROLLING_UPDATE if spec.replicas > 1 or is_tuned else RolloutStrategy.RECREATE
     if strategy is RolloutStrategy.RECREATE:
         return {"type": strategy.value}
-    surge = rollout.max_surge or 0
+    surge = rollout.max_surge if rollout.max_surge is not None else int(rollout.max_unavailable == 0)
     unavailable = rollout.max_unavailable if rollout.max_unavailable is not None else int(surge == 0)
     return {"type": strategy.value, "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
