@@ -118,6 +118,7 @@ class FakeCluster:
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object."""
+        kind.path(namespace, name)  # refuses what the real client refuses
         await self._enter("get", kind)
         return _copied(self._existing(kind, name, namespace))
 
@@ -187,6 +188,7 @@ class FakeCluster:
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch: `test`, `remove`, `replace` and `add`; into maps only."""
+        kind.path(namespace, name)
         await self._enter("patch", kind)
         live = self._existing(kind, name, namespace)
         new = _copied(live)
@@ -216,6 +218,7 @@ class FakeCluster:
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
         """Delete an object at once."""
+        kind.path(namespace, name)
         await self._enter("delete", kind)
         live = self._objects.get((kind.kind, namespace if kind.namespaced else None, name))
         if live is not None and uid in (None, live["metadata"]["uid"]):

@@ -54,7 +54,7 @@ class Server:
         assert request.transport is not None
         subject: Any = dict(entry[0] for entry in request.transport.get_extra_info("peercert")["subject"])
         self.clients.append(subject["commonName"])
-        return web.json_response({"kind": "ConfigMap"})
+        return web.json_response({"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}})
 
     async def stop(self) -> None:
         if self._runner is not None:

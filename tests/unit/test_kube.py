@@ -41,7 +41,7 @@ class Server:
         self.url = ""
         self.delay = 0.0
         self.headers: dict[str, str] = {}
-        self.body = b'{"kind": "ConfigMap", "message": "the server\'s words"}'
+        self.body = b'{"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}, "message": "the server\'s words"}'
 
     async def answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.headers.get("Authorization", ""))

@@ -244,12 +244,12 @@ async def test_a_primer_that_does_not_start_holds_the_rollout_only_until_its_dea
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()
     await fleet.change(engine={"version": "0.24.0"})
-    fleet.show(fleet.start("llama-primer"), state=state)
+    fleet.show(fleet.start("llama.primer"), state=state)
     await fleet.settle()
     assert fleet.deployment() == before
-    generation = (fleet.deployment("llama-primer") or {})["metadata"].get("generation")
+    generation = (fleet.deployment("llama.primer") or {})["metadata"].get("generation")
     status = {"observedGeneration": generation, "conditions": [PASSED_DEADLINE]}
-    bench.cluster.edit(DEPLOYMENT, "default", "llama-primer", {"status": status})
+    bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": status})
     await fleet.settle()
     assert (fleet.deployment() != before) == want
     assert ("did not start before its deadline" in bench.message("CacheWarm")) == want
@@ -261,7 +261,7 @@ async def test_a_primer_is_not_started_on_request_if_a_replica_has_its_claim_for
     await serving(fleet, weights=weights, cache={"storage": "EmptyDir", "artifact": artifact})
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {labels.PRIME_ANNOTATION: "true"}}})
     await fleet.settle()
-    assert fleet.deployment("llama-primer") is None
+    assert fleet.deployment("llama.primer") is None
     assert "ReadWriteOncePod" in bench.message("CacheWarm")
 
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from vllm_operator.api.names import NAME_LIMIT, NAME_PATTERN
+
 DEPTH_LIMIT = 100
 """Maximum depth of an object without a schema, in levels. Deeper levels are not read."""
 
@@ -89,7 +91,7 @@ def form(words: str) -> dict[str, Any]:
 
 Text = Annotated[str, Field(max_length=1024)]
 """A sentence or a short paragraph."""
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT, pattern=NAME_PATTERN)]
 """The name of a Kubernetes object."""
 _HUB_OR_CLAIM = r"hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?"
 ModelURI = Annotated[

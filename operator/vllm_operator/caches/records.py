@@ -25,6 +25,7 @@ from vllm_operator.api.labels import (
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
 )
+from vllm_operator.api.names import is_name
 from vllm_operator.api.status import CacheStatus
 from vllm_operator.pods import reading
 
@@ -57,7 +58,7 @@ def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None
     """Return the lease on the caches of a key; None without a lease that can be read."""
     name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
     uid, _, since = rest.partition("/")
-    return PrimingLease(name, uid, reading.moment(since)) if name and uid else None
+    return PrimingLease(name, uid, reading.moment(since)) if is_name(name) and uid else None
 
 
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:

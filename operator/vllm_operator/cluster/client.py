@@ -7,6 +7,7 @@ Every failure is one of these errors. The reconciler decides by their class alon
 
     ClusterError
     ├── NotFound         404: no such object, or the API server does not serve this kind
+    │   └── InvalidName      no object can have this name; nothing was sent
     ├── Conflict         409: the object has changed, exists already, or another manager owns a field
     ├── Forbidden        403: the operator lacks a permission
     ├── Invalid          400, 422: the API server refuses the object; a retry does not help
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_operator.api import labels
+from vllm_operator.api.names import is_name, is_namespace
 
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
@@ -52,12 +54,25 @@ class Kind:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL path of the collection, of one object, or of one of its subresources."""
+        """The URL path of the collection, of one object, or of one of its subresources.
+
+        Every path of an object is made here, so no name from a spec, an annotation or an owner reference leads to another object, to
+        the collection (which an empty name would), or into the query.
+
+        Raises:
+            InvalidName: No object can have this name.
+        """
         parts = ["apis" if self.group else "api", self.api_version]
-        if namespace and self.namespaced:
-            parts += ["namespaces", namespace]
-        parts += [part for part in (self.plural, name, subresource) if part]
-        return "/" + "/".join(parts)
+        if self.namespaced and (namespace is not None or name is not None):
+            if not is_namespace(namespace):
+                raise InvalidName("Namespace", namespace)
+            parts += ["namespaces", str(namespace)]
+        parts.append(self.plural)
+        if name is not None:
+            if not is_name(name):
+                raise InvalidName(self.kind, name)
+            parts.append(name)
+        return "/" + "/".join([*parts, subresource] if subresource else parts)
 
 
 VLLM_DEPLOYMENT = Kind(labels.API_VERSION, labels.KIND, labels.PLURAL)
@@ -156,6 +171,13 @@ class ClusterError(Exception):
 
 class NotFound(ClusterError):
     """There is no such object, or the API server does not serve this kind."""
+
+
+class InvalidName(NotFound):
+    """No object can have this name, so there is none. Nothing was sent."""
+
+    def __init__(self, kind: str, name: object) -> None:
+        super().__init__(f"{repr(name)[:120]} cannot be the name of a {kind}")
 
 
 class Conflict(ClusterError):

@@ -7,6 +7,7 @@ and errors of `aiohttp` become the errors of `vllm_operator.cluster.client`.
 import asyncio
 import json
 import logging
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from vllm_operator.cluster.client import (
     ClusterError,
     Conflict,
     Invalid,
+    InvalidName,
     Kind,
     LogRequest,
     Manifest,
@@ -39,6 +41,7 @@ from vllm_operator.cluster.connection import Connection, MissingConnectionError,
 from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.library import ConfigException, Configuration, RESTResponse
 from vllm_operator.cluster.responses import REJECTED, Http1Response, OpenResponse, describe, error_of, read_body, read_chunks, watch_events
+from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ PAGE = 50
 """Objects in one page of a list. A parsed page takes five to ten times the memory of its text, which is some 10 KB for each object."""
 RETURNING_SECONDS = 10.0
 """How long after an outage a refusal means nothing: an API server that has just started responds before it knows roles and accounts."""
+_VALUE = re.compile(r"[-A-Za-z0-9_.]*")
+"""Values of labels, names and UIDs. A value with a comma would be another condition of the selector."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -84,7 +89,7 @@ class KubeClient:
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object."""
-        return await self._call("GET", kind.path(namespace, name), kind)
+        return _checked(await self._call("GET", kind.path(namespace, name), kind), kind, name, namespace)
 
     async def get_path(self, path: str) -> Manifest:
         """Read a JSON document that is not an object, for example `/version`."""
@@ -126,16 +131,19 @@ class KubeClient:
         if cached:
             query = {"resourceVersion": "0"}  # the watch cache serves no pages
         if labels:
-            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+            query["labelSelector"] = _selector(labels)
         if fields:
-            query["fieldSelector"] = ",".join(f"{key}={value}" for key, value in fields.items())
+            query["fieldSelector"] = _selector(fields)
         while True:
             page = await self._call("GET", kind.path(namespace), kind, query=query, verb="list")
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             token = metadata.get("continue") or "" if isinstance(metadata, dict) else None
             if not (isinstance(token, str) and isinstance(found, list) and all(isinstance(item, dict) for item in found)):
                 raise Unavailable(f"The response to GET {kind.path(namespace)} is not a list of objects. Check whether a proxy sent it.")
-            for item in found:  # lists leave these out
+            for item in found:
+                if namespace is not None and kind.namespaced:
+                    _checked(item, kind, None, namespace)
+                # lists leave these out
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
             yield Page(found, str(metadata.get("resourceVersion") or ""))
@@ -146,21 +154,19 @@ class KubeClient:
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
-        kind, metadata = kind_of(manifest), manifest["metadata"]
-        return await self._apply(kind, kind.path(metadata.get("namespace"), metadata["name"]), manifest, manager, force=force)
+        return await self._apply(kind_of(manifest), None, manifest, manager, force=force)
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply to the status subresource."""
-        kind, metadata = kind_of(manifest), manifest["metadata"]
-        path = kind.path(metadata.get("namespace"), metadata["name"], "status")
-        return await self._apply(kind, path, manifest, manager, force=True)
+        return await self._apply(kind_of(manifest), "status", manifest, manager, force=True)
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch."""
         query = {"fieldManager": manager}
         path = kind.path(namespace, name)
         try:
-            return await self._call("PATCH", path, kind, body=list(operations), content_type="application/json-patch+json", query=query)
+            patched = await self._call("PATCH", path, kind, body=list(operations), content_type="application/json-patch+json", query=query)
+            return _checked(patched, kind, name, namespace)
         except Invalid as error:
             # the response to a failed `test` is a 422 without causes
             if not error.causes and any(operation["op"] == "test" for operation in operations):
@@ -216,7 +222,7 @@ class KubeClient:
         """Watch one object, or all. Because of the selector by name, a Role can allow one object alone (`resourceNames`)."""
         query: dict[str, Any] = {"watch": "true", "timeoutSeconds": max(1, int(seconds))}
         if name is not None:
-            query["fieldSelector"] = f"metadata.name={name}"
+            query["fieldSelector"] = _selector({"metadata.name": name})
         # the server ends the watch; the timeout ends a dead connection
         timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
         async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural, seconds=self._timeout) as chunks:
@@ -266,9 +272,12 @@ class KubeClient:
         """Close all connections."""
         await self._connection.close()
 
-    async def _apply(self, kind: Kind, path: str, manifest: Manifest, manager: str, *, force: bool) -> Manifest:
+    async def _apply(self, kind: Kind, subresource: str | None, manifest: Manifest, manager: str, *, force: bool) -> Manifest:
+        namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
+        path = kind.path(namespace, name, subresource)
         query = {"fieldManager": manager, "force": "true" if force else "false", "fieldValidation": "Ignore"}
-        return await self._call("PATCH", path, kind, body=manifest, content_type="application/apply-patch+yaml", query=query)
+        applied = await self._call("PATCH", path, kind, body=manifest, content_type="application/apply-patch+yaml", query=query)
+        return _checked(applied, kind, name, namespace)
 
     async def _call(
         self,
@@ -382,6 +391,26 @@ class KubeClient:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")
             self.refused()
         return error_of(response, data, verb, resource)
+
+
+def _checked(manifest: Manifest, kind: Kind, name: str | None, namespace: str | None) -> Manifest:
+    """Return an object if it is the one that was asked for: writes take their place from what was read. `name` is None for any name.
+
+    Raises:
+        Unavailable: It is another one.
+    """
+    metadata = reading.mapping(manifest, "metadata")
+    if (name is not None and metadata.get("name") != name) or (kind.namespaced and metadata.get("namespace") != namespace):
+        raise Unavailable(f"The response to a request for {kind.path(namespace, name)} is another object. Check whether a proxy sent it.")
+    return manifest
+
+
+def _selector(wanted: Mapping[str, str]) -> str:
+    """A selector of equal values. Raises InvalidName for a value that would be more than a value."""
+    for key, value in wanted.items():
+        if not _VALUE.fullmatch(value):
+            raise InvalidName(key, value)
+    return ",".join(f"{key}={value}" for key, value in wanted.items())
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """Validation of `spec.podTemplate` before it is merged.
 
-Refused is only what breaks the merge, and a container without image. The API server validates the rest, and the user sees
-its answer.
+Refused is only what breaks the merge, a container without image, and a PersistentVolumeClaim that cannot exist: the API server accepts any
+text as `claimName`. It validates the rest, and the user sees its answer.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL
+from vllm_operator.api.names import is_name
 from vllm_operator.pods.reading import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels in the selectors of the Deployment, the Service and the operator. They keep their rendered values."""
 
 DEPTH_LIMIT, VALUES_LIMIT = 50, 10_000
+NAME_SHOWN = 63
+"""Maximum characters of a name in a message."""
 
 
 class PodTemplateError(ValueError):
@@ -80,6 +83,7 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
         )
     _check_metadata(_mapping(template.get("metadata"), "podTemplate.metadata"))
     _check_object(template, "podTemplate", POD_TEMPLATE)
+    _check_claims(mapping(template, "spec"))
 
 
 def check_containers(template: Mapping[str, Any] | None) -> None:
@@ -94,7 +98,7 @@ def check_containers(template: Mapping[str, Any] | None) -> None:
             if container.get("name") not in ours and not container.get("image"):
                 meant = f"; the container of the engine is {CONTAINER}" if ours else ""
                 raise PodTemplateError(
-                    f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:63]}, "
+                    f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:NAME_SHOWN]}, "
                     f"and a new one needs an image{meant}"
                 )
 
@@ -158,6 +162,16 @@ def _check_list(entries: Any, path: str, keys: tuple[str, ...], rules: MergeRule
             raise PodTemplateError(f"{path} has {keys[0]} {entry[keys[0]]} twice; keep one of them")
         seen.add(identity)
         _check_object(entry, f"{path}[{index}]", rules)
+
+
+def _check_claims(spec: Mapping[str, Any]) -> None:
+    for index, volume in enumerate(sequence(spec.get("volumes"))):
+        name = mapping(volume, "persistentVolumeClaim").get("claimName")
+        if name is not None and not is_name(name):
+            raise PodTemplateError(
+                f"podTemplate.spec.volumes[{index}].persistentVolumeClaim.claimName: no PersistentVolumeClaim can have the name "
+                f"{str(name)[:NAME_SHOWN]!r}; write the name of one in the same namespace: lower-case letters, digits, '-' and '.'"
+            )
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:
