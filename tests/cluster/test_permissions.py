@@ -279,8 +279,8 @@ async def pin_a_device(cluster: Cluster) -> None:
     await cluster.delete("ResourceClaimTemplate", ours)
     await cluster.patch("VLLMDeployment", "pinned", {"metadata": {"annotations": {"look": "once more"}}})
     await cluster.wait_for("ResourceClaimTemplate", ours, bool)
-    # another request is another template; the old one goes
-    await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"mig": {"profile": "3g.40gb"}}}})
+    # another request is another template; the old one goes when no ReplicaSet may create Pods with it
+    await cluster.patch("VLLMDeployment", "pinned", {"spec": {"replicas": 0, "accelerator": {"mig": {"profile": "3g.40gb"}}}})
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
     # and without claims there is none
     [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate")]

@@ -50,7 +50,7 @@ def test_what_a_pod_starts_to_use_at_that_moment_is_put_back(volume: Path) -> No
             assert running.poll() is None
         leaving.touch()
         told = json.loads(running.communicate()[0])
-    assert (told["removed"], told["failed"]) == ([], [OLD])
+    assert (told["removed"], told["kept"]) == ([], {OLD: "it was used while it was taken out of use"})
     assert (volume / OLD / "triton" / "kernel.cubin").exists()
 
 
@@ -180,7 +180,8 @@ def test_what_is_mounted_below_stays_and_so_does_the_directory(volume: Path, dep
 def test_what_may_not_be_deleted_is_reported_and_tried_again(volume: Path) -> None:
     (volume / OLD / "triton").chmod(0o555)
     first = clean(volume, keep=[USED, OLDER, GENERATION])
-    assert (first["removed"], first["failed"]) == ([], [OLD])
+    assert (first["removed"], list(first["kept"])) == ([], [OLD])
+    assert "Permission denied" in first["kept"][OLD]
     (volume / f".deleting-{OLD}" / "triton").chmod(0o755)
     assert clean(volume, keep=[USED, OLDER, GENERATION])["removed"] == [OLD]
 
@@ -192,4 +193,27 @@ def test_no_more_is_removed_than_the_report_can_name(tmp_path: Path) -> None:
     told = clean(tmp_path / "claim", keep=[], recorded=names)
     left = {path.name for path in (tmp_path / "claim").iterdir()}
     assert (len(told["removed"]), set(told["removed"]) | left) == (32, set(names))
+    assert len(json.dumps(told)) < 4096
+
+
+def test_why_a_doomed_directory_stays_is_reported(volume: Path) -> None:
+    (volume / OLDER / f".vllm-operator-{OLDER}").unlink()
+    shutil.rmtree(volume / GENERATION)
+    (volume / f".leaving-{OLD}").mkdir()
+    told = clean(volume, keep=[USED], doomed=[OLD, OLDER, GENERATION, USED], share=0)
+    assert told["removed"] == []
+    assert told["kept"] == {
+        OLD: f".leaving-{OLD} or .deleting-{OLD} is in the way",
+        OLDER: f"it has no file .vllm-operator-{OLDER}, which each Pod of the operator writes",
+        GENERATION: "gone",
+        USED: "a Pod or a VLLMDeployment uses it",
+    }
+
+
+def test_no_more_reasons_are_reported_than_fit(tmp_path: Path) -> None:
+    names = [f"v0.16.0-{'x' * 44}-{number:08x}" for number in range(40)]
+    for name in names:
+        make(tmp_path / "claim", name, days=30, marked=False)
+    told = clean(tmp_path / "claim", keep=[], doomed=names, recorded=names)
+    assert told["kept"]
     assert len(json.dumps(told)) < 4096

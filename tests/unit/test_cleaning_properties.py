@@ -174,7 +174,7 @@ def test_nothing_goes_but_what_is_recorded_and_marked_and_not_kept(
         unread = {name for name in may_go & set(KEYS) if not entries[name].is_recent and "hard link" not in entries[name].inside}
         idle = {name for name in unread if f".leaving-{name}" not in entries}
         if os.getuid() == 0:
-            assert idle <= gone | set(told["failed"])
+            assert idle <= gone | set(told["kept"])
         assert told["others"] == len(set(os.listdir(root)) - keep - {"lost+found"} - _ours_on(root, recorded))
 
 

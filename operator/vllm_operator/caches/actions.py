@@ -8,6 +8,7 @@ from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.deletion import describe_failures, record_attempt
 from vllm_operator.caches.directories import image_activity, image_record
 from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
@@ -62,8 +63,11 @@ def plan_cache_actions(
         activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
         priming = PrimingDecision(activity, replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)
+    need, failures = find_cleaning_need(context, full), describe_failures(context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning_record(context)
     record |= image_record(context)
+    if need is not None and not need.is_full:
+        record |= record_attempt(context, need.doomed)
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     cleaning = describe_cleaning(context, full)
@@ -73,7 +77,7 @@ def plan_cache_actions(
         priming.activity,
         publication=publication,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
-        claim_note=note,
+        claim_note=" ".join(filter(None, (note, failures))) or None,
         image=image_activity(context),
         cleaning=cleaning,
     )
@@ -81,7 +85,7 @@ def plan_cache_actions(
         apply_priming(fitted, priming, context, caches),
         writable(record),
         activity,
-        find_cleaning_need(context, full),
+        need,
         publication_need,
         fetching,
         held_replicas(priming, context),

@@ -28,6 +28,7 @@ from vllm_operator.caches.activity import Cleaning, CleaningState, LeftAlone
 from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.deletion import due_keys, forget_attempts, quarantined_keys, record_reason
 from vllm_operator.caches.records import Changes, recorded_keys
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.pods import reading
@@ -37,8 +38,6 @@ from vllm_operator.pods.view import Phase
 
 PAUSE = timedelta(minutes=10)
 """Interval between two Jobs. A volume that is full again sooner is too small."""
-INSPECTION = timedelta(days=7)
-"""How long a quarantined directory is kept."""
 CONTAINER = "clean"
 ROOT = "/claim"
 FREE_PERCENT = 20
@@ -53,6 +52,8 @@ MAX_RECORDED = 1000
 _INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
 _PRINT = "/dev/termination-log"
 REMOVED = " removed"
+GONE = "gone"
+"""The reason of the program why it did not delete a directory that does not exist."""
 _OVER = ("Succeeded", "Failed")
 
 
@@ -77,8 +78,8 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
     full_node = node_without_space(context, signatures)
     if crash is not None and full_node is not None:
         occasion = f"{crash.pod}/{crash.restarts}"
-        return CleaningNeed(occasion, is_full=True, node=full_node, doomed=tuple(_quarantined(context, timedelta(0))))
-    aged = tuple(_quarantined(context, INSPECTION))
+        return CleaningNeed(occasion, is_full=True, node=full_node, doomed=tuple(quarantined_keys(context, timedelta(0))))
+    aged = due_keys(context)
     node = next((view.node for _, view in context.replicas if view.phase is Phase.READY), "")
     if aged and (node or not context.is_one_node):
         return CleaningNeed(" ".join(aged), is_full=False, node=node or None, doomed=aged)
@@ -136,7 +137,7 @@ def render_need(context: CacheContext, need: CleaningNeed, keep: frozenset[str])
         node=need.node,
         recorded=recorded_keys(context.claim),
         keep=keep,
-        doomed=[key for key in need.doomed if key not in keep],
+        doomed=need.doomed,
         is_full=need.is_full,
     )
 
@@ -175,7 +176,11 @@ def cleaning_record(context: CacheContext) -> Changes:
     record: Changes = {}
     annotations = reading.mapping(context.claim, "metadata", "annotations")
     for view in _jobs(context):
-        for key in (view.result or {}).get("removed") or ():
+        kept = reading.mapping(view.result, "kept")
+        for key in kept.keys() - {key for key, why in kept.items() if why == GONE}:
+            record |= record_reason(context, key, str(kept[key]), view.finished_at)
+        for key in (*((view.result or {}).get("removed") or ()), *(key for key, why in kept.items() if why == GONE)):
+            record |= forget_attempts(context, str(key))
             mark = f"{QUARANTINED_ANNOTATION_PREFIX}{key}"
             before = reading.text(annotations, mark)
             if before and not before.endswith(REMOVED):
@@ -213,14 +218,6 @@ def _result(text: str) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, Mapping) and isinstance(found.get("removed"), list) else None
-
-
-def _quarantined(context: CacheContext, age: timedelta) -> Iterator[str]:
-    """Keys that were quarantined at least this long ago and are still on the volume."""
-    for name, value in sorted(reading.mapping(context.claim, "metadata", "annotations").items()):
-        since = reading.moment(value)
-        if str(name).startswith(QUARANTINED_ANNOTATION_PREFIX) and since is not None and context.now - since >= age:
-            yield str(name).removeprefix(QUARANTINED_ANNOTATION_PREFIX)
 
 
 def _has_room(result: Mapping[str, Any]) -> bool:
@@ -277,7 +274,7 @@ def render_cleaning(
         node: The node to run on; None leaves it to the scheduler.
         recorded: Directories that the PVC records. Only these may be deleted.
         keep: Directories in use.
-        doomed: Directories to delete in any case.
+        doomed: Directories to delete in any case, unless they are in use. The Job reports why one stays.
         is_full: Whether to free space.
     """
     variables = {

@@ -4,6 +4,7 @@
     primed.vllm-operator.dev/KEY:       time when a Pod with these caches was first Ready
     priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod is filling the directory
     quarantined.vllm-operator.dev/KEY:  time when the directory was quarantined because its caches are damaged
+    deletion.vllm-operator.dev/KEY:     NUMBER/TIME/WHY of attempts to delete a quarantined directory (`vllm_operator.caches.deletion`)
     image.vllm-operator.dev/KEY:        image that filled the directory (`vllm_operator.caches.directories`)
     fetched.vllm-operator.dev/DIGEST:   commit of the weights that a Job has downloaded (`vllm_operator.caches.prefetching`)
     shared.vllm-operator.dev/UID:       NAME/TIME of another VLLMDeployment that uses the PVC (`vllm_operator.caches.sharing`)

@@ -31,6 +31,7 @@ from vllm_operator.caches.cleaning import (
     render_need,
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
+from vllm_operator.caches.deletion import record_attempt
 from vllm_operator.caches.directories import next_cache_generation, other_directory
 from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, is_outdated, needs_gpu_nodes, with_commit
 from vllm_operator.caches.publishing import PublicationNeed, render_publishing
@@ -141,11 +142,12 @@ class CacheReconciler:
         outcome, context, manifests = await self._choose_directory(resource, snapshot, outcome, outcome.plan, replan)
         shipped, full = self._catalog.shipped, self._crashes.reporting.cleaning
         cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
-        claim = await self._record(context, cache_actions)
+        claim, is_recorded = await self._record(context, cache_actions)
         activity = cache_actions.activity
         jobs: list[Manifest] = []
-        if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning, jobs)) is not None:
-            activity = replace(activity, cleaning=cleaning)
+        if (need := cache_actions.cleaning) is not None and (need.is_full or is_recorded):
+            cleaning, claim = await self._clean(context, need, jobs, claim)
+            activity = replace(activity, cleaning=cleaning or activity.cleaning)
         if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication, jobs)) is not None:
             activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=why))
         if (fetching := await self._fetch(snapshot, context, cache_actions.fetching, jobs)) != activity.fetching:
@@ -300,34 +302,45 @@ class CacheReconciler:
             return context
         return replace(context, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
-    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> Manifest | None:
-        """Write the records to the PersistentVolumeClaim. Return it as it is then."""
+    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> tuple[Manifest | None, bool]:
+        """Write the records to the PersistentVolumeClaim. Return it as it is then, and whether it has the records."""
         claim = dict(context.claim) if context.claim is not None else None
         if claim is None or not cache_actions.record:
-            return claim
+            return claim, True
         try:
             written = await annotate_claim(self._client, claim, cache_actions.record)
         except (Forbidden, Invalid) as error:
             log.warning("cannot record the state of the caches on PersistentVolumeClaim %s: %s", claim["metadata"]["name"], error)
-            return claim
+            return claim, False
         if written["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
-        return written
+        return written, True
 
-    async def _clean(self, context: CacheContext, need: CleaningNeed, jobs: list[Manifest]) -> Cleaning | None:
-        """Create the Job that deletes unused cache directories. Return why that is not possible; None if it exists now."""
+    async def _clean(
+        self, context: CacheContext, need: CleaningNeed, jobs: list[Manifest], claim: Manifest | None
+    ) -> tuple[Cleaning | None, Manifest | None]:
+        """Create the Job that deletes unused cache directories. Return why that is not possible, None if it exists now; and the claim."""
         namespace, address = context.resource.metadata.namespace, context.address
         full = self._crashes.reporting.cleaning
         pods = await self._client.find(POD, namespace)
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
-            return describe_blocked_cleaning(context, full, CleaningState.UNCLEAR, blocker)
+            why, state = f"Pod {blocker} mounts the whole volume", CleaningState.UNCLEAR
+            return describe_blocked_cleaning(context, full, state, blocker), await self._record_blocked(context, need, why, claim)
         users = await self._client.find(VLLM_DEPLOYMENT, namespace)
         try:
             await self._create_job(render_need(context, need, directories_in_use(context, users, pods)), jobs)
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that cleans the cache volume: %s", error)
-            return describe_blocked_cleaning(context, full, CleaningState.REFUSED, str(error))
-        return None
+            why, state = str(error), CleaningState.REFUSED
+            return describe_blocked_cleaning(context, full, state, why), await self._record_blocked(context, need, why, claim)
+        return None, claim
+
+    async def _record_blocked(self, context: CacheContext, need: CleaningNeed, why: str, claim: Manifest | None) -> Manifest | None:
+        """Record why an attempt to delete quarantined directories could not begin."""
+        if need.is_full or claim is None:
+            return claim
+        self._count("patch", CLAIM.kind)
+        return await annotate_claim(self._client, claim, record_attempt(context, need.doomed, why))
 
     async def _fetch(self, snapshot: Snapshot, context: CacheContext, plan: FetchingPlan, jobs: list[Manifest]) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete Jobs that are no longer needed. Return what to report."""

@@ -31,6 +31,8 @@ LEAVING, DELETING = ".leaving-", ".deleting-"
 RECENT_SECONDS = 600
 MOST = 32
 """Directories that one run removes; more would not fit into the report."""
+MOST_REASON, MOST_REASONS = 120, 1500
+"""Characters of one reason why a directory stays, and of all."""
 MOST_COUNTED = 200_000
 """Files that are looked at to tell the size of what is left alone."""
 
@@ -40,22 +42,27 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it otherwise
     root = os.environ["CLEAN_ROOT"]
     recorded, keep, doomed = (set(json.loads(os.environ.get(f"CLEAN_{name}", "[]"))) for name in ("RECORDED", "KEEP", "DOOMED"))
-    doomed -= keep
+    wanted, doomed = doomed, doomed - keep
     share = int(os.environ.get("CLEAN_SHARE", "0"))
     before = free(root)[0]
     mounts = mounted_below(root)
     removed: list[str] = []
-    failed: list[str] = []
-    resume(root, recorded, keep, mounts, removed, failed)
+    kept: dict[str, str] = {}
+    resume(root, recorded, keep, mounts, removed, kept)
     for name in candidates(root, recorded, keep, doomed, mounts):
         enough = name not in doomed and free(root)[0] * 100 >= free(root)[1] * share
         if enough or len(removed) >= MOST:
             break
-        (removed if remove(root, name) else failed).append(name)
+        if why := remove(root, name):
+            kept[name] = why
+        else:
+            removed.append(name)
+    for name in sorted(wanted - kept.keys() - set(removed)):
+        kept[name] = why_kept(root, name, recorded, keep, mounts)
     now, total = free(root)
     result: dict[str, object] = {
         "removed": removed,
-        "failed": failed[:16],
+        "kept": bounded(kept),
         "freedBytes": max(0, now - before),
         "freeBytes": now,
         "totalBytes": total,
@@ -66,6 +73,31 @@ def main() -> int:
         with open(os.environ["CLEAN_REPORT"], "w") as report:
             json.dump(result, report)
     return 0
+
+
+def why_kept(root: str, name: str, recorded: set[str], keep: set[str], mounts: set[str]) -> str:
+    """Why a directory that should go was not tried."""
+    entries = [prefix + name for prefix in ("", LEAVING, DELETING) if os.path.lexists(os.path.join(root, prefix + name))]
+    if not entries:
+        return "gone"
+    if name in keep:
+        return "a Pod or a VLLMDeployment uses it"
+    if entries[0] in mounts:
+        return "something is mounted on it"
+    if not any(is_ours(root, entry, name, recorded, mounts) for entry in entries):
+        return f"it has no file {MARKER}{name}, which each Pod of the operator writes"
+    return "it was used in the last minutes, something is mounted in it, or it cannot be read"
+
+
+def bounded(kept: dict[str, str]) -> dict[str, str]:
+    """As many reasons as fit into the report."""
+    result: dict[str, str] = {}
+    for name, why in kept.items():
+        longer = {**result, name: why[:MOST_REASON]}
+        if len(json.dumps(longer)) > MOST_REASONS:
+            break
+        result = longer
+    return result
 
 
 def is_ours(root: str, entry: str, name: str, recorded: set[str], mounts: set[str]) -> bool:
@@ -118,7 +150,7 @@ def last_use(path: str) -> float:
     return latest
 
 
-def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], removed: list[str], failed: list[str]) -> None:
+def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], removed: list[str], kept: dict[str, str]) -> None:
     """Put back, or delete, what an interrupted run has left."""
     for entry in sorted(os.listdir(root)):
         prefix = next((each for each in (LEAVING, DELETING) if entry.startswith(each)), None)
@@ -140,15 +172,14 @@ def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], remo
                 removed.append(name)
         except (OSError, RecursionError) as error:
             print(f"{entry} cannot be removed: {error}", file=sys.stderr)
-            failed.append(name)
+            kept[name] = str(error)
 
 
-def remove(root: str, name: str) -> bool:
-    """Take a directory out of use at once, delete it a little later; False if it is in use after all, or cannot be deleted."""
+def remove(root: str, name: str) -> str:
+    """Take a directory out of use at once, delete it a little later; return why it stays, empty if it is deleted."""
     path, leaving, deleting = (os.path.join(root, prefix + name) for prefix in ("", LEAVING, DELETING))
     if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory, whoever's it is
-        print(f"{name} cannot be removed: {leaving} or {deleting} is in the way", file=sys.stderr)
-        return False
+        return f"{LEAVING}{name} or {DELETING}{name} is in the way"
     try:
         before = last_use(path)
         os.rename(path, leaving)
@@ -160,13 +191,13 @@ def remove(root: str, name: str) -> bool:
             raise
         if is_used:
             put_back(leaving, path)
-            return False
+            return "it was used while it was taken out of use"
         os.rename(leaving, deleting)
         delete(root, DELETING + name, name)
     except (OSError, RecursionError) as error:
         print(f"{name} cannot be removed: {error}", file=sys.stderr)
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def wait(seconds: float) -> None:
