@@ -147,7 +147,7 @@ class Reason:
     FETCHING_WEIGHTS = "FetchingWeights"
     """A Job downloads the weights before a Pod starts (`spec.weights.prefetch`)."""
     FETCH_FAILED = "FetchFailed"
-    """The weights cannot be downloaded before the start. The message says why and what to do. The Job tries again."""
+    """The weights cannot be downloaded before the start. The message says why and what to do. What may succeed later is tried again."""
     START_STALLED = "StartStalled"
     """A start has made no progress for longer than expected in its stage."""
     NOT_STARTED = "NotStarted"

@@ -93,8 +93,13 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(NODE_POOL, "list", "GPUs that Karpenter would add are unknown"),
     *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
     *_all(POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
-    *_all(JOB, "create", "a full cache volume is not cleaned"),
-    *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
+    *_all(JOB, "create", "a full cache volume is not cleaned, and weights are not fetched before a start"),
+    *_all(
+        JOB,
+        "get delete",
+        "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour, a Job that fetches weights "
+        "does not follow the replicas, and it is unknown why a Job has no Pod",
+    ),
     *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
     *_all(NETWORK_POLICY, "list", _STAYS),
     *_all(DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
