@@ -12,9 +12,8 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.selectors import TABLES
 from vllm_operator.catalog.versions import VersionTable, load_versions
-from vllm_operator.planning.engine.attention import SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.backends import choose_backends
-from vllm_operator.planning.engine.moe import MODELS
+from vllm_operator.planning.engine.questions import MODELS, SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.version import ResolvedVersion
 
 SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")

@@ -14,9 +14,9 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable
 from vllm_operator.planning.engine import moe
-from vllm_operator.planning.engine.attention import SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.pins import FIELDS, QUESTIONS
+from vllm_operator.planning.engine.questions import SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.version import ResolvedVersion
 
 DENSE: Mapping[str, Any] = {"attention": "GQA", "mixture_of_experts": False, "experts": 0}

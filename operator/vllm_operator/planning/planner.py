@@ -50,16 +50,16 @@ from vllm_operator.planning.model.facts import (
 from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
-from vllm_operator.planning.placement.choice_notes import notes_about_choice
-from vllm_operator.planning.placement.image import compatibility_variables, image_options
-from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
-from vllm_operator.planning.placement.shares import sharing_arguments
-from vllm_operator.planning.placement.size_messages import (
+from vllm_operator.planning.placement.explanations import (
     MODEL_NAME_LIMIT,
     explain_shortage,
+    notes_about_choice,
     notes_about_size,
     short_name,
 )
+from vllm_operator.planning.placement.image import compatibility_variables, image_options
+from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
+from vllm_operator.planning.placement.shares import sharing_arguments
 from vllm_operator.planning.placement.sizing import (
     UNKNOWN,
     Candidate,

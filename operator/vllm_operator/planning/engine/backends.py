@@ -18,8 +18,8 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.selectors import Selection
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.attention import COMPONENTS, attention_component
 from vllm_operator.planning.engine.pins import FIELDS, LABELS, Pin, PinCheck
+from vllm_operator.planning.engine.questions import COMPONENTS, attention_component
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict

@@ -15,9 +15,7 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RulesOfVersion
 from vllm_operator.catalog.selectors import NO_SELECTORS, Selection, nearest
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.attention import COMPONENTS, MLA_HEADS, attention_cases, prefill_cases
-from vllm_operator.planning.engine.gemm import gemm_cases
-from vllm_operator.planning.engine.moe import DEEP_GEMM, moe_cases
+from vllm_operator.planning.engine.questions import COMPONENTS, DEEP_GEMM, MLA_HEADS, attention_cases, gemm_cases, moe_cases, prefill_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.text.wording import listed
 
