@@ -55,15 +55,6 @@ def with_current_preset(resource: VLLMDeployment, reference: PresetReference, fo
     return _unusable(reference, "; ".join(sorted(problems))) if problems else merged
 
 
-def with_pinned_preset(resource: VLLMDeployment) -> VLLMDeployment:
-    """The object as its pinned plan was made for it: with the preset that the plan contains."""
-    reference, pinned = resource.spec.preset, resource.pinned
-    if reference is None or pinned is None or pinned.preset is None:
-        return resource
-    kept = _as_planned(resource, reference, pinned)
-    return kept if isinstance(kept, VLLMDeployment) else resource
-
-
 def missing_preset(reference: PresetReference, namespace: str, existing: Iterable[str]) -> Verdict:
     """The verdict for a preset that does not exist. `existing` are the names of the others."""
     names = sorted(existing)
