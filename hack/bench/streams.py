@@ -1,10 +1,10 @@
 """Measure what it costs to follow logs: memory and CPU for each stream, against a server that speaks TLS as an API server does.
 
-    python hack/bench/streams.py --streams 200 [--http1]
+    python hack/bench/streams.py --streams 200
     python hack/bench/streams.py --streams 200 --flood 1000 --seconds 60
 
-Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. With `--http1`, the
-server does not speak HTTP/2, so each log takes a connection. The server is another process. Nothing else of the operator runs.
+Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. The
+server is another process. Nothing else of the operator runs.
 
 With `--flood`, each log grows by so many KB a second without end, in distinct errors, which are the slowest to parse. Printed is by how
 much a timer of 50 ms is late, what is read of the logs, and how long the log of one start takes meanwhile, in the same namespace and in
@@ -24,12 +24,7 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import RequestReceived
-from h2.settings import SettingCodes, Settings
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -40,10 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes, kilobytes: int) -> None:
     """Send a log that grows without end, unless it is that of the Pod `start`: then send this text, and end."""
-    try:
-        request = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return  # it has asked for HTTP/2, and comes again
+    request = await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
     if b"/pods/start/" in request:
         writer.write(b"%x\r\n%s\r\n" % (len(text), text))
@@ -63,8 +55,7 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> None:
     """Send a log that does not end."""
-    if not (await reader.read(4096)).endswith(b"\r\n\r\n"):
-        return  # it has asked for HTTP/2, and comes again
+    await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
     for begin in range(0, len(text), 4096):
         piece = text[begin : begin + 4096]
@@ -74,41 +65,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tex
     writer.close()
 
 
-class Http2Answers(asyncio.Protocol):
-    """A connection on which each request is answered with a log that does not end."""
-
-    def __init__(self, text: bytes) -> None:
-        self._h2, self._text = H2Connection(H2Configuration(client_side=False)), text
-        self._left: dict[int, bytes] = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: 100})
-        self._h2.initiate_connection()
-        self._transport.write(self._h2.data_to_send())
-
-    def data_received(self, data: bytes) -> None:
-        for event in self._h2.receive_data(data):
-            if isinstance(event, RequestReceived):
-                self._h2.send_headers(event.stream_id, [(":status", "200"), ("content-type", "text/plain")])
-                self._left[event.stream_id] = self._text
-        for stream, text in list(self._left.items()):
-            while text and (size := min(4096, self._h2.local_flow_control_window(stream))):
-                self._h2.send_data(stream, text[:size])
-                text = text[size:]
-            self._left[stream] = text
-        self._transport.write(self._h2.data_to_send())
-
-
-async def serve(folder: Path, port: int, text: bytes, *, http1: bool, kilobytes: int) -> None:
+async def serve(folder: Path, port: int, text: bytes, *, kilobytes: int) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    if not http1:
-        context.set_alpn_protocols(["h2"])
-        loop = asyncio.get_running_loop()
-        many = await loop.create_server(lambda: Http2Answers(text), "127.0.0.1", port, ssl=context)
-        print("ready", flush=True)
-        await many.serve_forever()
     given = partial(flood, kilobytes=kilobytes) if kilobytes else answer
     server = await asyncio.start_server(lambda reader, writer: given(reader, writer, text), "127.0.0.1", port, ssl=context, backlog=1000)
     print("ready", flush=True)
@@ -231,7 +190,6 @@ def main() -> None:
     parser.add_argument("--replay", type=int, default=64, help="KiB of a start that each log has")
     parser.add_argument("--flood", type=int, default=0, help="KB that each log grows in a second; 0 for logs that are silent")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the flood")
-    parser.add_argument("--http1", action="store_true", help="a server that does not speak HTTP/2")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -242,7 +200,7 @@ def main() -> None:
         for line in lines:
             if len(text) + len(line) <= limit:
                 text += line
-        asyncio.run(serve(Path(options.serve), options.port, text, http1=options.http1 or options.flood > 0, kilobytes=options.flood))
+        asyncio.run(serve(Path(options.serve), options.port, text, kilobytes=options.flood))
         return
     import uvloop
 
@@ -252,7 +210,6 @@ def main() -> None:
         port = reserved.getsockname()[1]
         reserved.close()
         command = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--replay", str(options.replay)]
-        command += ["--http1"] if options.http1 else []
         command += ["--flood", str(options.flood)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:

@@ -1,9 +1,8 @@
 """The Kubernetes API and the model hub: the only package that sends requests.
 
 interface   client (Protocol, kinds, selectors, errors)
-transport   kube (a real API server), connection (how to connect), http2 and http2_connection (logs and watches, many on one
-            connection), library (the imports of others), responses (parsing), mirror (reads from memory), kept (what it keeps of
-            an object)
+transport   kube (a real API server), connection (how to connect), library (the imports of others), responses (parsing), mirror
+            (reads from memory), kept (what it keeps of an object)
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
 writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
             lease (leader election)

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import aiohttp
 from yaml import YAMLError, safe_load
 
-from vllm_operator.cluster.http2 import Http2
 from vllm_operator.cluster.library import ConfigException, Configuration, RESTClientObject, load_incluster_config, load_kube_config
 from vllm_operator.cluster.responses import CHUNK_BYTES
 from vllm_operator.cluster.sockets import check_socket
@@ -82,20 +81,14 @@ def configuration_paths() -> list[Path]:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The connections with one set of certificates, and how many requests use them.
-
-    `rest` is for requests, over HTTP/1.1. `http2` is for responses that stay open, and None where HTTP/2 cannot be used.
-    """
+    """The connections with one set of certificates, and how many requests use them."""
 
     rest: RESTClientObject
-    http2: Http2 | None
     users: int = 0
 
     async def close(self) -> None:
         """Close all connections."""
         await self.rest.close()
-        if self.http2 is not None:
-            self.http2.close()
 
 
 class Connection:
@@ -222,14 +215,7 @@ class Connection:
         # aiohttp buffers twice this much of a stream; lines are split elsewhere
         # with `trust_env`, it would look for a proxy and a .netrc file before each request, in a thread
         configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False, "middlewares": (check_socket,)}
-        return Session(RESTClientObject(configuration), self._make_http2(configuration))
-
-    def _make_http2(self, configuration: Configuration) -> Http2 | None:
-        """None behind a proxy, and without TLS, which is where a server says that it speaks HTTP/2."""
-        if configuration.proxy or not configuration.host.startswith("https://"):
-            return None
-        context = RESTClientObject(configuration).ssl_context  # one of its own, because it offers another protocol
-        return Http2(configuration.host, context, server_hostname=configuration.tls_server_name, timeout_seconds=self._timeout)
+        return Session(RESTClientObject(configuration))
 
 
 def file_versions(configuration: Configuration) -> tuple[tuple[int, int, int] | None, ...]:

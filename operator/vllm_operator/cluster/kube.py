@@ -40,7 +40,7 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.connection import Connection, MissingConnectionError, Session
 from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.library import ConfigException, Configuration, RESTResponse
-from vllm_operator.cluster.responses import REJECTED, Http1Response, OpenResponse, describe, error_of, read_body, read_chunks, watch_events
+from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks, watch_events
 from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class KubeClient:
                 credentials = await self._authorization()
                 try:
                     async with asyncio.timeout(seconds):
-                        response = await self._open(session, path, credentials, query=query, limit=limit)
+                        response = await self._send(session, "GET", path, credentials, query=query, limit=limit)
                 except TimeoutError as error:
                     raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error
                 try:
@@ -251,22 +251,7 @@ class KubeClient:
                     yield read_chunks(response)
                     return
                 finally:
-                    response.close()
-
-    async def _open(
-        self, session: Session, path: str, credentials: str | None, *, query: Mapping[str, Any], limit: aiohttp.ClientTimeout
-    ) -> OpenResponse:
-        """Send a request for a response that stays open: over HTTP/2 if the server speaks it. Raises Unavailable."""
-        if session.http2 is not None:
-            headers = [(name.lower(), value) for name, value in self._headers(path, credentials).items()]
-            try:
-                response = await session.http2.request(path + _encoded(tuple(query.items())), headers)
-            except (OSError, TimeoutError) as error:
-                raise self._lost(error, "GET", path) from error
-            if response is not None:
-                return response
-        rest = await self._send(session, "GET", path, credentials, query=query, limit=limit)
-        return Http1Response(rest.response)
+                    response.response.close()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -349,17 +334,15 @@ class KubeClient:
         query: Mapping[str, Any] | None = None,
         limit: Any,
     ) -> RESTResponse:
-        headers = {"Content-Type": content_type, **self._headers(path, credentials)}
+        accepted = "application/json" if not path.endswith("/log") else "*/*"
+        headers = {"Content-Type": content_type, "Accept": accepted, "User-Agent": f"vllm-operator/{__version__}"}
+        if credentials:
+            headers["Authorization"] = credentials
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         try:
             return await session.rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._lost(error, method, path) from error
-
-    @staticmethod
-    def _headers(path: str, credentials: str | None) -> dict[str, str]:
-        headers = {"Accept": "application/json" if not path.endswith("/log") else "*/*", "User-Agent": f"vllm-operator/{__version__}"}
-        return {**headers, "Authorization": credentials} if credentials else headers
 
     def _lost(self, error: Exception, method: str, path: str) -> Unavailable:
         """Note that a request got no response."""
@@ -385,7 +368,7 @@ class KubeClient:
         except (ConfigException, OSError, ValueError) as error:
             raise Unauthorized(f"{REJECTED} They cannot be read again: {describe(error)}") from error
 
-    def _error(self, response: RESTResponse | OpenResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+    def _error(self, response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")

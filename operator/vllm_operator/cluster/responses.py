@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any
 
 # before aiohttp, which would otherwise load certificates that nothing uses
 from vllm_operator.cluster.library import RESTResponse  # isort: split
@@ -52,53 +52,10 @@ async def read_body(response: RESTResponse) -> bytes:
     return data
 
 
-class OpenResponse(Protocol):
-    """A response that is read as it arrives: an `Http2Response`, or an `Http1Response`."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, by name in any case."""
-
-    async def read(self) -> bytes:
-        """Wait for the next bytes, at most `CHUNK_BYTES`; empty at the end. Raises OSError or aiohttp.ClientError."""
-
-    def close(self) -> None:
-        """Want no more of it."""
-
-
-class Http1Response:
-    """A response on a connection of its own."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, by name in any case."""
-        return self._response.headers
-
-    async def read(self) -> bytes:
-        """Wait for the next bytes. Raises OSError or aiohttp.ClientError."""
-        return await self._response.content.read(CHUNK_BYTES)
-
-    def close(self) -> None:
-        """Close the connection, unless the response has been read to its end."""
-        self._response.close()
-
-
-async def read_chunks(response: OpenResponse) -> AsyncIterator[bytes]:
+async def read_chunks(response: RESTResponse) -> AsyncIterator[bytes]:
     """Read a body as it arrives, in chunks of at most `CHUNK_BYTES`. Raises Unavailable."""
     try:
-        while chunk := await response.read():
+        while chunk := await response.response.content.read(CHUNK_BYTES):
             yield chunk
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(describe(error)) from error
@@ -122,7 +79,7 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def error_of(response: RESTResponse | OpenResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
     """Make an error of a response that is not a success."""
     try:
         status = json.loads(data)
