@@ -87,7 +87,6 @@ async def follow(folder: Path, port: int, streams: int) -> None:
     from vllm_operator.cluster.library import Configuration
     from vllm_operator.runtime.container_runs import Run
     from vllm_operator.runtime.follower import Follower, FollowerSettings
-    from vllm_operator.runtime.kubelets import Kubelets
     from vllm_operator.runtime.log_share import LogShare
     from vllm_operator.runtime.log_slots import Slots
     from vllm_operator.runtime.user_data import KnownCrashes
@@ -95,7 +94,7 @@ async def follow(folder: Path, port: int, streams: int) -> None:
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
     share = LogShare()
-    crashes, slots, kubelets = KnownCrashes.of(load_startup()), Slots(streams + 1), Kubelets((1.0,))
+    crashes, slots = KnownCrashes.of(load_startup()), Slots(streams + 1)
     client = KubeClient(configuration)
     tasks, followers = [], []
 
@@ -103,9 +102,7 @@ async def follow(folder: Path, port: int, streams: int) -> None:
         for index in range(number):
             run = Run("bench", f"pod-{index}", f"uid-{index}", "vllm", 0)
             parser, settings = crashes.make_parser(), FollowerSettings()
-            made = Follower(
-                run, parser, client=client, slots=slots, kubelets=kubelets, share=share, settings=settings, changed=lambda: None
-            )
+            made = Follower(run, parser, client=client, slots=slots, share=share, settings=settings, changed=lambda: None)
             followers.append(made)
             tasks.append(asyncio.create_task(made.follow()))
 

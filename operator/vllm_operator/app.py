@@ -249,7 +249,6 @@ class Operator:
             settings=FollowerSettings(
                 line_bytes=settings.log_line_bytes,
                 replay_bytes=settings.log_replay_bytes,
-                turn_seconds=settings.log_turn_seconds,
                 interval_seconds=settings.status_interval_seconds,
                 step_percent=settings.status_step_percent,
             ),

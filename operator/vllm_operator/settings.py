@@ -100,13 +100,9 @@ class Settings:
     identity: str = ""
     """What this process is called in the Lease. A later process of the same identity takes the Lease over at once, so it
     must be sure that the earlier one has ended, as containers of one Pod are. By default the host's name and a random part."""
-    log_streams: int = 1000
-    """Maximum number of container logs that are followed at the same time. A hundred share a connection to the API server, and each takes
-    13 to 60 KiB of memory. Where the API server does not speak HTTP/2, or a proxy is before it, each needs a connection, and takes 70 to
-    140 KiB. If more are wanted, none is followed: each is read every `log_turn_seconds`."""
-    log_turn_seconds: int = 6
-    """Interval at which each log is read while more than `log_streams` are wanted. With more than 900 logs it is longer, so that at most
-    150 are read in a second, and also while the API server is busy, so that a read takes longer than 0.2 s."""
+    log_streams: int = 200
+    """Maximum number of container logs that are open at the same time. Each needs a connection to the API server, which takes 70 to 140
+    KiB of memory. If more logs are wanted, they take turns of some seconds; the namespace with the fewest open logs is next."""
     log_replay_bytes: int = 64 * 1024 * 1024
     """Maximum size of an existing log that is read to restore the state of a start. A start writes less than 1 MiB."""
     log_line_bytes: int = 64 * 1024

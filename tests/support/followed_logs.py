@@ -27,8 +27,7 @@ class World:
         self.changes: list[tuple[str, str]] = []
         self.skipped: list[tuple[str, float]] = []
         self._changed = asyncio.Event()
-        waits = dict.fromkeys(("retry_seconds", "refused_seconds", "unreachable_seconds"), (0.01,))
-        bounds = FollowerSettings(**{**waits, "interval_seconds": 1000.0, **settings})
+        bounds = FollowerSettings(**{"retry_seconds": (0.01,), "interval_seconds": 1000.0, **settings})
         self.followers = Followers(
             self.cluster,
             make_parser=self._make,

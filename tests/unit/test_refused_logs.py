@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import pytest
 
 from support.followed_logs import FOREVER, KEY, World
-from support.logs import RUNNING, TERMINATED, Manifest, line, pod
+from support.logs import RUNNING, TERMINATED, line, pod
 from vllm_operator.cluster.client import Invalid, Unreachable
-from vllm_operator.runtime import follower, kubelets
-from vllm_operator.runtime.kubelets import Kubelets
+from vllm_operator.runtime import follower
 from vllm_operator.startup.state import LogProblem, UnreadLog
 
 NOT_STARTED = Invalid('container "vllm" in pod "p" is waiting to start: ContainerCreating')
@@ -18,92 +16,39 @@ DOWN = Unreachable("dial tcp 10.0.0.7:10250: connect: connection refused")
 NEVER = 1000.0
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World(refused_seconds=(0.01, NEVER), unreachable_seconds=(NEVER,))
+    made = World(retry_seconds=(0.01, NEVER))
     yield made
     await made.followers.close()
-
-
-def on_node(node: str, name: str, *, state: Manifest = RUNNING, ready: bool = False) -> Manifest:
-    manifest = pod(name, state=state, ready=ready)
-    return {**manifest, "spec": {"nodeName": node}}
 
 
 def asked_for(world: World) -> list[str]:
     return [request.pod for request in world.cluster.log_requests]
 
 
-def test_a_kubelet_that_cannot_be_reached_is_asked_now_and_then() -> None:
-    clock = Clock()
-    known = Kubelets((1.0, 10.0), clock=clock)
-    known.note_error("a", DOWN)
-    known.note_error("a", DOWN)  # of a request that was sent at the same time
-    sent = []
-    for _ in range(250):
-        clock.now += 0.1
-        with suppress(Unreachable):
-            known.check("a")
-            sent.append(round(clock.now - 100.0))
-        known.check("b")
-    assert sent == [1, 11, 21]
-    with pytest.raises(Unreachable, match=r"dial tcp 10\.0\.0\.7:10250"):
-        known.check("a")
-    assert known.has_failed("a")
-    known.note_answer("a")
-    assert not known.has_failed("a")
-    known.check("a")
+async def test_a_log_on_a_dead_node_is_requested_rarely_and_the_status_says_why(world: World) -> None:
+    world.cluster.script_log("default", "p0", *[[DOWN]] * 9)
+    world.cluster.script_log("default", "p1", [line(1, "b"), FOREVER])
+    world.show(pod("p0", state=TERMINATED), pod("p1", state=RUNNING))
+    await world.until(lambda: asked_for(world).count("p0") == 2 and world.followers.caught_up(KEY))
+    await asyncio.sleep(0.1)
+    assert sorted(asked_for(world)) == ["p0", "p0", "p1"]
+    assert world.followers.unread(KEY) == {("uid-of-p0", 0): UnreadLog(LogProblem.UNREACHABLE, str(DOWN))}
 
 
-def test_a_container_that_starts_shows_that_its_kubelet_works() -> None:
-    clock = Clock()
-    known = Kubelets((30.0,), clock=clock)
-    known.note_error("a", DOWN)
-    assert known.seconds_left("a") == 30.0
-    known.note_start("a")
-    assert known.seconds_left("a") == 1.0
-    clock.now += 20.0
-    known.check("a")
-    assert known.seconds_left("a") == 30.0
-
-
-async def test_a_request_that_does_not_reach_the_kubelet_stands_for_all_logs_of_the_node(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubelets, "START_SECONDS", NEVER)
-    world.cluster.script_log("default", "p0", [DOWN], [line(1, "a"), FOREVER])
-    for name in ("p1", "p2"):
-        world.cluster.script_log("default", name, [line(1, "b"), FOREVER])
-    world.show(on_node("bad", "p0"))
-    await world.until(lambda: world.followers.caught_up(KEY))
-    world.show(on_node("bad", "p0"), on_node("bad", "p1", state=TERMINATED), on_node("good", "p2"))
-    await world.until(lambda: world.followers.caught_up(KEY) and world.texts(2) == ["b"])
-    assert asked_for(world) == ["p0", "p2"]
-    assert world.followers.unread(KEY) == {("uid-of-p1", 0): UnreadLog(LogProblem.UNREACHABLE, str(DOWN))}
-
-
-async def test_all_logs_of_a_node_are_read_as_soon_as_its_kubelet_answers() -> None:
-    world = World(unreachable_seconds=(0.3, NEVER))
-    for name in ("p0", "p1", "p2"):
-        world.cluster.script_log("default", name, *[(line(1, "a"), FOREVER)] * 3)
-    world.cluster.script_log("default", "p", [DOWN])
-    world.show(on_node("bad", "p"))
-    await world.until(lambda: world.followers.caught_up(KEY))
-    world.show(*(on_node("bad", name) for name in ("p0", "p1", "p2")))
-    await world.until(lambda: [world.texts(number) for number in (1, 2, 3)] == [["a"]] * 3)
+async def test_a_log_is_read_when_its_kubelet_answers_again() -> None:
+    world = World()
+    world.cluster.script_log("default", "p", [line(1, "a")], *[[DOWN]] * 5, [line(1, "a"), line(2, "b"), FOREVER])
+    world.show(pod("p", state=RUNNING))
+    await world.until(lambda: world.texts() == ["a", "b"])
+    assert world.followers.unread(KEY) == {}
     await world.followers.close()
 
 
 @pytest.mark.parametrize("streams", [10, 1], ids=["followed", "read in turn"])
 async def test_a_log_that_a_kubelet_refuses_is_requested_rarely(streams: int) -> None:
-    world = World(streams=streams, refused_seconds=(0.01, NEVER), turn_seconds=0.01)
+    world = World(streams=streams, retry_seconds=(0.01, NEVER), turn_seconds=0.01)
     for name in ("p0", "p1"):
         world.cluster.script_log("default", name, *[[NOT_STARTED]] * 99)
     world.show(pod("p0", state=RUNNING), pod("p1", state=RUNNING))
@@ -155,8 +100,7 @@ async def test_a_silent_log_is_requested_again_without_a_pause(world: World, mon
     assert not world.followers.unread(KEY)
 
 
-async def test_silent_logs_give_way_when_there_are_more_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "SILENT_SLOT_SECONDS", 0.02)
+async def test_silent_logs_give_way_when_there_are_more_than_places() -> None:
     world = World(streams=2, turn_seconds=0.05)
     names = ["p0", "p1", "p2"]
     for name in names[:2]:

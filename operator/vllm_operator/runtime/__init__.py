@@ -6,7 +6,6 @@ one object   reconciler, cache_reconciler (with claim_sharing), exposure_reconci
              event_writer
 the queue    watches, mirroring, queue, workers
 logs         followers (of all Pods), follower (of one run of a container), container_runs, log_stream, run_log (what was read of a
-             run), log_lines, log_share (how much is parsed, and whose turn it is), log_slots (how many are open), kubelets (which
-             cannot be reached)
+             run), log_lines, log_share (how much is parsed, and whose turn it is), log_slots (how many are open)
 the process  leadership, supervisor, permissions, user_data, health, metrics, log_output, memory
 """

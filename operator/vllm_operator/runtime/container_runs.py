@@ -15,7 +15,6 @@ class Run:
     Attributes:
         previous: Whether it is the run before the current one, so that its log must be requested as such.
         ended_at: When it ended; None if it has not, or this is unknown.
-        node: The node of its Pod.
     """
 
     namespace: str
@@ -25,7 +24,6 @@ class Run:
     restarts: int
     previous: bool = False
     ended_at: datetime | None = None
-    node: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -61,8 +59,8 @@ def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
 
 
 def _run(pod: Manifest, container: str, restarts: int, *, previous: bool = False, ended_at: datetime | None = None) -> Run:
-    metadata, node = pod["metadata"], reading.text(pod, "spec", "nodeName")
-    return Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts, previous, ended_at, node)
+    metadata = pod["metadata"]
+    return Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts, previous, ended_at)
 
 
 def container_status(pod: Manifest, container: str) -> Manifest:

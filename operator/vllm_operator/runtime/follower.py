@@ -1,34 +1,31 @@
 """Follow the log of one run of an engine container until the run ends or the Pod serves.
 
-The end of a stream does not mean that the run has ended: the kubelet may have restarted, or another log may have its turn. After each
-stream, the follower reads the Pod, whose status decides. After the end of the run it reads the log once more to its end, because the
-stream may have been interrupted before.
+A log is read in attempts, each of which is one request. `Outcome` is how an attempt ended, and decides what follows: a pause, a look at the
+Pod, the end. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So after it, the follower reads the
+Pod, whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
 
-If more logs are wanted than may be open at the same time, none is followed: each is read as far as it goes, every few seconds. Such a
-request ends by itself, so its connection serves the next log, which saves the TLS handshake.
+If more logs are wanted than may be open at the same time, they take turns. While others wait, a log is not followed but read as far as it
+goes: such a request ends by itself, so its connection serves the next log.
 
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
 times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
-
-A kubelet shows the API server that a container runs only after its log can be read. So a request that a kubelet refuses is repeated
-rarely, and one that does not reach the kubelet stands for all logs on the node (`runtime/kubelets.py`).
 """
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import Enum, auto
 
-from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound, Unreachable
+from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
-from vllm_operator.runtime.kubelets import Kubelets
 from vllm_operator.runtime.log_lines import LogUnavailableError
 from vllm_operator.runtime.log_share import LogOutgrownError, LogReader, LogShare
-from vllm_operator.runtime.log_slots import Slots, wait_for
+from vllm_operator.runtime.log_slots import Slots
 from vllm_operator.runtime.log_stream import LogStream
 from vllm_operator.runtime.run_log import Parser, RunLog
 from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
@@ -40,12 +37,8 @@ QUIET_SECONDS = 0.2
 """After this silence, all existing lines of a stream are considered read."""
 SILENT_SECONDS = 60.0
 """How long to wait for the first line of a stream before it is requested again: the connection may be dead."""
-SILENT_SLOT_SECONDS = 1.0
-"""The same while slots are scarce."""
 LINGER_SECONDS = 2.0
 """How long to wait for the last lines of a start after its Pod is Ready."""
-SPREAD_SECONDS = 6.0
-"""How much longer at most while slots are scarce: hundreds of Pods may become Ready at once, and each waits for its turn."""
 FORBIDDEN_SECONDS = 60.0
 UNAVAILABLE_LIMIT = 5
 """Reads of a running container that the kubelet may answer with an error text before the follower gives up."""
@@ -56,20 +49,54 @@ DETAIL_LIMIT = 500
 """Characters of an error that are kept."""
 
 
+class Outcome(Enum):
+    """How an attempt to read a log ended."""
+
+    END = auto()
+    """The log was read to its end. If it was followed, the stream was interrupted, or the run has ended."""
+    DOUBTFUL = auto()
+    """The same, but the log was empty, or may belong to another run."""
+    STOPPED = auto()
+    """The Pod serves, or the run has ended while its log was followed."""
+    GAVE_WAY = auto()
+    """Another log wants the slot."""
+    POLLED = auto()
+    """The log was read as far as it goes, because other logs want the slot."""
+    SILENT = auto()
+    """No line came."""
+    OUTGROWN = auto()
+    """The log grows faster than it is read."""
+    GONE = auto()
+    """The kubelet answered with an error text instead of the log."""
+    REFUSED = auto()
+    """The kubelet or the API server refused the request."""
+    FORBIDDEN = auto()
+    """The operator lacks the permission."""
+    FAILED = auto()
+    """The request failed."""
+
+
+_MISSES = frozenset((Outcome.DOUBTFUL, Outcome.GONE, Outcome.REFUSED))
+"""Answers of a kubelet that may no longer, or not yet, have the log."""
+_ERRORS = frozenset((Outcome.REFUSED, Outcome.FAILED))
+_SAYS_NOTHING_ABOUT_THE_POD = _ERRORS | {Outcome.STOPPED, Outcome.GAVE_WAY, Outcome.POLLED}
+"""After these, the Pod is not read: the watch tells its end, and a look at each Pod would be one more request."""
+
+
 @dataclass(frozen=True, slots=True)
 class FollowerSettings:
-    """Limits of a follower. `Settings` describes them."""
+    """Limits of a follower. `Settings` describes those that it has too.
+
+    `turn_seconds`: how long a log is followed at least while others wait, and how long it rests after it was read. `retry_seconds`: pauses
+    after attempts that brought nothing; the last one repeats.
+    """
 
     line_bytes: int = 64 * 1024
     replay_bytes: int = 64 * 1024 * 1024
-    turn_seconds: float = 6.0
+    turn_seconds: float = 5.0
     interval_seconds: float = 10.0
     step_percent: int = 5
     retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
-    refused_seconds: tuple[float, ...] = (2.0, 10.0, 30.0)
-    """Pauses after requests for the log of a running container that a kubelet refuses. The last one repeats."""
-    unreachable_seconds: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
-    """Pauses between requests to a kubelet that cannot be reached. The last one repeats."""
 
 
 class Follower:
@@ -89,7 +116,6 @@ class Follower:
         *,
         client: ClusterClient,
         slots: Slots,
-        kubelets: Kubelets,
         share: LogShare,
         settings: FollowerSettings,
         changed: Callable[[], None],
@@ -103,7 +129,6 @@ class Follower:
         self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
         self._client = client
         self._slots = slots
-        self._kubelets = kubelets
         self._reader = LogReader(share, run.namespace, clock=clock)
         self._settings = settings
         self._changed = changed
@@ -117,9 +142,7 @@ class Follower:
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
-        self._is_at_end = False
-        self._was_silent = False
-        self._refusals = 0  # in a row
+        self._outcome: Outcome | None = None
 
     @property
     def state(self) -> StartupState | None:
@@ -145,8 +168,7 @@ class Follower:
     async def follow(self) -> None:
         """Follow until the run is over or the Pod serves. Raises only errors of the parser."""
         try:
-            with self._slots.want(self._wake):
-                await self._read_all()
+            await self._read_all()
             self._finish()
         except asyncio.CancelledError:
             try:
@@ -158,88 +180,76 @@ class Follower:
             self.caught_up = self.finished = True
 
     async def _read_all(self) -> None:
-        tries = unavailable = misses = 0
-        is_last = False
-        while self._dead or is_last or not self._is_due():
-            before, dead = self._log.latest.lines, self._dead
-            wait, began = 0.0, self._clock()
-            has_missed = was_refused = is_unreachable = False
-            try:
-                async with self._slots.hold():
-                    self._kubelets.check(self.run.node)
-                    began = self._clock()
-                    await self._read()
-                has_missed = self._is_at_end and (self._log.is_unsure or not self._log.latest.lines)
-                self._has_read_end = dead and self._is_at_end and not has_missed
-                self.unread = self.unread if has_missed else None
-            except LogOutgrownError as error:
-                self.unread, self._tail_lines = None, error.tail_lines
-            except LogUnavailableError as error:
-                unavailable += 1
-                has_missed = True
-                wait = self._backoff(tries)
-                self._note_problem(LogProblem.GONE, error)
-            except (Invalid, NotFound) as error:
-                has_missed = was_refused = True
-                self._kubelets.note_answer(self.run.node)
-                wait = self._backoff(tries) if dead else _pick(self._settings.refused_seconds, self._refusals)
-                self._note_problem(LogProblem.GONE, error)
-            except Forbidden as error:
-                log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
-                wait = FORBIDDEN_SECONDS
-                self._note_problem(LogProblem.FORBIDDEN, error)
-            except Unreachable as error:
-                was_refused = is_unreachable = True
-                self._kubelets.note_error(self.run.node, error)
-                wait = self._kubelets.seconds_left(self.run.node) if self.run.node else self._backoff(tries)
-                self._note_problem(LogProblem.UNREACHABLE, error)
-            except ClusterError as error:
-                was_refused = True
-                wait = self._backoff(tries)
-                self._note_problem(LogProblem.UNREACHABLE, error)
-            tries = 0 if self._log.latest.lines > before else tries + 1
-            self._refusals = self._refusals + 1 if was_refused else 0
-            misses += dead and has_missed
-            self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
-            is_polled = self._slots.are_scarce and not self._dead
-            if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or (is_last and not self._dead):
-                break
-            # `note_end` says so, too, but a stream may end before the watch tells
-            if not (is_polled or was_refused) and await self._is_over():
-                break
-            # The report must not wait for the next try. That a Pod serves is known without its log.
-            is_silent = not (self._log.latest.lines or has_missed or was_refused)
-            self._catch_up(tell=not (is_silent and self._stop_at is not None))
-            if is_polled and not wait:
-                self._publish()
-                is_last = await self._has_turn_at_end(self._clock() - began)
-            elif is_unreachable:
-                with self._kubelets.waiting(self.run.node, self._wake):
-                    await self._rest(wait, unless=lambda: not self._kubelets.seconds_left(self.run.node))
-            elif not self._was_silent:
-                await self._rest(wait or self._backoff(tries))
+        tries = misses = unavailable = 0
+        while self._dead or not self._is_due() or self._outcome is Outcome.POLLED:
+            was_dead, lines = self._dead, self._log.latest.lines
+            outcome = self._outcome = await self._attempt()
+            tries = 0 if self._log.latest.lines > lines else tries + 1
+            misses += was_dead and outcome in _MISSES
+            unavailable += outcome is Outcome.GONE
+            self._has_read_end = was_dead and (outcome is Outcome.END or misses >= ENDED_TRIES)
+            if self._has_read_end or (unavailable >= UNAVAILABLE_LIMIT and not self._dead):
+                return
+            if outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over():
+                return
+            # The report must not wait for the next attempt. That a Pod serves is known without its log.
+            self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
+            self._publish()
+            await self._rest(self._pause_seconds(outcome, tries))
 
-    async def _has_turn_at_end(self, took: float) -> bool:
-        """Wait for the next turn while slots are scarce. Return whether it is the last: the Pod serves, and its last lines can be read.
+    async def _attempt(self) -> Outcome:
+        """Read the log once, as soon as there is a slot."""
+        try:
+            async with self._slots.hold(self.run.namespace):
+                outcome = await self._read()
+        except LogOutgrownError as error:
+            self._tail_lines = error.tail_lines
+            outcome = Outcome.OUTGROWN
+        except LogUnavailableError as error:
+            self._note_problem(LogProblem.GONE, error)
+            return Outcome.GONE
+        except (Invalid, NotFound) as error:
+            self._note_problem(LogProblem.GONE, error)
+            return Outcome.REFUSED
+        except Forbidden as error:
+            log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+            self._note_problem(LogProblem.FORBIDDEN, error)
+            return Outcome.FORBIDDEN
+        except ClusterError as error:
+            self._note_problem(LogProblem.UNREACHABLE, error)
+            return Outcome.FAILED
+        if outcome is not Outcome.DOUBTFUL:
+            self.unread = None
+        return outcome
 
-        `took` are the seconds of the last read.
-        """
-        turn = self._clock() + self._slots.pause_seconds(self._settings.turn_seconds, took) * random.uniform(0.8, 1.2)
-        while not self._dead and self._slots.are_scarce:
-            until = turn if self._stop_at is None else max(self._stop_at, min(turn, self._stop_at + SPREAD_SECONDS))
-            if (left := until - self._clock()) <= 0:
-                break
-            await wait_for(self._wake, left)
-        return self._is_due()
+    def _pause_seconds(self, outcome: Outcome, tries: int) -> float:
+        """How long to rest after an attempt. `tries` is the number of attempts in a row that brought nothing."""
+        match outcome:
+            case Outcome.STOPPED | Outcome.GAVE_WAY | Outcome.SILENT:
+                return 0.0
+            case Outcome.POLLED:
+                seconds = self._settings.turn_seconds
+            case Outcome.FORBIDDEN:
+                seconds = FORBIDDEN_SECONDS
+            case _:
+                seconds = self._settings.retry_seconds[min(max(0, tries - 1), len(self._settings.retry_seconds) - 1)]
+        return seconds * random.uniform(0.8, 1.2)  # not all logs are read at the same moment
 
-    async def _rest(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Wait before the next request, but no longer if the run ends or its Pod serves, or `unless` this is so."""
+    async def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt, but no longer if the run ends or its Pod serves."""
         until, dead = self._clock() + seconds, self._dead
-        while self._dead == dead and not unless():
+        while self._dead == dead:
             end = until if self._stop_at is None or self._dead else min(until, self._stop_at)
             if (left := end - self._clock()) <= 0:
                 return
-            await wait_for(self._wake, left)
+            await self._sleep(left)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait, at most until something happens that may matter."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
 
     def _note_problem(self, problem: LogProblem, error: Exception) -> None:
         """Note why the log could not be read. The first error of a kind is kept, because its text may differ each time."""
@@ -266,79 +276,70 @@ class Follower:
         """Whether the lines that were read very likely belong to this run, even if some are missing."""
         return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
 
-    def _backoff(self, tries: int) -> float:
-        return _pick(self._settings.retry_seconds, tries)
-
     def _is_due(self) -> bool:
         """Whether it is time to close a stream that has not ended."""
         return self._stop_at is not None and self._clock() >= self._stop_at
 
-    async def _read(self) -> None:
-        """Read one stream to its end, to the end of the turn, or until the Pod serves."""
+    async def _read(self) -> Outcome:
+        """Open the log, and read it until it ends or there is a reason to close it."""
+        is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
+        # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
+        follow = not (was_dead or was_due or is_scarce or self._outcome in _ERRORS)
         self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
         self._reader.reopen()
-        self._is_at_end = self._was_silent = False
-        # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
-        is_doubtful = self._refusals > 0 or self._kubelets.has_failed(self.run.node)
         request = LogRequest(
             namespace=self.run.namespace,
             pod=self.run.pod,
             container=self.run.container,
-            follow=not (self._dead or self._slots.are_scarce or is_doubtful),
+            follow=follow,
             previous=self.run.previous,
             since=self._log.since,
-            limit_bytes=self._settings.replay_bytes if self._dead else None,
+            limit_bytes=self._settings.replay_bytes if was_dead else None,
             tail_lines=self._tail_lines,
         )
         self._tail_lines = None
-        stream = LogStream(
-            self._client.stream_log(request),
-            lambda piece: self._reader.read(piece, self._take),
-            opened=lambda: self._kubelets.note_answer(self.run.node),
-            wake=self._wake,
-            clock=self._clock,
-        )
+        opening, began = self._client.stream_log(request), self._clock()
+        stream = LogStream(opening, lambda piece: self._reader.read(piece, self._take), wake=self._wake, clock=self._clock)
         try:
-            while not (request.follow and self._is_due()):
-                if stream.is_at_end():
-                    self._log.check()
-                    self._is_at_end = True
-                    return
-                if request.follow and self._slots.are_scarce and self.caught_up and stream.is_open:
-                    return
-                left = self._next_look(stream, request) - self._clock()
-                if left > 0:
-                    await wait_for(self._wake, left)
-                elif stream.is_open:
-                    self._note_silence()
-                    stream.moved_at = self._clock()
-                else:
-                    self._was_silent = True
-                    return
+            while not stream.is_at_end():
+                self._look(stream)
+                if follow and (reason := self._reason_to_close(stream, began)) is not None:
+                    return reason
+                await self._sleep(self._seconds_to_next_look(stream))
+            self._log.check()
         finally:
             await stream.close()
+        if was_due and not was_dead:
+            return Outcome.STOPPED
+        if is_scarce and not was_dead:
+            return Outcome.POLLED
+        return Outcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else Outcome.END
 
-    def _next_look(self, stream: LogStream, request: LogRequest) -> float:
-        """Return when to look at a stream again on which nothing arrives."""
-        if not stream.is_open and not request.follow:
-            return math.inf  # the client limits the time
-        if not stream.is_open:
-            end = stream.moved_at + (SILENT_SLOT_SECONDS if self._slots.are_scarce else SILENT_SECONDS)
-            return end if self._stop_at is None else min(end, self._stop_at)
-        if stream.is_busy:
-            return self._clock() + QUIET_SECONDS
-        if not self.caught_up or self._stop_at is not None:
-            return stream.moved_at + QUIET_SECONDS
-        if self._published is not None and not is_same(self._published, self._log.latest):
-            return self._published_at + self._settings.interval_seconds
-        return math.inf
+    def _look(self, stream: LogStream) -> None:
+        """Publish what has been read. After some silence, that is all there is."""
+        is_quiet = stream.is_open and not stream.is_busy and self._clock() - stream.moved_at >= QUIET_SECONDS
+        if is_quiet:
+            self._catch_up()
+            if self._stop_at is not None:
+                self._stop_at = min(self._stop_at, self._clock())
+        if self.caught_up:
+            self._publish()
 
-    def _note_silence(self) -> None:
-        """Handle a stream that delivered nothing within `_wait_seconds`."""
-        self._catch_up()
-        self._publish()
-        if self._stop_at is not None:
-            self._stop_at = self._clock()
+    def _reason_to_close(self, stream: LogStream, began: float) -> Outcome | None:
+        """Why a stream that is followed and has not ended should be closed; None if it should not."""
+        now = self._clock()
+        if self._is_due():
+            return Outcome.STOPPED
+        if not stream.is_open and now - began >= SILENT_SECONDS:
+            return Outcome.SILENT
+        if now - began >= self._settings.turn_seconds and self._slots.should_leave():
+            return Outcome.GAVE_WAY
+        return None
+
+    def _seconds_to_next_look(self, stream: LogStream) -> float:
+        if self._stop_at is not None or (stream.is_open and not self.caught_up):
+            return QUIET_SECONDS
+        return min(self._settings.turn_seconds, self._settings.interval_seconds, SILENT_SECONDS)
 
     def _take(self, step: bytes) -> None:
         self._log.feed(step, self.run.ended_at)
@@ -392,8 +393,3 @@ class Follower:
         if self._published is not None and not is_same(self._published, self._log.latest):
             self._published = self._log.latest
             self._changed()
-
-
-def _pick(waits: tuple[float, ...], tries: int) -> float:
-    """Return a pause, which varies so that not all logs are read at the same moment."""
-    return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)

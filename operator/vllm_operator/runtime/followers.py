@@ -17,7 +17,6 @@ from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
 from vllm_operator.runtime.follower import Follower, FollowerSettings
-from vllm_operator.runtime.kubelets import Kubelets
 from vllm_operator.runtime.log_share import LogShare
 from vllm_operator.runtime.log_slots import Slots
 from vllm_operator.runtime.run_log import Parser
@@ -103,7 +102,6 @@ class Followers:
         self.share = share or LogShare()
         self._skipped = skipped
         self._clock = clock
-        self._kubelets = Kubelets(self._settings.unreachable_seconds)
 
     def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
         """Follow the logs of these Pods as needed, and forget Pods that no longer exist.
@@ -195,7 +193,6 @@ class Followers:
         run_key = run.key
         if run_key in deployment.runs:
             return
-        self._kubelets.note_start(run.node)
         deployment.runs[run_key] = entry = _Entry(self._make(key, run), time.monotonic())
         self._begin(key, entry)
         for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # two runs are enough
@@ -207,7 +204,6 @@ class Followers:
             self._make_parser(),
             client=self._client,
             slots=self.slots,
-            kubelets=self._kubelets,
             share=self.share,
             settings=self._settings,
             changed=lambda: self._changed(key),

@@ -1,70 +1,64 @@
-"""How many logs are open at the same time, and how often each is read if more are wanted."""
+"""How many logs are open at the same time, and whose turn is next."""
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-
-READS_PER_SECOND = 150.0
-"""Maximum number of logs that are read in a second while slots are scarce. Each read is a request to the API server and to a kubelet."""
-LOAD_FACTOR = 30.0
-"""The pause between two reads of a log is at least this many times as long as the last one took. A read takes 10 ms, and hundreds while the
-API server is busy, which then gets fewer of them."""
-LONGEST_SECONDS = 10.0
-"""The longest such pause: a stage of a start must not be told much later."""
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class Slots:
-    """A semaphore that knows how many logs are wanted, so that a holder can release its slot for others."""
+    """A semaphore whose next holder is from the namespace that holds the fewest slots."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._semaphore = asyncio.Semaphore(number)
-        self._members: list[asyncio.Event] = []
-        self.taken = 0
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        self._leaving = 0
 
     @property
-    def are_scarce(self) -> bool:
-        """Whether more logs are wanted than there are slots."""
-        return len(self._members) > self._number
+    def taken(self) -> int:
+        """How many slots are held."""
+        return self._held.total()
 
     @property
     def waiting(self) -> int:
-        """How many logs are wanted and not open."""
-        return len(self._members) - self.taken
+        """How many logs wait for a slot."""
+        return len(self._waiting)
 
-    @contextmanager
-    def want(self, wake: asyncio.Event) -> Iterator[None]:
-        """Want slots for a while. `wake` is set when they become scarce."""
-        were_scarce = self.are_scarce
-        self._members.append(wake)
-        if self.are_scarce and not were_scarce:
-            for member in self._members:
-                member.set()
-        try:
-            yield
-        finally:
-            self._members.remove(wake)
-
-    def pause_seconds(self, least: float, took: float) -> float:
-        """How long to wait between two reads of a log while slots are scarce. `took` are the seconds of the last one."""
-        return max(least, len(self._members) / READS_PER_SECOND, min(took * LOAD_FACTOR, LONGEST_SECONDS))
+    def should_leave(self) -> bool:
+        """Whether the caller should release its slot now for a log that waits. No more holders are told so than logs wait."""
+        if self._leaving >= len(self._waiting):
+            return False
+        self._leaving += 1
+        return True
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it."""
-        await self._semaphore.acquire()
-        self.taken += 1
+    async def hold(self, namespace: str) -> AsyncIterator[None]:
+        """Wait for a slot and hold it, for a log of a Pod in this namespace."""
+        await self._acquire(namespace)
         try:
             yield
         finally:
-            self.taken -= 1
-            self._semaphore.release()
+            self._release(namespace)
 
+    async def _acquire(self, namespace: str) -> None:
+        if self.taken < self._number:
+            self._held[namespace] += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = namespace
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if self._waiting.pop(turn, None) is None:
+                self._release(namespace)  # it had been given the slot already
+            raise
 
-async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, at most for some seconds (without limit if infinite), and clear it."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(None if seconds == math.inf else seconds):
-            await event.wait()
-    event.clear()
+    def _release(self, namespace: str) -> None:
+        self._held[namespace] -= 1
+        self._leaving = max(0, self._leaving - 1)
+        turn = min(self._waiting, key=lambda each: self._held[self._waiting[each]], default=None)
+        if turn is not None:
+            self._held[self._waiting.pop(turn)] += 1
+            turn.set_result(None)
+        self._held += Counter()  # forgets namespaces without slots

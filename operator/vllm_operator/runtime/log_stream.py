@@ -19,7 +19,6 @@ class LogStream:
         opening: AbstractAsyncContextManager[AsyncIterator[bytes]],
         take: Callable[[bytes], Awaitable[None]],
         *,
-        opened: Callable[[], None],
         wake: asyncio.Event,
         clock: Callable[[], float],
     ) -> None:
@@ -28,13 +27,12 @@ class LogStream:
         Args:
             opening: Sends the request.
             take: Called with the bytes that arrive. The next ones are read when it returns.
-            opened: Called when the response begins.
             wake: Set when the response begins, and at the end.
             clock: In seconds.
         """
         self.is_open = self.is_busy = False
         self.moved_at = clock()
-        self._opening, self._take, self._opened, self._wake, self._clock = opening, take, opened, wake, clock
+        self._opening, self._take, self._wake, self._clock = opening, take, wake, clock
         self._task = asyncio.create_task(self._read(), name="stream of a log")
         self._task.add_done_callback(lambda task: wake.set())
 
@@ -53,7 +51,6 @@ class LogStream:
     async def _read(self) -> None:
         async with self._opening as pieces:
             self.is_open, self.moved_at = True, self._clock()
-            self._opened()
             self._wake.set()
             async for piece in pieces:
                 self.is_busy = True
