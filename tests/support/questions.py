@@ -13,10 +13,9 @@ from vllm_operator.api.plan import ChosenBy
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable
-from vllm_operator.planning.engine import moe
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.pins import FIELDS, QUESTIONS
-from vllm_operator.planning.engine.questions import SPARSE_CACHE_AS_GIVEN
+from vllm_operator.planning.engine.questions import SPARSE_CACHE_AS_GIVEN, moe_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 
 DENSE: Mapping[str, Any] = {"attention": "GQA", "mixture_of_experts": False, "experts": 0}
@@ -66,7 +65,7 @@ class Question:
 
     def selection(self) -> Selection | None:
         """What the table answers; None if planning poses another question, or if the selector was not asked."""
-        cases = moe.moe_cases(self.rule_input, {}) if self.component is Component.MOE else QUESTIONS[self.component](self.rule_input)
+        cases = moe_cases(self.rule_input, {}) if self.component is Component.MOE else QUESTIONS[self.component](self.rule_input)
         return load_selectors()[self.component].find(self.rule_input.release, self.architecture, cases) if self.case in cases[:1] else None
 
     def plan(self, backend: str | None) -> BackendDecision:
