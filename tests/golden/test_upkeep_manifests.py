@@ -64,7 +64,8 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
     assert is_published_by_primer(context)
     primer = add_publisher(render_primer(deployment, beside_replicas=False), context, load_caches())
     spec_of_pod = primer["spec"]["template"]["spec"]
-    for name, container in (("fetch", spec_of_pod["initContainers"][-1]), ("publish", spec_of_pod["containers"][-1])):
+    programs = {"fetch": spec_of_pod["initContainers"][-1], "pack": spec_of_pod["containers"][-2], "publish": spec_of_pod["containers"][-1]}
+    for name, container in programs.items():
         assert container["command"][-1] == load_program(name)
         container["command"][-1] = f"(the program {name})"
     golden(Path(__file__).parent / "upkeep" / "primer-that-publishes.yaml", yaml.safe_dump(primer, sort_keys=False, width=120))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from vllm_operator.caches.scripts.artifact import LABEL
+from vllm_operator.caches.scripts.folders import opened_root
 from vllm_operator.caches.scripts.pack import Packed, pack, take_inventory
 from vllm_operator.caches.scripts.unpack import unpack_layer
 
@@ -55,15 +56,17 @@ def unpack(content: bytes, staging: Path, *, digest: str = "", plain: str = "", 
             plain = f"sha256:{hashlib.sha256(gzip.decompress(content)).hexdigest()}"
         except (OSError, EOFError):
             plain = "sha256:0"
-    return unpack_layer(
-        io.BytesIO(content),
-        str(staging),
-        set(FOLDERS),
-        digest=digest or f"sha256:{hashlib.sha256(content).hexdigest()}",
-        plain_digest=plain,
-        size=len(content) if size is None else size,
-        **limits,
-    )
+    staging.mkdir(exist_ok=True)
+    with opened_root(str(staging)) as opened:
+        return unpack_layer(
+            io.BytesIO(content),
+            opened,
+            set(FOLDERS),
+            digest=digest or f"sha256:{hashlib.sha256(content).hexdigest()}",
+            plain_digest=plain,
+            size=len(content) if size is None else size,
+            **limits,
+        )
 
 
 def archive(*entries: tarfile.TarInfo | tuple[str, bytes], format: int = tarfile.GNU_FORMAT) -> bytes:

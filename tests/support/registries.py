@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
-from vllm_operator.caches.scripts import fetch, publish
+from vllm_operator.caches.scripts import fetch, pack_caches, publish
 from vllm_operator.caches.scripts.artifact import travel_key
-from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
+from vllm_operator.caches.scripts.image import describe_image, digest_of
+from vllm_operator.caches.scripts.pack import Packed
 
 REPOSITORY = "team/caches"
 ACCOUNT = "Basic " + base64.b64encode(b"robot:secret").decode()
@@ -149,7 +150,8 @@ class ArtifactBench:
 
     def __init__(self, registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.registry, self.root, self._tmp, self._monkeypatch = registry, root, tmp_path, monkeypatch
-        for module in (fetch, publish):
+        self.packed = tmp_path / "packed"
+        for module in (fetch, pack_caches, publish):
             monkeypatch.setattr(module, "build_fingerprint", lambda image: "fingerprint")
         self.common = {
             "repository": f"{registry.host}/{REPOSITORY}",
@@ -166,11 +168,21 @@ class ArtifactBench:
         return run(fetch.run_fetch, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
 
     def publish(self, root: Path, **more: Any) -> tuple[int, dict[str, Any]]:
+        status, result = self.pack(root, **more)
+        return self.push(**more) if status == 0 else (status, result)
+
+    def pack(self, root: Path, **more: Any) -> tuple[int, dict[str, Any]]:
         old = time.time() - 100
         for path in root.rglob("*"):
             os.utime(path, (old, old), follow_symlinks=False)
+        self.packed.mkdir(exist_ok=True)
         settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "whole": [], "architecture": "sm_90", "mounts": []}
-        return run(publish.run_publish, "PUBLISH_ARTIFACT", {**settings, "pause": 0, **more}, self._tmp, self._monkeypatch)
+        given = {**settings, "output": str(self.packed), "pause": 0, **more, "ready": None}
+        return run(pack_caches.run_pack, "PACK_ARTIFACT", given, self._tmp, self._monkeypatch)
+
+    def push(self, **more: Any) -> tuple[int, dict[str, Any]]:
+        given = {**self.common, "output": str(self.packed), "pause": 0, **more}
+        return run(publish.run_publish, "PUBLISH_ARTIFACT", given, self._tmp, self._monkeypatch)
 
     def log_in(self, auths: Any = None) -> None:
         (self._tmp / "secret").mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,20 @@ class Programs:
             "mounts": [],
             **more,
         }
-        variable = {"fetch": "CACHE_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
-        environment = {variable: json.dumps(given), "ARTIFACT_REPORT": "/dev/null", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        given["output"] = tempfile.mkdtemp(prefix="packed-", dir=self._folder)
+        variables = dict.fromkeys(("CACHE_ARTIFACT", "PACK_ARTIFACT", "PUBLISH_ARTIFACT"), json.dumps(given))
+        environment = {**variables, "ARTIFACT_REPORT": "/dev/null", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         command = [*prefix, sys.executable, "-I", "-B", "-c", load_program(name)]
+        if name == "publish":  # as the Job does: what the init container has packed is pushed
+            script = '"$1" -I -B -c "$2" && exec "$1" -I -B -c "$3"'
+            command = [*prefix, "sh", "-c", script, "sh", sys.executable, load_program("pack"), load_program("publish")]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     @staticmethod
     def end(process: "subprocess.Popen[str]") -> tuple[int, dict[str, Any]]:
         """Wait for a program; return its status and its report, which is empty if it was killed."""
         printed, errors = process.communicate(timeout=100)
-        reports = [line for line in printed.splitlines() if line.startswith("{")]
+        reports = [line for line in printed.splitlines() if line.startswith("{") and '"Packed"' not in line]
         assert "Traceback" not in errors, errors
         return process.returncode, json.loads(reports[-1]) if reports else {}
 

@@ -1,6 +1,8 @@
 """LoRA adapters of a spec: the flags for the engine, what the plan says about them, and the Pod that fetches them."""
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.plans import known
 from support.plans import made as made_plan
 from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.scripts import fetch_adapters
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cluster.client import POD
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
@@ -182,6 +185,22 @@ def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adap
 def test_adapters_on_volumes_need_no_init_container() -> None:
     template = {"spec": {"containers": [ENGINE]}}
     assert with_adapters(template, resource(SUPPORT)) == template
+
+
+def test_a_link_that_a_killed_container_left_behind_is_replaced_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, files, replace = tmp_path / "adapters" / "sql-1", tmp_path / "files", os.replace
+    files.mkdir()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_adapters.link(str(files), str(path))
+    assert len(list(path.parent.iterdir())) == 1
+    monkeypatch.setattr(os, "replace", replace)
+    fetch_adapters.link(str(files), str(path))
+    assert [(entry.name, entry.readlink()) for entry in path.parent.iterdir()] == [("sql-1", files)]
 
 
 async def test_an_adapter_that_cannot_be_fetched_is_named_in_the_condition(fleet: Fleet, bench: Bench) -> None:

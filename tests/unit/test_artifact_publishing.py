@@ -13,9 +13,9 @@ import pytest
 
 from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
-from vllm_operator.caches.scripts import publish
+from vllm_operator.caches.scripts import pack_caches
+from vllm_operator.caches.scripts.engine import is_ready
 from vllm_operator.caches.scripts.pack import Packed, pack
-from vllm_operator.caches.scripts.publish import is_ready
 
 
 def test_what_was_published_is_fetched(artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_secrets_of_the_pod_are_not_published(
 def test_a_directory_that_keeps_changing_is_not_published(
     artifact_bench: ArtifactBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: FakeRegistry
 ) -> None:
-    monkeypatch.setattr(publish, "is_quiet", lambda inventory, seconds: False)
+    monkeypatch.setattr(pack_caches, "is_quiet", lambda inventory, seconds: False)
     assert artifact_bench.publish(fill(tmp_path / "filled"))[1]["result"] == "Changing"
 
 
@@ -140,6 +140,6 @@ def test_a_directory_that_changed_while_it_was_packed_is_packed_again(
             os.utime(filled / "vllm", (0, 0))
         return made
 
-    monkeypatch.setattr(publish, "pack", slow)
+    monkeypatch.setattr(pack_caches, "pack", slow)
     assert artifact_bench.publish(filled)[1]["files"] == 8
     assert len(times) == 2

@@ -12,7 +12,8 @@ from support.artifacts import FOLDERS, archive, fill
 from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
 from vllm_operator.caches.scripts import build, fetch
 from vllm_operator.caches.scripts.artifact import LABEL
-from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
+from vllm_operator.caches.scripts.image import describe_image, digest_of
+from vllm_operator.caches.scripts.pack import Packed
 from vllm_operator.caches.scripts.registry import read_account
 
 
@@ -175,8 +176,8 @@ def test_two_pods_at_once_share_what_one_of_them_installs(
 ) -> None:
     install = fetch.install
 
-    def late(staging: str, root: str) -> None:
-        fill(Path(root), {"triton/AAAA/kernel.json": b"of the other Pod"})
+    def late(staging: int, root: int) -> None:
+        fill(artifact_bench.root, {"triton/AAAA/kernel.json": b"of the other Pod"})
         install(staging, root)
 
     monkeypatch.setattr(fetch, "install", late)

@@ -46,9 +46,24 @@ def end_job(fleet: Fleet, result: dict[str, Any], name: str = "publisher") -> No
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": "job", "controller": True}
     metadata = {"name": name, "namespace": "default", "labels": job["spec"]["template"]["metadata"]["labels"], "ownerReferences": [owner]}
     ended = {"exitCode": 0, "finishedAt": fleet.time(), "message": json.dumps(result)}
-    status = {"phase": "Succeeded", "containerStatuses": [{"name": "publish", "state": {"terminated": ended}}]}
+    status = {"phase": "Succeeded", "containerStatuses": [{"name": "publish-caches", "state": {"terminated": ended}}]}
     spec = job["spec"]["template"]["spec"]
     fleet.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+
+
+async def test_a_directory_that_cannot_be_packed_is_reported_from_the_init_container(fleet: Fleet, bench: Bench) -> None:
+    fleet.ready(await serve_and_publish(fleet))
+    await settle_ready(fleet)
+    end_job(fleet, {})
+    message = json.dumps({"result": "SecretsFound", "message": "triton/x contains a secret of the Pod."})
+    ended = {"exitCode": 1, "finishedAt": fleet.time(), "message": message}
+    waiting = {"name": "publish-caches", "state": {"waiting": {"reason": "PodInitializing"}}}
+    packing = {"name": "pack-caches", "state": {"terminated": ended}}
+    status = {"phase": "Failed", "initContainerStatuses": [packing], "containerStatuses": [waiting]}
+    bench.cluster.edit(POD, "default", "publisher", {"status": status})
+    await fleet.settle()
+    assert bench.condition("CachePublished").reason == "SecretsFound"
+    assert "triton/x contains a secret of the Pod." in bench.message("CachePublished")
 
 
 async def settle_ready(fleet: Fleet) -> None:
@@ -189,16 +204,17 @@ async def test_a_job_publishes_when_a_pod_is_ready(fleet: Fleet, bench: Bench) -
     await settle_ready(fleet)
     (job,) = jobs(fleet)
     spec = job["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
+    (container,), (packer,) = spec["containers"], spec["initContainers"]
     assert (spec["nodeName"], container["image"]) == (
         "node-1",
         (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]["image"],
     )
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}
     assert {volume["name"]: volume for volume in spec["volumes"]}["publish-account"]["secret"] == {"secretName": "write", "optional": True}
-    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for mount in packer["volumeMounts"]}
     assert (mounts["/cache"]["subPath"], mounts["/cache"]["readOnly"]) == (fleet.key(), True)
-    settings, fetching = json.loads(container["env"][0]["value"]), json.loads(init_containers(fleet)["fetch-caches"]["env"][0]["value"])
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/packed", "/etc/vllm-operator/artifact"]
+    settings, fetching = json.loads(packer["env"][0]["value"]), json.loads(init_containers(fleet)["fetch-caches"]["env"][0]["value"])
     for name in ("repository", "readable", "parts", "settings", "folders", "root"):
         assert settings[name] == fetching[name]
     assert bench.condition("CachePublished").reason == "Publishing"
@@ -286,7 +302,7 @@ async def test_the_job_looks_for_the_secrets_of_the_engine_without_the_operator_
     await fleet.serve(model=model, engine={"version": "0.20.1", "env": env}, podTemplate={"spec": more}, cache={"artifact": PUBLISHED})
     fleet.ready(fleet.start())
     await settle_ready(fleet)
-    (container,) = jobs(fleet)[0]["spec"]["template"]["spec"]["containers"]
+    (container,) = jobs(fleet)[0]["spec"]["template"]["spec"]["initContainers"]
     assert container["env"][1:] == [
         {"name": "SECRET_0", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
         {"name": "SECRET_1", "value": "literal-token"},
@@ -336,7 +352,7 @@ async def test_a_required_artifact_that_cannot_be_fetched_is_said(fleet: Fleet, 
     assert "refuses access (HTTP 403)" in bench.message("Crashed")
 
 
-@pytest.mark.parametrize("name", ["fetch", "publish"])
+@pytest.mark.parametrize("name", ["fetch", "pack", "publish"])
 def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, name: str) -> None:
     program = load_program(name)
     assert "vllm_operator.caches" not in program
@@ -350,7 +366,7 @@ def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, nam
         names += [key for key in own if not key.startswith("__") and f"\n{key}" in (Path(loaded.__file__ or "").read_text())]
     constants = [key for key in names if key.isupper() or key[0].islower()]
     assert len(names) == len(set(names)), sorted(key for key in constants if names.count(key) > 1)
-    variable = {"fetch": "CACHE_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
+    variable = {"fetch": "CACHE_ARTIFACT", "pack": "PACK_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
     env = {variable: "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
     command = [sys.executable, "-I", "-B", "-c", program]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from support.artifacts import archive, header, unpack
 from support.registries import TAG, ArtifactBench, FakeRegistry
 from vllm_operator.caches.scripts.artifact import ArtifactError
-from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
+from vllm_operator.caches.scripts.folders import opened_root
+from vllm_operator.caches.scripts.image import describe_image, digest_of
+from vllm_operator.caches.scripts.pack import Packed
 from vllm_operator.caches.scripts.unpack import unpack_layer
 
 TOP = header("io.vllm.cache", tarfile.DIRTYPE)
@@ -186,6 +188,6 @@ def test_a_source_that_never_ends_is_read_no_further_than_the_manifest_says(tmp_
             return random.Random(self.count).randbytes(size)
 
     source = Endless()
-    with pytest.raises(ArtifactError):
-        unpack_layer(source, str(tmp_path), {"vllm"}, digest="", plain_digest="", size=1000)
+    with opened_root(str(tmp_path)) as staging, pytest.raises(ArtifactError):
+        unpack_layer(source, staging, {"vllm"}, digest="", plain_digest="", size=1000)
     assert source.count < 2**20

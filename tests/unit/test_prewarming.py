@@ -40,12 +40,12 @@ def publisher_of(fleet: Fleet) -> dict[str, Any]:
     return next(container for container in spec["containers"] if container["name"] == labels.PUBLISHER)
 
 
-def report(fleet: Fleet, pod: str, result: dict[str, Any], *, restarts: int = 0, code: int = 0) -> None:
-    """The engine of the primer is ready, and the container beside it has ended."""
+def report(fleet: Fleet, pod: str, result: dict[str, Any], *, restarts: int = 0, code: int = 0, container: str = labels.PUBLISHER) -> None:
+    """The engine of the primer is ready, and a container beside it has ended."""
     fleet.ready(pod)
     status = next(item for item in fleet.bench.cluster.all(POD) if item["metadata"]["name"] == pod)["status"]
     ended = {"exitCode": code, "finishedAt": fleet.time(), "message": json.dumps(result)}
-    beside = {"name": labels.PUBLISHER, "ready": False, "restartCount": restarts, "state": {"terminated": ended}}
+    beside = {"name": container, "ready": False, "restartCount": restarts, "state": {"terminated": ended}}
     conditions = [{**status["conditions"][0], "status": "False"}]
     containers = [*status["containerStatuses"], beside]
     fleet.bench.cluster.edit(POD, "default", pod, {"status": {"conditions": conditions, "containerStatuses": containers}})
@@ -88,13 +88,26 @@ async def test_only_the_container_beside_the_engine_gets_the_secret_for_pushing(
     secret = next(volume["name"] for volume in spec["volumes"] if volume.get("secret", {}).get("secretName") == "write")
     mounting = [c["name"] for c in [*spec["initContainers"], *spec["containers"]] if secret in {m["name"] for m in c["volumeMounts"]}]
     assert mounting == [labels.PUBLISHER]
-    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    packer = next(container for container in spec["containers"] if container["name"] == labels.PACKER)
+    assert "/cache" not in {mount["mountPath"] for mount in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for each in (packer, container) for mount in each["volumeMounts"]}
     assert mounts["/cache"] == {"name": "cache", "mountPath": "/cache", "subPath": fleet.key(), "readOnly": True}
     assert mounts[ARTIFACT_SECRET_ROOT]["readOnly"] is True
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}, "it requests no GPU"
     settings = json.loads(container["env"][0]["value"])
     assert settings["ready"] == {"scheme": "http", "port": 8000, "path": "/health"}
     assert '"write"' not in json.dumps(fleet.deployment())
+
+
+async def test_caches_that_cannot_be_packed_do_not_hold_the_rollout(fleet: Fleet, bench: Bench) -> None:
+    before, primer = await rolling_out(fleet)
+    report(fleet, primer, {"result": "Packed"}, container=labels.PACKER)
+    await fleet.settle()
+    assert fleet.deployment() == before, "what is packed has to be pushed"
+    report(fleet, primer, {"result": "SecretsFound", "message": "triton/x contains a secret."}, code=1, container=labels.PACKER)
+    await fleet.settle()
+    assert fleet.deployment() != before
+    assert bench.condition("CachePublished").reason == "SecretsFound"
 
 
 @pytest.mark.parametrize("word", ["Fetched"])

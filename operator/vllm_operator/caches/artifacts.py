@@ -28,8 +28,9 @@ FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _PACKAGE = "vllm_operator.caches.scripts"
 _PROGRAMS = {
-    "fetch": (("artifact", "build", "registry", "unpack", "fetch"), "run_fetch"),
-    "publish": (("artifact", "build", "registry", "pack", "publish"), "run_publish"),
+    "fetch": (("artifact", "build", "folders", "registry", "unpack", "fetch"), "run_fetch"),
+    "pack": (("artifact", "build", "image", "folders", "engine", "pack", "pack_caches"), "run_pack"),
+    "publish": (("artifact", "build", "registry", "image", "folders", "engine", "publish"), "run_publish"),
 }
 """The modules of each program, and the function that it calls."""
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})

@@ -1,27 +1,29 @@
 """Publish a filled cache directory as an artifact: when, with which Job, and with what result.
 
 A Job runs when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs on
-the node of that Pod, with the engine's image and user, and mounts the directory read-only. The result is read from the Pod of the Job. What
-a later attempt may change is tried again.
+the node of that Pod, with the engine's image and user. The result is read from the Pod of the Job. What a later attempt may change is tried
+again.
 
-No Job can mount the caches of a Pod with an EmptyDir, a PVC of its own or a directory of the node. There, a container beside the engine of
-a primer does the same when the engine is ready (`vllm_operator.caches.rollouts` says when there is a primer).
+Two containers share the work. An init container mounts the directory read-only and packs it into an emptyDir. Then another container pushes
+what was packed. It alone mounts the Secret for pushing, and it does not mount the directory, because an engine may change the directory at
+any time, and must not get at the Secret.
 
-No other container mounts the Secret for pushing.
+No Job can mount the caches of a Pod with an EmptyDir, a PVC of its own or a directory of the node. There, the same two containers run in
+the Pod of a primer when the engine is ready (`vllm_operator.caches.rollouts` says when there is a primer).
 """
 
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PRIME_ANNOTATION, PUBLISHER
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
-from vllm_operator.caches.activity import Publication, PublicationState
+from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
 from vllm_operator.caches.address import template_spec
 from vllm_operator.caches.artifacts import (
     is_secret,
@@ -36,7 +38,7 @@ from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import is_primed, is_quarantined
 from vllm_operator.catalog.caches import Caches
-from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
+from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import controller_of
 from vllm_operator.pods.view import Phase, PodView
@@ -45,16 +47,18 @@ PAUSE = timedelta(minutes=15)
 """Interval between two attempts, if the last one failed for a reason that may go away."""
 SETTLE_SECONDS = 30.0
 """How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
-DEADLINE_SECONDS = 900
+PROGRAM_SECONDS = 840
+"""Deadline of each of the two programs."""
+DEADLINE_SECONDS = 2 * PROGRAM_SECONDS + 120
 KEPT_SECONDS = 600
 """How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt has the same name."""
 PRIMER_ATTEMPTS = 3
 """How often a primer tries to publish if it fails for a reason that may go away. The kubelet starts the container again."""
-CONTAINER_NAME = "publish"
-VARIABLE = "PUBLISH_ARTIFACT"
-PACKING_VOLUME, ACCOUNT_VOLUME = "publish-temporary", "publish-account"
+PACKED = "Packed"
+"""What the container that packs reports when the other one can continue."""
+PACKED_VOLUME, ACCOUNT_VOLUME = "packed-caches", "publish-account"
 SECRET_PREFIX = "SECRET_"
-"""Variables of the Job with values that must not be in an artifact."""
+"""Variables of the container that packs, with values that must not be in an artifact."""
 PUBLISHED = frozenset({"Published", "AlreadyPublished"})
 FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 """Results that another attempt would not change."""
@@ -119,7 +123,7 @@ def is_published_by_primer(context: CacheContext) -> bool:
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
         return False
     template = template_spec(context.desired)
-    is_named = any(container.get("name") == PUBLISHER for container in reading.objects(template, "containers"))
+    is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(template, "containers"))
     fetches = read_travel_settings(template) is not None
     return context.address is None and context.plan.cache_artifact is not None and fetches and not is_named and bool(_probe(context))
 
@@ -132,14 +136,22 @@ def describe_primer_publication(context: CacheContext) -> Publication:
     if earlier is not None and earlier.recheck_seconds is None:
         return replace(earlier, is_last=is_last)
     for pod in context.primers_of_plan:
-        container = reading.named(pod, PUBLISHER, "status", "containerStatuses", key="name")
-        result, ended = read_result(container), reading.mapping(container, "state", "terminated")
-        runs = (reading.integer(container, "restartCount") or 0) + bool(ended)
-        if result is None or (result.result not in FINAL and runs < PRIMER_ATTEMPTS):
+        attempts = (_last_attempt(pod, name) for name in (PUBLISHER, PACKER))
+        done = next((each for each in attempts if each is not None), None)
+        if done is None:
             return Publication(state=PublicationState.RUNNING, occasion=occasion)
-        time = reading.moment(ended or reading.mapping(container, "lastState", "terminated"), "finishedAt") or context.now
-        return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=time, is_last=is_last)
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=done[0], ended=done[1] or context.now, is_last=is_last)
     return replace(earlier, is_last=is_last) if earlier is not None else Publication(state=PublicationState.NEEDS_PRIMER, occasion=occasion)
+
+
+def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, datetime | None] | None:
+    """What a container of a primer reported, and when it ended; None if it is not over, or is started again."""
+    container = reading.named(pod, name, "status", "containerStatuses", key="name")
+    result, ended = read_result(container), reading.mapping(container, "state", "terminated")
+    runs = (reading.integer(container, "restartCount") or 0) + bool(ended)
+    if result is None or result.result == PACKED or (result.result not in FINAL and runs < PRIMER_ATTEMPTS):
+        return None
+    return result, reading.moment(ended or reading.mapping(container, "lastState", "terminated"), "finishedAt")
 
 
 def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
@@ -177,9 +189,12 @@ def _attempt(context: CacheContext, occasion: str) -> Publication | None:
             continue
         if reading.text(pod, "status", "phase") not in _OVER:
             return Publication(state=PublicationState.RUNNING, occasion=occasion)
-        container = next(reading.objects(pod, "status", "containerStatuses"), {})
+        for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
+            container = reading.named(pod, container_name, "status", statuses, key="name")
+            if (result := read_result(container)) is not None:
+                break
         ended = reading.moment(container, "state", "terminated", "finishedAt") or _created(pod)
-        return Publication(state=PublicationState.DONE, occasion=occasion, result=read_result(container), ended=ended)
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=ended)
     return None
 
 
@@ -189,9 +204,20 @@ def _created(pod: Any) -> datetime | None:
 
 def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
     """Render the Job."""
-    resource = context.resource
+    assert context.address is not None
+    resource, template = context.resource, template_spec(context.desired)
     cold = (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0
-    spec = _pod_spec(context, _settings(context, caches) | {"coldSeconds": cold}, need)
+    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
+    spec = {
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+        "nodeName": need.node,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "initContainers": [_packer(context, caches, mount, {"coldSeconds": cold})],
+        "containers": [_publisher(context, {})],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -206,18 +232,16 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
 
 
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
-    """Return a primer with a container that publishes the caches when the engine is ready.
+    """Return a primer with containers that publish the caches when the engine is ready.
 
-    It shares neither processes nor the Secret for pushing with the engine, whatever the template says.
+    They share neither processes nor the Secret for pushing with the engine, whatever the template says.
     """
-    engine = _engine(context)
-    mount = reading.named(engine, CACHE_ROOT, "volumeMounts", key="mountPath")
-    settings = _settings(context, caches) | {"ready": _probe(context)}
-    container = _container(context, PUBLISHER, settings, {**mount, "readOnly": True})
+    mount = {**reading.named(_engine(context), CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
+    when = {"ready": _probe(context)}
     template = primer["spec"]["template"]
     spec = template["spec"]
     added = {
-        "containers": [*spec["containers"], container],
+        "containers": [*spec["containers"], _packer(context, caches, mount, when), _publisher(context, when)],
         "volumes": [*spec.get("volumes", ()), *_volumes(context)],
         "shareProcessNamespace": False,
     }
@@ -234,61 +258,64 @@ def _artifact_of(context: CacheContext) -> ArtifactSpec:
     return context.resource.spec.cache.artifact
 
 
-def _settings(context: CacheContext, caches: Caches) -> dict[str, Any]:
-    """What the program gets, apart from what is measured."""
+def _volumes(context: CacheContext) -> list[dict[str, Any]]:
+    """The volumes of the two containers, besides that of the caches."""
+    secret = _artifact_of(context).push_secret_name
+    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret, "optional": True}}] if secret else []
+    return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]
+
+
+def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The container that reads the caches, without a Secret except for those of the engine."""
     plan = context.plan
     assert plan.cache_artifact is not None
-    return {
+    settings = {
         **travel_settings(context.resource, plan, _engine(context)),
         "root": CACHE_ROOT,
+        "output": PACKED_ROOT,
         "folders": plan.cache_artifact.folders,
         "excluded": list(caches.artifact.excluded) if caches.artifact else [],
         "whole": list(caches.artifact.whole) if caches.artifact else [],
         "architecture": plan.architecture or "",
         "mounts": cache_mounts(context, caches),
-        "deadline": DEADLINE_SECONDS - 60,
-        **({"secret": ARTIFACT_SECRET_ROOT} if _artifact_of(context).push_secret_name else {}),
+        "deadline": PROGRAM_SECONDS,
+        **more,
     }
-
-
-def _volumes(context: CacheContext) -> list[dict[str, Any]]:
-    """The volumes that only the container that publishes mounts."""
-    secret = _artifact_of(context).push_secret_name
-    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret, "optional": True}}] if secret else []
-    return [{"name": PACKING_VOLUME, "emptyDir": {}}, *account]
-
-
-def _container(context: CacheContext, name: str, settings: Mapping[str, Any], mount: Mapping[str, Any]) -> dict[str, Any]:
-    engine = _engine(context)
-    mounts = [copy.deepcopy(dict(mount)), {"name": PACKING_VOLUME, "mountPath": "/tmp"}]
-    if _artifact_of(context).push_secret_name:
-        mounts.append({"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
     secrets = secret_variables(context)
+    env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
+    mounts = [copy.deepcopy(dict(mount)), {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}]
+    return _container(context, PACKER, "pack", {"env": env, **secrets}, mounts)
+
+
+def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The container that pushes what the other one has packed, with the Secret for pushing."""
+    secret = _artifact_of(context).push_secret_name
+    settings = {
+        **travel_settings(context.resource, context.plan, _engine(context)),
+        "output": PACKED_ROOT,
+        "deadline": PROGRAM_SECONDS,
+        **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
+        **more,
+    }
+    env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(_engine(context))]
+    mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
+    mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []
+    return _container(context, PUBLISHER, "publish", {"env": env}, mounts)
+
+
+def _container(
+    context: CacheContext, name: str, program: str, variables: Mapping[str, Any], mounts: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    engine = _engine(context)
     return {
         "name": name,
         "image": engine["image"],
         **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
-        "command": run_program("publish"),
-        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine), *secrets.pop("env")],
-        **secrets,
+        "command": run_program(program),
+        **variables,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": mounts,
-    }
-
-
-def _pod_spec(context: CacheContext, settings: Mapping[str, Any], need: PublicationNeed) -> dict[str, Any]:
-    assert context.address is not None
-    template = template_spec(context.desired)
-    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
-    return {
-        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
-        "nodeName": need.node,
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "containers": [_container(context, CONTAINER_NAME, settings, mount)],
-        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
+        "volumeMounts": list(mounts),
     }
 
 

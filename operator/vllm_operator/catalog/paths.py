@@ -6,6 +6,8 @@ means a cold start. Two caches differ in the directory of the volume that is mou
 
 CACHE_ROOT = "/cache"
 """Everything that an engine compiles; also the home directory of its user."""
+PACKED_ROOT = "/packed"
+"""Packed caches, in the containers that pack and push them."""
 WEIGHTS_ROOT = "/weights"
 """Weights downloaded from the model hub."""
 WEIGHTS_SUBPATH = "models"

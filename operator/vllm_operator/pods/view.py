@@ -177,11 +177,11 @@ def _focus(pod: Manifest) -> Manifest:
     engine = reading.named(status, labels.CONTAINER, "containerStatuses", key="name")
     if engine and not reading.flag(engine, "ready"):
         return engine
-    # the publisher beside a primer ends, and reports by itself what it has done
+    # the containers that publish the caches of a primer end, and report by themselves what they have done
     others = (
         c
         for c in reading.objects(status, "containerStatuses")
-        if not reading.flag(c, "ready") and reading.text(c, "name") != labels.PUBLISHER
+        if not reading.flag(c, "ready") and reading.text(c, "name") not in (labels.PACKER, labels.PUBLISHER)
     )
     return next(others, engine)
 

@@ -11,14 +11,18 @@ unless the artifact is required.
 import errno
 import json
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm_operator.caches.scripts.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, travel_key
 from vllm_operator.caches.scripts.build import FACTS_LABEL, build_fingerprint, describe_build, differences
+from vllm_operator.caches.scripts.folders import FOLDER_FLAGS, open_below, open_regular, opened_root
 from vllm_operator.caches.scripts.registry import Registry, read_manifest
-from vllm_operator.caches.scripts.unpack import remove_tree, unpack_layer
+from vllm_operator.caches.scripts.unpack import unpack_layer
 
 STATE = ".vllm-operator-artifact"
 STAGING = ".vllm-operator-staging-"
@@ -82,25 +86,25 @@ def fetch_found(
     check_space(root, labels)
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
-        with registry.blob(layer["digest"]) as source:
+        with opened_root(root) as top, opened_staging(top, staging) as opened, registry.blob(layer["digest"]) as source:
             files, size = unpack_layer(
                 source,
-                staging,
+                opened,
                 folders,
                 digest=layer["digest"],
                 plain_digest=plain_digest,
                 size=layer["size"],
                 max_bytes=int(settings.get("maxBytes") or MAX_BYTES),
             )
-        if str(size) != labels.get("cache.vllm.image/cache-size-bytes"):
-            raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
-        write_state(root, {"state": "Installing", **found})
-        install(staging, root)
-        write_state(root, {"state": "Installed", **found})
+            if str(size) != labels.get("cache.vllm.image/cache-size-bytes"):
+                raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
+            write_state(root, {"state": "Installing", **found})
+            install(opened, top)
+            write_state(root, {"state": "Installed", **found})
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
     finally:
-        remove_tree(staging)
+        shutil.rmtree(staging, ignore_errors=True)
     result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **found}
     result["differs"] = differences(here, labels.get(FACTS_LABEL, ""))
     cold = labels.get(COLD_LABEL, "")
@@ -128,9 +132,9 @@ def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[byt
 def read_state(root: str) -> dict[str, Any]:
     """Return what the last Pod has left; empty without it."""
     try:
-        with open(os.path.join(root, STATE)) as file:
+        with opened_root(root) as top, open_regular(top, STATE) as file:
             found = json.loads(file.read(4096))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError, ArtifactError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -146,21 +150,33 @@ def write_state(root: str, state: dict[str, Any]) -> None:
 def filled(root: str, folders: set[str]) -> list[str]:
     """Return the folders with content."""
     found = []
-    for name in sorted(folders):
-        try:
-            with os.scandir(os.path.join(root, name)) as entries:
-                if any(True for _ in entries):
-                    found.append(name)
-        except OSError:
-            continue
+    with opened_root(root) as top:
+        for name in sorted(folders):
+            try:
+                folder = open_below(top, name, FOLDER_FLAGS)
+            except OSError:
+                continue
+            if os.listdir(folder):
+                found.append(name)
+            os.close(folder)
     return found
 
 
-def install(staging: str, root: str) -> None:
+@contextmanager
+def opened_staging(top: int, path: str) -> Iterator[int]:
+    """Open a new staging folder. Engines of other Pods may write to the same directory, so it may be a link by now, which is refused."""
+    staging = os.open(os.path.basename(path), FOLDER_FLAGS, dir_fd=top)
+    try:
+        yield staging
+    finally:
+        os.close(staging)
+
+
+def install(staging: int, top: int) -> None:
     """Rename each folder into place that does not exist, or is empty. Another Pod may do the same."""
     for name in sorted(os.listdir(staging)):
         try:
-            os.rename(os.path.join(staging, name), os.path.join(root, name))
+            os.rename(name, name, src_dir_fd=staging, dst_dir_fd=top)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -173,7 +189,7 @@ def remove_stale(root: str) -> None:
         try:
             if not name.startswith(STAGING) or os.path.islink(path) or time.time() - os.lstat(path).st_mtime < STALE_SECONDS:
                 continue
-            remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
         except OSError:
             continue
 

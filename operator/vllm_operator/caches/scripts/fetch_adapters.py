@@ -45,7 +45,9 @@ def link(folder: str, path: str) -> None:
     if os.path.exists(path) and not os.path.islink(path):
         raise FileExistsError(f"{path} is not a link, and was left as it is")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
+    temporary = f"{path}.{os.uname().nodename}"  # the name of the Pod
+    if os.path.islink(temporary):  # a container of this Pod was killed before it was renamed
+        os.unlink(temporary)
     os.symlink(folder, temporary)
     os.replace(temporary, path)
 

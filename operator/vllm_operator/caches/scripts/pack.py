@@ -5,6 +5,7 @@ compares these times, so none may be newer than before in relation to another on
 again. So is everything that is not in the allowed folders, and what the list of exclusions names.
 """
 
+import errno
 import fnmatch
 import gzip
 import hashlib
@@ -14,23 +15,23 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 from vllm_operator.caches.scripts.artifact import (
     CACHE_PREFIX,
-    CONFIG_TYPE,
     FORMAT,
     LABEL,
-    LAYER_TYPE,
     MANIFEST_PREFIX,
-    MANIFEST_TYPE,
     MAX_FILES,
     OTHERS,
     VLLM_FOLDER,
     ArtifactError,
 )
+from vllm_operator.caches.scripts.folders import FILE_FLAGS, FOLDER_FLAGS, open_below, opened_root
+from vllm_operator.caches.scripts.image import describe_image, digest_of
 
 LEVEL = 3
 """A third of the time of level 6, for 7 % more bytes."""
@@ -39,7 +40,10 @@ TOKENS = re.compile(
 )
 """Forms of tokens. Bytecode is not searched for them, because libraries contain examples."""
 BYTECODE = "bytecode"
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+MAX_LEVELS = 28
+"""Directories in each other. Programs that fetch accept some more, and each holds a descriptor while it is read."""
+REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors for something that vanished, or that has become a symbolic link."""
 RANK = re.compile(r"rank_\d+_\d+")
 
 
@@ -71,11 +75,6 @@ class Packed:
         return digest_of(self.manifest)
 
 
-def digest_of(content: bytes) -> str:
-    """Return the digest of a blob."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
 def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], whole: Iterable[str] = ()) -> list[Entry]:
     """Return what belongs into the artifact, sorted by path.
 
@@ -84,34 +83,60 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
         folders: The folders that are packed.
         excluded: Patterns of names that are left out, wherever they are.
         whole: Folders in which nothing is left out.
+
+    Raises:
+        ArtifactError: Changing: something vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
     """
     patterns, unfiltered = tuple(excluded), frozenset(whole)
     found: list[Entry] = []
-    for name in sorted(folders):
-        path = os.path.join(root, name)
-        if os.path.islink(path) or not os.path.isdir(path):
-            continue
-        walk(root, name, () if name in unfiltered else patterns, found)
+    with opened_root(root) as top:
+        for name in sorted(folders):
+            try:
+                folder = open_below(top, name, FOLDER_FLAGS)
+            except OSError as error:
+                if error.errno in REPLACED:
+                    continue
+                raise
+            try:
+                walk(folder, name, () if name in unfiltered else patterns, found)
+            finally:
+                os.close(folder)
     return sorted(found, key=lambda entry: entry.path)
 
 
-def walk(root: str, folder: str, patterns: tuple[str, ...], found: list[Entry]) -> None:
-    """Add a directory and what is in it. Raises OSError if something vanishes meanwhile."""
-    at = os.lstat(os.path.join(root, folder))
-    found.append(Entry(folder, True, 0, at.st_mtime_ns, True))
-    with os.scandir(os.path.join(root, folder)) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        path = f"{folder}/{name}"
-        if any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(path, pattern) for pattern in patterns) or not name.isprintable():
+def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) -> None:
+    """Add an open directory and what is in it. No path is used: the engine may exchange a directory for a symbolic link at any time."""
+    if path.count("/") >= MAX_LEVELS:
+        raise ArtifactError("TooLarge", f"There are more than {MAX_LEVELS} directories in each other.")
+    found.append(Entry(path, True, 0, os.fstat(folder).st_mtime_ns, True))
+    for name in sorted(os.listdir(folder)):
+        inner = f"{path}/{name}"
+        if any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(inner, pattern) for pattern in patterns) or not name.isprintable():
             continue
-        at = os.lstat(os.path.join(root, path))
+        with unchanged(inner):
+            at = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(at.st_mode):
-            walk(root, path, patterns, found)
+            with unchanged(inner):
+                opened = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+            try:
+                walk(opened, inner, patterns, found)
+            finally:
+                os.close(opened)
         elif stat.S_ISREG(at.st_mode):
-            found.append(Entry(path, False, at.st_size, at.st_mtime_ns, bool(at.st_mode & stat.S_IXUSR)))
+            found.append(Entry(inner, False, at.st_size, at.st_mtime_ns, bool(at.st_mode & stat.S_IXUSR)))
         if len(found) > MAX_FILES:
             raise ArtifactError("TooLarge", f"There are more than {MAX_FILES} files.")
+
+
+@contextmanager
+def unchanged(path: str) -> Iterator[None]:
+    """Raise ArtifactError if something that was there has vanished, or is a link now."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in REPLACED:
+            raise ArtifactError("Changing", f"{path} vanished or was replaced.") from None
+        raise
 
 
 class Digesting(io.RawIOBase):
@@ -139,17 +164,16 @@ class Digesting(io.RawIOBase):
 
 
 def write_layer(
-    root: str, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...] = (), scans: bool = True
+    root: int, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...] = ()
 ) -> tuple[str, int, str]:
     """Write the layer to a file; return its digest, its size, and the digest of the archive.
 
     Args:
-        root: The root of the caches.
+        root: The open root of the caches.
         inventory: What to pack.
         file: The file.
         index: Content of `io.vllm.manifest/manifest.json`.
         secrets: Values that must not be in any file.
-        scans: Whether to search for forms of tokens, too.
 
     Raises:
         ArtifactError: SecretsFound, or Changing: a file is not as in the inventory.
@@ -170,7 +194,7 @@ def write_layer(
                 if entry.is_folder:
                     add(archive, name, None, mtime=entry.mtime_ns // 10**9)
                     continue
-                patterns = TOKENS if scans and entry.path.partition("/")[0] != BYTECODE else None
+                patterns = TOKENS if entry.path.partition("/")[0] != BYTECODE else None
                 with open_unchanged(root, entry) as source:
                     add(
                         archive,
@@ -203,18 +227,15 @@ def add(archive: tarfile.TarFile, name: str, source: Any, *, size: int = 0, mtim
         raise ArtifactError("Changing", f"{name} became shorter while it was read: {error}") from None
 
 
-def open_unchanged(root: str, entry: Entry) -> IO[bytes]:
+def open_unchanged(root: int, entry: Entry) -> IO[bytes]:
     """Open a file that is as in the inventory."""
-    try:
-        descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise ArtifactError("Changing", f"{entry.path} vanished.") from None
-    file = os.fdopen(descriptor, "rb")
+    with unchanged(entry.path):
+        descriptor = open_below(root, entry.path, FILE_FLAGS)
     at = os.fstat(descriptor)
     if (at.st_size, at.st_mtime_ns) != (entry.size, entry.mtime_ns) or not stat.S_ISREG(at.st_mode):
-        file.close()
+        os.close(descriptor)
         raise ArtifactError("Changing", f"{entry.path} changed.")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 class Scanned:
@@ -288,31 +309,6 @@ def index_entries(inventory: list[Entry]) -> list[dict[str, Any]]:
     return found
 
 
-def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
-    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
-    digest, size, plain = layer
-    config = {
-        "architecture": MACHINES.get(machine, machine),
-        "os": "linux",
-        "config": {"Labels": labels},
-        "rootfs": {"type": "layers", "diff_ids": [plain]},
-        "history": [{"created_by": "vllm-operator"}],
-    }
-    encoded = encode(config)
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(encoded), "size": len(encoded)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": digest, "size": size}],
-    }
-    return encoded, encode(manifest)
-
-
-def encode(value: Any) -> bytes:
-    """Encode JSON, always in the same way."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-
-
 def pack(
     root: str,
     inventory: list[Entry],
@@ -323,7 +319,6 @@ def pack(
     machine: str,
     mounts: list[dict[str, Any]],
     secrets: tuple[bytes, ...] = (),
-    scans: bool = True,
     mounted_at: str = "/cache",
 ) -> Packed:
     """Write the layer of an artifact to a file, and return what describes it.
@@ -335,25 +330,7 @@ def pack(
     if not files:
         raise ArtifactError("Empty", "The directory has no caches.")
     all_labels, index = describe(inventory, root=mounted_at, labels=labels, architecture=architecture, mounts=mounts)
-    layer = write_layer(root, inventory, file, index=index, secrets=secrets, scans=scans)
+    with opened_root(root) as top:
+        layer = write_layer(top, inventory, file, index=index, secrets=secrets)
     config, manifest = describe_image(all_labels, layer=layer, machine=machine)
     return Packed(layer[0], layer[1], config, manifest, len(files), sum(entry.size for entry in files))
-
-
-def write_layout(folder: str, packed: Packed, layer: str, tag: str) -> None:
-    """Write an OCI image layout. The layer is moved into it."""
-    blobs = os.path.join(folder, "blobs", "sha256")
-    os.makedirs(blobs, exist_ok=True)
-    os.replace(layer, os.path.join(blobs, packed.layer_digest.partition(":")[2]))
-    for content in (packed.config, packed.manifest):
-        write(os.path.join(blobs, digest_of(content).partition(":")[2]), content)
-    reference = {"org.opencontainers.image.ref.name": tag}
-    descriptor = {"mediaType": MANIFEST_TYPE, "digest": packed.digest, "size": len(packed.manifest), "annotations": reference}
-    write(os.path.join(folder, "index.json"), encode({"schemaVersion": 2, "manifests": [descriptor]}))
-    write(os.path.join(folder, "oci-layout"), encode({"imageLayoutVersion": "1.0.0"}))
-
-
-def write(path: str, content: bytes) -> None:
-    """Write a file."""
-    with open(path, "wb") as file:
-        file.write(content)

@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import os
 import re
-import shutil
 import stat
 import zlib
 from typing import Any
@@ -22,7 +21,9 @@ from vllm_operator.caches.scripts.artifact import (
     VLLM_FOLDER,
     ArtifactError,
 )
+from vllm_operator.caches.scripts.folders import open_below, opened_parent
 
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 BLOCK = 512
 READ_BYTES = 2**18
 MAX_DEPTH = 32
@@ -100,13 +101,13 @@ class Layer:
 
 
 def unpack_layer(
-    source: Any, staging: str, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
+    source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
 ) -> tuple[int, int]:
     """Unpack a layer into an empty folder, and return the number of files and their bytes.
 
     Args:
         source: The compressed bytes, with `read`.
-        staging: The folder. After an error its content is undefined.
+        staging: The open folder. After an error its content is undefined.
         folders: Folders of the cache root that may be written.
         digest: Digest of the compressed layer.
         plain_digest: Digest of the archive.
@@ -119,7 +120,7 @@ def unpack_layer(
     """
     layer = Layer(source, size, max_bytes + MAX_FILES * BLOCK * 4)
     seen: set[str] = set()
-    parents = {"", VLLM_FOLDER}
+    parents = {""}
     times: list[tuple[str, int]] = []
     files = total = size_of_files = 0
     long_name = b""
@@ -147,25 +148,28 @@ def unpack_layer(
         total += length
         if total > max_bytes:
             raise ArtifactError("TooLarge", f"The files have more than {max_bytes} bytes.")
-        place = os.path.join(staging, path)
         if not path or path.startswith(MANIFEST_PREFIX):  # the index for other readers
             skip(layer, length)
             continue
-        if os.path.dirname(path) not in parents:
+        parent = os.path.dirname(path)
+        if parent == VLLM_FOLDER and parent not in parents:  # its content is at the top of the archive
+            os.mkdir(parent, dir_fd=staging)
+            parents.add(parent)
+        if parent not in parents:
             raise ArtifactError("Rejected", f"The archive contains {path[:200]!r} without its directory.")
         if kind == b"5":
-            os.makedirs(place, exist_ok=True)
+            with opened_parent(staging, path) as (at, last):
+                os.mkdir(last, dir_fd=at)
             parents.add(path)
-            times.append((place, mtime))
+            times.append((path, mtime))
         else:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            write_file(layer, place, length, mode)
-            os.utime(place, (mtime, mtime))
+            write_file(layer, open_below(staging, path, NEW_FILE, 0o777 if mode & stat.S_IXUSR else 0o666), length, mtime)
             files += 1
             size_of_files += length
     layer.finish(digest, plain_digest)
-    for place, mtime in reversed(times):
-        os.utime(place, (mtime, mtime))
+    for path, mtime in reversed(times):
+        with opened_parent(staging, path) as (at, last):
+            os.utime(last, (mtime, mtime), dir_fd=at, follow_symlinks=False)
     return files, size_of_files
 
 
@@ -236,20 +240,15 @@ def skip(layer: Layer, length: int) -> None:
         left -= len(layer.take(min(left, READ_BYTES)))
 
 
-def write_file(layer: Layer, path: str, length: int, mode: int) -> None:
-    """Write a new file, readable as the engine's own files are."""
-    rights = 0o777 if mode & stat.S_IXUSR else 0o666
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, rights)
+def write_file(layer: Layer, descriptor: int, length: int, mtime: int) -> None:
+    """Write the content and the time of a new file."""
     with open(descriptor, "wb") as file:
         left = length
         while left:
             block = layer.take(min(left, READ_BYTES))
             file.write(block)
             left -= len(block)
+        file.flush()
+        os.utime(descriptor, (mtime, mtime))
     if rest := padded(length) - length:
         layer.take(rest)
-
-
-def remove_tree(path: str) -> None:
-    """Remove a staging folder."""
-    shutil.rmtree(path, ignore_errors=True)
