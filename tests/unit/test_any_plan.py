@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support.gpus import KINDS, bare_node, inventory_of, real_node
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.validation import violations
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.planner import plan
+from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.manifests import render
 
 VERSIONS = ("0.11.0", "0.12.0", "0.16.0", "0.19.0", "0.20.1", "0.21.3", "0.24.0", "0.28.0", "0.33.0", "0.99.0", "0.8.5")

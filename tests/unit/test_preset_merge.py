@@ -225,7 +225,7 @@ def _adds(merged: Spec, own: Spec) -> bool:
 @pytest.mark.hypothesis
 @given(SPECS, SPECS)
 def test_valid_parts_make_a_valid_whole(own: Spec, preset: Spec) -> None:
-    from vllm_operator.api.validation import violations
+    from vllm_operator.planning.validation import violations
 
     def problems(spec: Spec) -> list[str]:
         whole = {"model": {"uri": "hf://a/b"}, **VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, **spec}).to_json()}

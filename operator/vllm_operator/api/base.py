@@ -1,7 +1,7 @@
 """Base of all API models (camelCase on the wire, snake_case in Python, immutable), schema helpers, and string types with a format.
 
 Each string type has a bound, a pattern, and a message about what a valid value looks like. For a pattern that does not match, the API
-server quotes only the pattern, so `vllm_operator.api.crd` turns it into a CEL rule with this message. `vllm_operator.api.validation`
+server quotes only the pattern, so `vllm_operator.api.crd` turns it into a CEL rule with this message. `vllm_operator.planning.validation`
 checks a file with the same rule.
 """
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.imports.engine import ImportRefusedError, Report
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
 from vllm_operator.cli.terminal import wrap
+from vllm_operator.planning.validation import violations
 
 IMPORTED_STATUS = 0
 _LIVE = ("deployment/", "deploy/", "deployments/")

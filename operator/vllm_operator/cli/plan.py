@@ -18,7 +18,6 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.validation import violations
 from vllm_operator.cli.documents import (
     RULES_HELP,
     catalog_with,
@@ -49,6 +48,7 @@ from vllm_operator.planning.outcome import ACCEPTED as VALID
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
+from vllm_operator.planning.validation import violations
 from vllm_operator.pods import reading
 from vllm_operator.rendering.manifests import render
 

@@ -17,12 +17,12 @@ from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.api.validation import violations
 from vllm_operator.planning.differences import differing_fields
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
 from vllm_operator.planning.preset_merge import merge_preset
+from vllm_operator.planning.validation import violations
 
 NAMES_LIMIT, PROBLEM_LIMIT = 10, 600
 

@@ -1,0 +1,160 @@
+"""Validation of a VLLMDeployment or a preset as the API server does it, for files that are read without one.
+
+The schema and the CEL rules are those of the CRDs, and the messages name fields as the API server does. An unknown field is an error, as
+in `kubectl apply`, and the message suggests a similar name. Rules about a change (`oldSelf`) are skipped: a file has no previous state.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from vllm_operator.api.crd import custom_resource_definition, preset_definition
+from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.api.operation import PresetKind
+from vllm_operator.text.wording import similar
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (Mapping,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "number": (int, float),
+}
+KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
+
+
+def violations(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what the API server would refuse, one line per problem, in the order of the fields."""
+    kind = str(manifest.get("kind"))
+    if kind not in (KIND, *PresetKind) or manifest.get("apiVersion") != API_VERSION:
+        given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {given}"]
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+        return ["metadata.name: Required value"]
+    schema = _schema(kind)
+    found = list(_check_fields(manifest, {**schema["properties"], **{name: {} for name in KEPT_BY_KUBERNETES}}, ""))
+    if "spec" not in manifest:
+        found.append("spec: Required value")
+    else:
+        found.extend(_check(manifest["spec"], schema["properties"]["spec"], "spec"))
+    return found or list(_check_rules(manifest, schema, ""))
+
+
+@cache
+def _schema(kind: str) -> Mapping[str, Any]:
+    definition = custom_resource_definition() if kind == KIND else preset_definition(PresetKind(kind))
+    schema: Mapping[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Check a value and, if it has the right type, its content. Rules are evaluated only if both are valid."""
+    kind = schema.get("type")
+    wrong_bool = isinstance(value, bool) and kind != "boolean"
+    if kind is not None and (wrong_bool or not isinstance(value, TYPES[kind])):
+        yield f"{path}: Invalid value: {_type_of(value)!r}: must be of type {kind}{_hint(value, schema)}"
+        return
+    own = list(_check_bounds(value, schema, path))
+    yield from own
+    inner: list[str] = []
+    if isinstance(value, Mapping):
+        inner = list(_check_object(value, schema, path))
+    elif isinstance(value, list):
+        inner = list(_check_list(value, schema, path))
+    yield from inner
+    if not own and not inner:
+        yield from _check_rules(value, schema, path)
+
+
+def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    fields: Mapping[str, Any] = schema.get("properties", {})
+    if (entries := schema.get("additionalProperties")) is not None:
+        fields = dict.fromkeys(value, entries)
+    for name in schema.get("required", ()):
+        if value.get(name) is None:
+            yield f"{path}.{name}: Required value"
+    if fields and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        yield from _check_fields(value, fields, path)
+    for name, field in fields.items():
+        if value.get(name) is not None:
+            yield from _check(value[name], field, f"{path}.{name}")
+
+
+def _check_fields(value: Mapping[str, Any], fields: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name in value:
+        if name in fields:
+            continue
+        near = similar(str(name), fields)
+        meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(fields))}"
+        yield f'unknown field "{path}{"." if path else ""}{name}"{meant}'
+
+
+def _check_list(value: list[Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    for index, item in enumerate(value):
+        yield from _check(item, schema.get("items", {}), f"{path}[{index}]")
+    keys = schema.get("x-kubernetes-list-map-keys", ())
+    if schema.get("x-kubernetes-list-type") not in ("set", "map"):
+        return
+    seen: list[Any] = []
+    for index, item in enumerate(value):
+        identity = {key: item.get(key) for key in keys} if keys and isinstance(item, Mapping) else item
+        if identity in seen:
+            yield f"{path}[{index}]: Duplicate value: {identity if isinstance(identity, str) else repr(identity)}"
+        seen.append(identity)
+
+
+def _check_bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    if "enum" in schema and value not in schema["enum"]:
+        allowed = ", ".join(f'"{choice}"' for choice in schema["enum"])
+        yield f'{path}: Unsupported value: "{value}": supported values: {allowed}'
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        yield f"{path}: Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
+    if isinstance(value, int) and value > schema.get("maximum", value):
+        yield f"{path}: Invalid value: {value}: should be less than or equal to {schema['maximum']}"
+    if isinstance(value, str) and "pattern" in schema and re.search(_to_python(schema["pattern"]), value) is None:
+        yield f"{path}: Invalid value: {value!r}: should match '{schema['pattern']}'"
+    if isinstance(value, str | list):
+        unit, low, high = ("characters", "minLength", "maxLength") if isinstance(value, str) else ("items", "minItems", "maxItems")
+        if len(value) < schema.get(low, 0):
+            yield f"{path}: Invalid value: should have at least {schema[low]} {unit}"
+        if len(value) > schema.get(high, len(value)):
+            yield f"{path}: Too long: may have at most {schema[high]} {unit}"
+
+
+def _check_rules(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    rules = [rule for rule in schema.get("x-kubernetes-validations", ()) if not is_about_change(rule["rule"])]
+    if not rules:
+        return
+    from vllm_operator.planning.cel import holds, to_cel  # takes 0.1 s and 16 MiB, and an operator without presets does not need it
+
+    subject = to_cel(value)
+    for rule in rules:
+        if not holds(rule["rule"], subject):
+            shown = f"Invalid value: {value!r}: " if isinstance(value, str) else "Invalid value: "
+            yield f"{path}{rule.get('fieldPath', '')}: {shown}{rule['message']}".lstrip(": ")
+
+
+def _type_of(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", type(None): "null"}
+    return names.get(type(value), "object")
+
+
+def _hint(value: Any, schema: Mapping[str, Any]) -> str:
+    if schema.get("type") == "string" and isinstance(value, bool | int | float):
+        return f'; put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
+    if schema.get("type") == "integer" and isinstance(value, str) and value.isdecimal():
+        return f"; write it without quotes: {value}"
+    return ""
+
+
+def is_about_change(rule: str) -> bool:
+    """True for a rule that compares with the stored object."""
+    return "oldSelf" in rule
+
+
+def _to_python(pattern: str) -> str:
+    """In RE2, `$` matches only at the end of a text. In Python, it also matches before a newline at the end."""
+    return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern
