@@ -60,7 +60,8 @@ def test_every_rule_of_the_crd_refuses_a_spec_of_the_table() -> None:
         ({"engine": []}, "spec.engine: Invalid value: 'array': must be of type object"),
         (
             {"cache": {"claimName": "My_Claim"}},
-            "spec.cache.claimName: Invalid value: 'My_Claim': should match '^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$'",
+            "spec.cache.claimName: Invalid value: 'My_Claim': should match "
+            "'^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$'",
         ),
         ({"accelerator": {"architectures": []}}, "spec.accelerator.architectures: Invalid value: should have at least 1 items"),
     ],
