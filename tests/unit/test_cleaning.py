@@ -61,9 +61,8 @@ async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> Non
 
 async def test_what_was_removed_is_reported_and_no_longer_counts_as_filled(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
-    bench.cluster.edit(
-        CLAIM, "default", "llama-cache", {"metadata": {"annotations": {labels.PRIMED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z"}}}
-    )
+    before = {labels.PRIMED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z", labels.IMAGE_ANNOTATION_PREFIX + OLD: "vllm@sha256:0"}
+    fleet.annotate(before)
     pod = fleet.start()
     crash(fleet, pod, 0)
     await fleet.settle()
@@ -71,11 +70,12 @@ async def test_what_was_removed_is_reported_and_no_longer_counts_as_filled(bench
     finish(fleet, json.dumps({"removed": [OLD], "freedBytes": 3 * 2**30}))
     await fleet.settle()
     assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.message("CacheWarm")
-    assert labels.PRIMED_ANNOTATION_PREFIX + OLD not in fleet.annotations()
+    assert not before.keys() & fleet.annotations().keys()
     assert len(jobs(bench)) == 1
     # another VLLMDeployment that shares the claim fills it anew: the Job said nothing about that
     bench.pass_time(60)
     again = {labels.PRIMED_ANNOTATION_PREFIX + OLD: fleet.time(), labels.USED_ANNOTATION_PREFIX + OLD: fleet.time()}
+    again[labels.IMAGE_ANNOTATION_PREFIX + OLD] = "vllm@sha256:1"
     bench.cluster.edit(CLAIM, "default", "llama-cache", {"metadata": {"annotations": again}})
     await fleet.settle()
     assert again.items() <= fleet.annotations().items()

@@ -19,7 +19,7 @@ from vllm_operator.startup.state import Progress, Stage, StartupState
 
 COMMIT, OTHER = "8f3f9f1f1c0d5f4a0f6f0c7b5d7b1d2f0a4b8e6d", "1" * 40
 PREFETCH = {"prefetch": "BeforeStart"}
-FETCHED = {"result": "Fetched", "commit": COMMIT, "bytes": 16 << 30}
+FETCHED = {"result": "Fetched", "commit": COMMIT}
 
 
 def jobs(bench: Bench) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from vllm_operator.api.labels import (
     COMPONENT_LABEL,
+    IMAGE_ANNOTATION_PREFIX,
     PRIMED_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
@@ -187,10 +188,12 @@ def cleaning_record(context: CacheContext) -> Changes:
                 record[mark] = before + REMOVED
             if context.address is not None and key == context.address.key:
                 continue
-            for name in (f"{PRIMED_ANNOTATION_PREFIX}{key}", f"{USED_ANNOTATION_PREFIX}{key}"):
-                since = reading.moment(annotations, name)
-                if name in annotations and not (since is not None and view.finished_at is not None and since > view.finished_at):
-                    record[name] = None
+            names = (f"{PRIMED_ANNOTATION_PREFIX}{key}", f"{USED_ANNOTATION_PREFIX}{key}")
+            times = {name: reading.moment(annotations, name) for name in names if name in annotations}
+            new = {name for name, since in times.items() if since is not None and view.finished_at is not None and since > view.finished_at}
+            record |= dict.fromkeys(times.keys() - new)
+            if not new and (image := f"{IMAGE_ANNOTATION_PREFIX}{key}") in annotations:
+                record[image] = None
     return record
 
 

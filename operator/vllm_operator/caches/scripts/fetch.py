@@ -108,7 +108,7 @@ def fetch_found(
     result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **found}
     result["differs"] = differences(here, labels.get(FACTS_LABEL, ""))
     cold = labels.get(COLD_LABEL, "")
-    return {**result, "packedBytes": layer["size"], **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {})}
+    return {**result, **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {})}
 
 
 def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[bytes, str, str]:

@@ -91,7 +91,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     absent = [name for name, size in sizes.items() if size != size_at(os.path.join(folder, name)) and siblings[name].size is not None]
     if absent:
         raise FetchError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
-    return {"result": "Fetched", "commit": info.sha, "bytes": total}
+    return {"result": "Fetched", "commit": info.sha}
 
 
 def blob_of(entry: Any) -> str | None:

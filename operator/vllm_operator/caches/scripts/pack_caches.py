@@ -67,7 +67,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     with open(part, "x") as description:
         json.dump({"config": packed.config.decode(), "files": packed.files, "bytes": packed.size}, description)
     os.rename(part, os.path.join(output, DESCRIPTION_NAME))
-    return {"result": "Packed", "tag": tag, "files": packed.files, "bytes": packed.size, "packedBytes": packed.layer_size}
+    return {"result": "Packed"}
 
 
 def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) -> Packed:

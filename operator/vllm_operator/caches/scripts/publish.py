@@ -114,7 +114,7 @@ def push(registry: Registry, described: Description, layer: IO[bytes], keys: tup
     registry.push_manifest(tag, manifest)
     if not registry.has(f"manifests/{base}"):
         registry.push_manifest(base, manifest)
-    sizes = {"files": described.files, "bytes": described.size, "packedBytes": size}
+    sizes = {"files": described.files, "bytes": described.size}
     return {"result": "Published", "tag": tag, "digest": digest_of(manifest), **sizes}
 
 
