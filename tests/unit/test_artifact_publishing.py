@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ import pytest
 
 from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
+from vllm_operator.caches.artifacts import load_program
 from vllm_operator.caches.scripts import pack_caches
 from vllm_operator.caches.scripts.engine import is_ready
 from vllm_operator.caches.scripts.pack import Packed, pack
@@ -61,6 +64,42 @@ def test_beside_an_engine_it_waits_until_the_engine_is_ready(artifact_bench: Art
         ready = {"scheme": "http", "port": port, "path": "/health"}
         status, result = artifact_bench.publish(fill(tmp_path / "filled"), ready=ready)
     assert (status, result["result"], statuses) == (0, "Published", [])
+
+
+def test_beside_an_engine_it_waits_until_the_caches_are_packed(artifact_bench: ArtifactBench, tmp_path: Path) -> None:
+    assert artifact_bench.pack(fill(tmp_path / "filled"))[0] == 0
+    description, later = artifact_bench.packed / "image.json", artifact_bench.packed / "later"
+    description.rename(later)
+
+    class Statuses(list[int]):
+        def pop(self, index: Any = -1) -> int:
+            if len(self) == 1:  # the engine is about to be ready
+                threading.Timer(0.3, later.rename, [description]).start()
+            return super().pop(index)
+
+    with engine(Statuses([503, 503])) as port:
+        status, result = artifact_bench.push(ready={"scheme": "http", "port": port, "path": "/health"}, pause=0.01)
+    assert (status, result["result"]) == (0, "Published")
+
+
+def test_beside_an_engine_the_program_that_packs_stays_until_the_pod_ends(artifact_bench: ArtifactBench, tmp_path: Path) -> None:
+    """The kubelet would start it again, and it would pack while the other container pushes."""
+    root, output, report = fill(tmp_path / "filled"), tmp_path / "output", tmp_path / "end"
+    output.mkdir()
+    with engine([503]) as port:
+        ready = {"scheme": "http", "port": port, "path": "/health"}
+        settings = {**artifact_bench.common, "root": str(root), "output": str(output), "excluded": [], "whole": [], "architecture": ""}
+        given = json.dumps({**settings, "mounts": [], "pause": 0.01, "quiet": 0, "ready": ready})
+        environment = {"PACK_ARTIFACT": given, "ARTIFACT_REPORT": str(report)}
+        process = subprocess.Popen([sys.executable, "-I", "-B", "-c", load_program("pack")], env=environment, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        assert (said["result"], {path.name for path in output.iterdir()}) == ("Packed", {"layer", "image.json"})
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.3)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+        process.stdout.close()
 
 
 def test_an_engine_that_does_not_listen_yet_is_not_ready() -> None:
