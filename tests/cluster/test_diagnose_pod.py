@@ -63,4 +63,5 @@ async def test_a_pod_without_a_log_is_explained_by_its_status(served: Cluster, s
 
 
 async def test_a_pod_that_does_not_exist_is_an_error_in_one_line(served: Cluster) -> None:
-    assert await diagnose(served, "nobody", "-n", served.namespace) == (2, 'kubectl vllm diagnose: pods "nobody" not found\n')
+    told = await diagnose(served, "nobody", "-n", served.namespace)
+    assert told == (2, f"Error: there is no Pod nobody in the namespace {served.namespace}\n")

@@ -15,12 +15,11 @@ from typing import Any
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Unavailable
-from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
-from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cli.live import connected
+from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, Conflict, Unavailable
 from vllm_operator.pods import reading
 
-FILLED_STATUS, NOT_FILLED_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
 LOOK_SECONDS = 2.0
 PLAN_SECONDS = 30.0
 """Time to wait for a plan if the command does not wait for the caches."""
@@ -43,25 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Request priming and wait. Return the exit status."""
     try:
-        return asyncio.run(_connect(arguments))
+        return asyncio.run(_run(arguments))
     except KeyboardInterrupt:
         print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
         return NOT_FILLED_STATUS
 
 
-async def _connect(arguments: argparse.Namespace) -> int:
-    try:
-        client = KubeClient(await load_configuration(), timeout_seconds=15)
-    except MissingConnectionError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
-    try:
+async def _run(arguments: argparse.Namespace) -> int:
+    async with connected(f"{KIND} {arguments.name} in the namespace {arguments.namespace}") as client:
         return await prime(client, arguments.namespace, arguments.name, timeout_seconds=arguments.timeout)
-    except ClusterError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
-    finally:
-        await client.close()
 
 
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
