@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from vllm_operator.api.names import is_namespace
 from vllm_operator.cluster.shard import Shard
 
 PREFIX = "VLLM_OPERATOR_"
@@ -172,7 +173,10 @@ def _read(variable: str, text: str, default: object) -> Any:
                 raise SettingsError(f"{variable} is {text!r}; it can be {' or '.join(known)}.")
             return known(text)
         case tuple():
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            parts = tuple(part.strip() for part in text.split(",") if part.strip())
+            if variable == f"{PREFIX}NAMESPACES" and not all(map(is_namespace, parts)):
+                raise SettingsError(f"{variable} is {text!r}; it must be names of namespaces, separated by commas, such as team-a,team-b.")
+            return parts
         case int() | float():
             try:
                 number = type(default)(text)

@@ -99,6 +99,8 @@ def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_settin
         ("WOKERS", "1", "is not a setting"),
         ("SHARD", "team", "must be label=value or !label"),
         ("SHARD", "team in (a,b)", "must be label=value or !label"),
+        ("NAMESPACES", "team-a,Team B", "must be names of namespaces"),
+        ("NAMESPACES", "../kube-system", "must be names of namespaces"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(variable: str, value: str, words: str) -> None:
