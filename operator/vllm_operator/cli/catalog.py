@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.gpus import Architecture, Product, product_key
@@ -115,14 +117,7 @@ def version_find(catalog: Catalog, name: str) -> Any:
 
 
 def _bundle(table: VersionTable) -> dict[str, Any]:
-    bundle = table.bundle
-    return {
-        "cuda": bundle.cuda,
-        "torch": bundle.torch,
-        "flashinfer": bundle.flashinfer,
-        "flashinferCubins": bundle.flashinfer_cubins,
-        "deepGemm": bundle.deep_gemm,
-    }
+    return _fields(table.bundle, "cuda", "torch", "flashinfer", "flashinfer_cubins", "deep_gemm")
 
 
 def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
@@ -167,27 +162,13 @@ def gpu_find(catalog: Catalog, name: str) -> Any:
 
 
 def _architecture(architecture: Architecture) -> dict[str, Any]:
-    return {
-        "architecture": architecture.name,
-        "family": architecture.family,
-        "fp8": architecture.fp8,
-        "fp4": architecture.fp4,
-        "mig": architecture.mig,
-        "unifiedMemory": architecture.unified_memory,
-        "cuda": ".".join(map(str, architecture.cuda)),
-    }
+    abilities = _fields(architecture, "family", "fp8", "fp4", "mig", "unified_memory")
+    return {"architecture": architecture.name, **abilities, "cuda": ".".join(map(str, architecture.cuda))}
 
 
 def _product(product: Product, architecture: Architecture) -> dict[str, Any]:
-    return {
-        "product": product.name,
-        "title": product.title,
-        "memoryMebibytes": product.memory_mebibytes,
-        "dataCenter": product.data_center,
-        "host": product.host,
-        **_architecture(architecture),
-        **({} if product.mig is None else {"mig": product.mig}),
-    }
+    known = {"product": product.name, **_fields(product, "title", "memory_mebibytes", "data_center", "host"), **_architecture(architecture)}
+    return known if product.mig is None else {**known, "mig": product.mig}
 
 
 def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str]]:
@@ -219,27 +200,22 @@ def model_find(catalog: Catalog, name: str) -> Any:
 
 
 def _family(family: ModelFamily) -> dict[str, Any]:
-    facts = family.facts
+    sizes = ("routing_groups", "hidden_size", "moe_intermediate_size", "attention_heads", "mla_dims")
     return {
         "patterns": [pattern.pattern for pattern in family.patterns],
         "modelTypes": list(family.config_types),
-        "attention": _plain(facts.attention),
-        "experts": facts.experts,
-        "quantization": _plain(facts.quantization),
-        "routing": facts.routing,
-        "routingGroups": facts.routing_groups,
-        "hiddenSize": facts.hidden_size,
-        "moeIntermediateSize": facts.moe_intermediate_size,
-        "attentionHeads": facts.attention_heads,
-        "mlaDims": list(facts.mla_dims) if facts.mla_dims else None,
-        "billions": family.billions,
-        "source": family.source,
+        **_fields(family.facts, "attention", "experts", "quantization", "routing", *sizes),
+        **_fields(family, "billions", "source"),
     }
 
 
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    """Attributes of a value for JSON and YAML."""
+    return {to_camel(name): _plain(getattr(value, name)) for name in names}
+
+
 def _plain(value: Any) -> Any:
-    """Convert a value for JSON and YAML."""
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+    return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
 
 
 def rule_entries(catalog: Catalog) -> dict[str, Any]:
