@@ -6,15 +6,18 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 from support.fake_cluster import FakeCluster
 from support.operators import llama
-from vllm_operator.cli import terminal, top
-from vllm_operator.cli.status import newest, read_object, screens, stage_bar
+from vllm_operator.cli import terminal
+from vllm_operator.cli.live import screens
+from vllm_operator.cli.status import newest, read_object, stage_bar, status_page
 from vllm_operator.cli.terminal import RED, Line, Span, age, bar, grid, line, plain
+from vllm_operator.cli.top import top_page
 from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)
@@ -25,7 +28,8 @@ def reason(text: str) -> dict[str, Any]:
 
 
 def watched(cluster: FakeCluster) -> AsyncGenerator[list[Line]]:
-    return screens(cluster, "llama", "default", now=lambda: NOW, width=lambda: 80, redraw_seconds=0.01)
+    read = partial(read_object, cluster, "llama", "default")
+    return screens(read, lambda found: status_page(*found, NOW, width=80), redraw_seconds=0)
 
 
 async def test_the_screen_follows_the_object() -> None:
@@ -53,7 +57,8 @@ async def test_an_outage_keeps_the_last_screen() -> None:
 async def test_the_table_of_all_is_drawn_again_and_outlasts_an_outage() -> None:
     cluster = FakeCluster()
     cluster.put({**llama(), "status": reason("Progressing")})
-    seen = top.screens(cluster, "default", now=lambda: NOW, width=lambda: 80, redraw_seconds=0)
+    read = partial(cluster.find, VLLM_DEPLOYMENT, "default")
+    seen = screens(read, lambda found: top_page(found, NOW, width=80), redraw_seconds=0)
     assert "Progressing" in plain(await anext(seen))
     cluster.fail("list", VLLM_DEPLOYMENT, Unavailable("no answer"))
     assert "Progressing" in plain(await anext(seen))

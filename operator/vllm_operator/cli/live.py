@@ -2,13 +2,14 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.cli.inputs import InputError
+from vllm_operator.cli.terminal import Line
 from vllm_operator.cluster.client import (
     CLUSTER_PRESET,
     CONFIG_MAP,
@@ -26,6 +27,7 @@ from vllm_operator.cluster.client import (
     Forbidden,
     Kind,
     NotFound,
+    Unavailable,
     children_of,
 )
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
@@ -35,7 +37,10 @@ from vllm_operator.planning.inventory.usage import requested_devices
 from vllm_operator.pods.reading import mapping, objects, text
 from vllm_operator.settings import PREFIX
 
+Read = TypeVar("Read")
 Objects = list[dict[str, Any]]
+REDRAW_SECONDS = 2.0
+"""Time between two screens."""
 OPERATOR_NAME = "vllm-operator"
 """Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
 CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
@@ -126,6 +131,22 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
 async def namespace_or_current(given: str | None) -> str:
     """The given namespace, else that of the current context."""
     return given if given is not None else await asyncio.to_thread(context_namespace, configuration_paths())
+
+
+async def screens(
+    read: Callable[[], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, redraw_seconds: float = REDRAW_SECONDS
+) -> AsyncGenerator[list[Line]]:
+    """Read and draw again and again. An outage of the API server only delays it.
+
+    Raises:
+        ClusterError: What is read cannot be read for the first time, or does not exist any more.
+    """
+    shown = await read()
+    while True:
+        yield draw(shown)
+        await asyncio.sleep(redraw_seconds)
+        with suppress(Unavailable):
+            shown = await read()
 
 
 async def resource_slices(client: KubeClient) -> Objects:

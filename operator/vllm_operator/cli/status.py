@@ -6,13 +6,13 @@ Exit status: 0, or 2 if the object does not exist or the cluster cannot be read.
 import argparse
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.live import connected, namespace_or_current
+from vllm_operator.cli.live import connected, namespace_or_current, screens
 from vllm_operator.cli.terminal import (
     BOLD,
     CYAN,
@@ -30,22 +30,19 @@ from vllm_operator.cli.terminal import (
     show,
     show_each,
 )
-from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden, Unavailable
+from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
 from vllm_operator.text.wording import clean, count, duration
 
 READ_STATUS = 0
-REDRAW_SECONDS = 1.0
-"""Time between two screens: ages and estimates change while the object does not."""
-WATCH_SECONDS = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
     parser.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
-    parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen with each change, until Ctrl-C")
+    parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,11 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> None:
     namespace = await namespace_or_current(arguments.namespace)
     async with connected(f"{KIND} {arguments.name} in the namespace {namespace}") as client:
-        if not arguments.watch:
-            resource, events = await read_object(client, arguments.name, namespace)
-            show(status_page(resource, events, datetime.now(UTC), width=screen_width()))
-            return
-        await show_each(screens(client, arguments.name, namespace, now=lambda: datetime.now(UTC), width=screen_width))
+        pages = screens(
+            lambda: read_object(client, arguments.name, namespace),
+            lambda found: status_page(*found, datetime.now(UTC), width=screen_width()),
+        )
+        if arguments.watch:
+            await show_each(pages)
+        else:
+            show(await anext(pages))
 
 
 async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
@@ -80,53 +80,6 @@ async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple
         return resource, list(await client.find(EVENT, namespace, fields=about))
     except Forbidden:
         return resource, []
-
-
-async def screens(
-    client: ClusterClient,
-    name: str,
-    namespace: str,
-    *,
-    now: Callable[[], datetime],
-    width: Callable[[], int],
-    redraw_seconds: float = REDRAW_SECONDS,
-) -> AsyncGenerator[list[Line]]:
-    """Yield a screen for each change of the object, and in between as the time goes on. An outage of the API server only delays it.
-
-    Raises:
-        ClusterError: The object does not exist or cannot be read.
-    """
-    shown: tuple[Manifest, list[Manifest]] | None = None
-    while True:
-        try:
-            async with client.watch(VLLM_DEPLOYMENT, name, namespace, seconds=WATCH_SECONDS) as changes:
-                shown = await read_object(client, name, namespace)
-                change = asyncio.create_task(_next(changes))
-                try:
-                    while True:
-                        yield status_page(*shown, now(), width=width())
-                        await asyncio.wait((change,), timeout=redraw_seconds)
-                        if not change.done():
-                            continue
-                        if not change.result():
-                            break
-                        shown = await read_object(client, name, namespace)
-                        change = asyncio.create_task(_next(changes))
-                finally:
-                    change.cancel()
-                    await asyncio.gather(change, return_exceptions=True)
-        except Unavailable:
-            if shown is None:
-                raise
-            yield status_page(*shown, now(), width=width())
-        await asyncio.sleep(redraw_seconds)
-
-
-async def _next(changes: AsyncIterator[None]) -> bool:
-    """Wait for a change; False if the watch has ended."""
-    async for _ in changes:
-        return True
-    return False
 
 
 EVENTS_SHOWN = 5

@@ -6,11 +6,11 @@ Exit status: 0, or 2 if the cluster cannot be read.
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_operator.cli.live import connected, namespace_or_current
+from vllm_operator.cli.live import connected, namespace_or_current, screens
 from vllm_operator.cli.status import seconds_left, stage_bar, state_of
 from vllm_operator.cli.terminal import (
     CYAN,
@@ -29,12 +29,11 @@ from vllm_operator.cli.terminal import (
     show,
     show_each,
 )
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
+from vllm_operator.cluster.client import VLLM_DEPLOYMENT
 from vllm_operator.pods import reading
 from vllm_operator.text.wording import clean, count, duration
 
 READ_STATUS = 0
-REDRAW_SECONDS = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,34 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> None:
     namespace = None if arguments.all_namespaces else await namespace_or_current(arguments.namespace)
     async with connected("VLLMDeployment on this API server: the operator is not installed") as client:
-        tables = screens(client, namespace, now=lambda: datetime.now(UTC), width=screen_width)
+        tables = screens(
+            lambda: client.find(VLLM_DEPLOYMENT, namespace, cached=True),
+            lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
+        )
         if arguments.once or not is_terminal():
             show(await anext(tables))
         else:
             await show_each(tables)
-
-
-async def screens(
-    client: ClusterClient,
-    namespace: str | None,
-    *,
-    now: Callable[[], datetime],
-    width: Callable[[], int],
-    redraw_seconds: float = REDRAW_SECONDS,
-) -> AsyncGenerator[list[Line]]:
-    """Yield the table again and again. An outage of the API server only delays it.
-
-    Raises:
-        ClusterError: The VLLMDeployments cannot be listed.
-    """
-    resources = await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
-    while True:
-        yield top_page(resources, now(), width=width())
-        await asyncio.sleep(redraw_seconds)
-        try:
-            resources = await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
-        except Unavailable:
-            continue
 
 
 HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
