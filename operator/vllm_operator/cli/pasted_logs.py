@@ -23,10 +23,10 @@ CONTAINERS_LIMIT = 64
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _COLOURS = re.compile(rb"(?m)(?:\^\[|#033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015$")
 """Colours with the escape character as less and rsyslog write it, or without it; and the carriage return as rsyslog writes it."""
-_ENTITY = re.compile(r"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
-_SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u200b": "", "\u2060": "", "\ufeff": ""})
+_ENTITY = re.compile(rb"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
+_SPACES = {"\u00a0": b" ", "\u202f": b" ", "\u200b": b"", "\u2060": b"", "\ufeff": b""}
 """No-break spaces, zero-width characters, and the byte order mark."""
-_FENCED = re.compile(r"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
+_FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
 """A code block in a Markdown list: all its lines are indented."""
 _QUOTED = re.compile(r"""[ \t]{0,16}(["'])((?:\(|[\w.]{1,120}(?:Error|Exception): ).{1,4000}?)\1[,)]{0,2}\r?""")
 """A line that is only a string with a record or an error, in a list, a post or a program."""
@@ -36,6 +36,7 @@ _INDENTED = re.compile(r"[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=
 _MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
 """Indentation, quotation marks or a frame before every line."""
 
+_LINES_AT_ONCE = 10_000
 _CONTAINER = re.compile(r"\[(pod/[^\]\s]{1,330})\]")
 _PREFIX = re.compile(
     r"\[pod/[^\]\s]{1,330}\] "  # kubectl logs --prefix
@@ -68,7 +69,9 @@ def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str,
         logs.setdefault(current, []).append(unwrapped(line))
     parsers = {name: make() for name in logs}
     for name, parser in parsers.items():
-        parser.feed("\n".join(logs[name]))
+        lines = logs.pop(name)
+        for start in range(0, len(lines), _LINES_AT_ONCE):
+            parser.feed(("\n" if start else "") + "\n".join(lines[start : start + _LINES_AT_ONCE]))
         parser.end()
     return sorted(parsers.items(), key=lambda each: _severity(each[1].final_state))
 
@@ -77,11 +80,14 @@ def _lines(data: bytes) -> list[str]:
     """Return the lines with the characters that were logged, without what a page or an editor put around them."""
     if data[:2] in _UTF16_MARKS:  # PowerShell redirects output in this encoding
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    # On bytes, because one wide character makes a whole text wide and slow.
     data = _COLOURS.sub(b"", without_colours(data))
-    lines = cut(with_plain_quotes(data))
-    text = _ENTITY.sub(lambda found: "" if found[0][0] == "<" else html.unescape(found[0]), "\n".join(lines)).translate(_SPACES)
-    text = _FENCED.sub(lambda fenced: fenced[0].replace(f"\n{fenced['margin']}", "\n"), text)
-    lines = [_unquoted(line) for line in text.split("\n")]
+    data = _ENTITY.sub(lambda found: b"" if found[0][:1] == b"<" else html.unescape(found[0].decode()).encode(), data)
+    if not data.isascii():
+        for character, logged in _SPACES.items():
+            data = data.replace(character.encode(), logged)
+    data = _FENCED.sub(lambda fenced: fenced[0].replace(b"\n" + fenced["margin"], b"\n"), with_plain_quotes(data))
+    lines = [_unquoted(line) for line in cut(data)]
     margin = _margin_of([line for line in lines if line.strip()])
     return [line.removeprefix(margin) for line in lines] if margin else lines
 
