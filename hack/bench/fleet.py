@@ -3,7 +3,7 @@
     python hack/bench/fleet.py 100 500 1000 2000 5000
 
 For each number: so many VLLMDeployments with four Pods each, and four nodes for ten of them. Everything of the operator is real, except
-that the cluster is in memory: no HTTP, no kopf, no API server. An event is a change of a Pod: it goes into the mirror, and the
+that the cluster is in memory: no HTTP, no kopf, no API server. An event is a change of a Pod: it goes into the object cache, and the
 VLLMDeployment is reconciled, which changes nothing. The times are CPU times, so other work of the machine disturbs them little.
 """
 
@@ -25,14 +25,14 @@ from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Manifest
-from vllm_operator.cluster.mirror import Mirror
+from vllm_operator.cluster.object_cache import ObjectCache
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 PODS, EVENTS = 4, 200
 
 
 class Fleet(Bench):
-    """An operator that reads from a mirror, and the objects that it serves."""
+    """An operator that reads from an object cache, and the objects that it serves."""
 
     def __init__(self, nodes: int, pods: int = PODS, *, ready: bool = True) -> None:
         """`pods` for each object, which are Ready or start."""
@@ -45,25 +45,25 @@ class Fleet(Bench):
     def make_reconciler(self, *_: Any) -> Any:
         if self.behind is None:
             self.behind = self.cluster
-            self.mirror = Mirror(self.cluster)
-            mirror: Any = self.mirror  # it has the methods that the reconciler uses
-            self.cluster = mirror
+            self.object_cache = ObjectCache(self.cluster)
+            cache: Any = self.object_cache  # it has the methods that the reconciler uses
+            self.cluster = cache
         return super().make_reconciler()
 
     async def add(self, name: str) -> None:
         """Serve an object."""
         cluster: FakeCluster = self.behind
-        self.mirror.note(VLLM_DEPLOYMENT, cluster.put(llama(name, replicas=self._pods)))
+        self.object_cache.note(VLLM_DEPLOYMENT, cluster.put(llama(name, replicas=self._pods)))
         await self.reconciler.reconcile(("default", name))
-        for claim in await self.mirror.find(CLAIM, "default", labels={"app.kubernetes.io/instance": name, **_MANAGED}):
-            self.mirror.note(CLAIM, cluster.edit(CLAIM, "default", claim["metadata"]["name"], {"status": {"phase": "Bound"}}))
+        for claim in await self.object_cache.find(CLAIM, "default", labels={"app.kubernetes.io/instance": name, **_MANAGED}):
+            self.object_cache.note(CLAIM, cluster.edit(CLAIM, "default", claim["metadata"]["name"], {"status": {"phase": "Bound"}}))
         await self.reconciler.reconcile(("default", name))
-        template = (await self.mirror.get(DEPLOYMENT, name, "default"))["spec"]["template"]
+        template = (await self.object_cache.get(DEPLOYMENT, name, "default"))["spec"]["template"]
         for index in range(self._pods):
-            self.mirror.note(POD, cluster.put(self._pod(name, index, template)))
+            self.object_cache.note(POD, cluster.put(self._pod(name, index, template)))
         counts = {"replicas": self._pods, "readyReplicas": self._pods if self._ready else 0, "updatedReplicas": self._pods}
         live = cluster.edit(DEPLOYMENT, "default", name, {"status": counts})
-        self.mirror.note(DEPLOYMENT, live)
+        self.object_cache.note(DEPLOYMENT, live)
         for _ in range(4):
             await self.reconciler.reconcile(("default", name))
 
@@ -78,7 +78,7 @@ class Fleet(Bench):
         """Change a Pod, and handle the event."""
         pod = self.behind.edit(POD, "default", f"{name}-0", {"status": {"note": number}})
         began = time.process_time()
-        [key] = self.mirror.note(POD, pod)
+        [key] = self.object_cache.note(POD, pod)
         await self.reconciler.reconcile(key)
         self.spent += time.process_time() - began
 
@@ -91,7 +91,7 @@ _MANAGED = {"app.kubernetes.io/managed-by": "vllm-operator"}
 async def measure(objects: int) -> None:
     before = memory()["Rss"]
     fleet = Fleet(objects * 2 // 5)
-    await fleet.mirror.load(KINDS, changed=lambda key: None)
+    await fleet.object_cache.refresh(KINDS, changed=lambda key: None)
     names = [f"model-{index}" for index in range(objects)]
     for name in names:
         await fleet.add(name)
@@ -100,17 +100,16 @@ async def measure(objects: int) -> None:
     for number in range(EVENTS):
         await fleet.event(random.choice(names), number)
     events = fleet.spent / EVENTS * 1000
-    kept = sum(len(kept.packed or b"") for kind in fleet.mirror._kept.values() for kept in kind.values())
     began = time.process_time()
     await fleet.inventory.read(max_age=0)
     nodes = (time.process_time() - began) * 1000
     began = time.process_time()
     changed: list[Any] = []
-    await Mirror(fleet.behind).load(KINDS, changed=changed.append)
+    await ObjectCache(fleet.behind).refresh(KINDS, changed=changed.append)
     listed = time.process_time() - began
     print(
         f"{objects:>7} {objects * 2 // 5:>6} {objects * PODS:>6} {events:>12.2f} {nodes:>15.0f} {listed:>12.1f} "
-        f"{kept / 1024 / objects:>14.1f} {len(fleet.behind.writes) - writes:>7} {memory()['Rss'] - before:>6.0f}",
+        f"{len(fleet.behind.writes) - writes:>7} {memory()['Rss'] - before:>6.0f}",
         flush=True,
     )
 
@@ -120,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("objects", type=int, nargs="*", default=[100, 500, 1000, 2000])
     options = parser.parse_args(arguments)
     random.seed(1)
-    print("objects  nodes   Pods  ms per event  ms to read nodes  s to list  KiB per object  writes    MiB")
+    print("objects  nodes   Pods  ms per event  ms to read nodes  s to list  writes    MiB")
     for objects in options.objects:
         asyncio.run(measure(objects))
 

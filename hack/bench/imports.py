@@ -18,7 +18,7 @@ from bench.byte_code import with_byte_code
 
 STEPS = (
     ("asyncio, ssl, uvloop", "import asyncio, ssl, uvloop"),
-    ("aiohttp and the Kubernetes client", "import vllm_operator.cluster.library, aiohttp.web"),
+    ("aiohttp and the Kubernetes client", "import kubernetes.aio, aiohttp.web"),
     ("pydantic", "import pydantic; from pydantic import BaseModel"),
     ("kopf", "import vllm_operator.runtime.watches"),
     ("the operator", "import vllm_operator.app"),

@@ -1,7 +1,6 @@
 """Measure the operator beside many objects, nodes and Pods on a real API server: start, memory, idle load, and the cost of an event.
 
     python hack/bench/scale.py 100 500 1000 2000 5000     # numbers of VLLMDeployments; four Pods each, four nodes for ten of them
-    python hack/bench/scale.py 5000 --shards 2            # one operator that serves half of the namespaces
 
 Objects, children, Pods and nodes are written to etcd as the operator and the controllers leave them: one object is served in memory, and
 copied. No controller, scheduler or kubelet runs, so only the API server and the operator use the machine. Nothing but the objects that the
@@ -14,7 +13,6 @@ import argparse
 import asyncio
 import base64
 import json
-import os
 import sys
 import time
 import uuid
@@ -59,7 +57,6 @@ FOLDERS = {
 BATCH = 50
 EVENTS, EVENTS_PER_SECOND = 300, 30.0
 IDLE_SECONDS = 20.0
-SHARD_LABEL = "bench-shard"
 
 
 class Copies:
@@ -86,7 +83,7 @@ class Copies:
             return await apply(self, manifest, **options)
 
         with patch.object(FakeCluster, "apply", record):
-            await fleet.mirror.load(KINDS, changed=lambda key: None)
+            await fleet.object_cache.refresh(KINDS, changed=lambda key: None)
             await fleet.add(TEMPLATE)
         return cls(fleet, applied)
 
@@ -163,8 +160,8 @@ class Store:
 class Scale:
     """One control plane that gets more and more objects, and the operator beside them."""
 
-    def __init__(self, environment: Environment, api: Api, copies: Copies, shards: int) -> None:
-        self._environment, self._api, self.copies, self._shards = environment, api, copies, shards
+    def __init__(self, environment: Environment, api: Api, copies: Copies) -> None:
+        self._environment, self._api, self.copies = environment, api, copies
         self._store = Store(environment)
         self._objects = self._nodes = 0
         self._node: Manifest = {}
@@ -172,7 +169,7 @@ class Scale:
     async def prepare(self) -> None:
         await prepare(self._api)
         for number in range(NAMESPACES):
-            metadata = {"name": f"fleet-{number:02}", "labels": {SHARD_LABEL: str(number % self._shards)}}
+            metadata = {"name": f"fleet-{number:02}"}
             await self._api.call("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         [name] = self._environment.add_nodes("h100-sxm")
         self._node = await self._api.call("GET", f"/api/v1/nodes/{name}")
@@ -198,8 +195,6 @@ class Scale:
         path = f"{GROUP}/namespaces/{namespace}/vllmdeployments/{name}"
         change = {"spec": {"engine": {"args": [{"name": "--max-num-seqs", "value": str(64 + self._objects % 64)}]}}}
         await self._api.call("PATCH", path, change, "application/merge-patch+json")
-        environment = {"VLLM_OPERATOR_SHARD": f"{SHARD_LABEL}=0"} if self._shards > 1 else {}
-        os.environ.update(environment)
         operator = Operator(self._environment.kubeconfig)
         applied = asyncio.create_task(self._until_changed(f"/apis/apps/v1/namespaces/{namespace}/deployments", name))
         await asyncio.sleep(0.2)
@@ -208,7 +203,7 @@ class Scale:
             await operator.start()
             found = {"serving s": time.monotonic() - began, "CPU s": operator.cpu()}
             found["first change s"] = await applied - began
-            served = self._objects / self._shards
+            served = self._objects
             async with asyncio.timeout(900):
                 while await reconciliations(operator) < served:  # noqa: ASYNC110 - a counter has no event
                     await asyncio.sleep(0.5)
@@ -236,7 +231,7 @@ class Scale:
 
     async def _events(self, operator: Operator, idle: float) -> dict[str, float]:
         """Change Pods of different objects, one after the other."""
-        served = [number for number in range(self._objects) if number % NAMESPACES % self._shards == 0]
+        served = list(range(self._objects))
         events = min(EVENTS, len(served))
         chosen = [served[position * len(served) // events] for position in range(events)]
         pods = [next(item for kind, item in self.copies.copy(number) if kind == POD) for number in chosen]
@@ -273,11 +268,11 @@ async def _sum_of(operator: Operator, metric: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{metric}{{", f"{metric} ")))
 
 
-async def serve(numbers: Sequence[int], shards: int) -> None:
+async def serve(numbers: Sequence[int]) -> None:
     copies = await Copies.make()
     with Environment() as environment:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
-            scale = Scale(environment, Api(environment, session), copies, shards)
+            scale = Scale(environment, Api(environment, session), copies)
             await scale.prepare()
             for position, number in enumerate(numbers):
                 await asyncio.to_thread(scale.grow, number)
@@ -291,9 +286,8 @@ async def serve(numbers: Sequence[int], shards: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("objects", type=int, nargs="*", default=[100, 500, 1000, 2000, 5000])
-    parser.add_argument("--shards", type=int, default=1, help="in how many parts the namespaces are divided; the operator serves one")
     options = parser.parse_args()
-    asyncio.run(serve(options.objects, options.shards))
+    asyncio.run(serve(options.objects))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ async def serve(pods: int) -> None:
     with Environment() as environment:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
             api = Api(environment, session)
-            scale = Scale(environment, api, copies, 1)
+            scale = Scale(environment, api, copies)
             await scale.prepare()
             await measure(environment, api, pods, scale)
 

@@ -81,10 +81,11 @@ def make_certificate(folder: Path) -> None:
 
 
 async def follow(folder: Path, port: int, streams: int) -> None:
+    from kubernetes.aio.client.configuration import Configuration
+
     from vllm_operator.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
     from vllm_operator.catalog.startup import load_startup
     from vllm_operator.cluster.kube import KubeClient
-    from vllm_operator.cluster.library import Configuration
     from vllm_operator.runtime.container_runs import Run
     from vllm_operator.runtime.follower import Follower, FollowerSettings
     from vllm_operator.runtime.log_share import LogShare
@@ -129,9 +130,10 @@ async def follow(folder: Path, port: int, streams: int) -> None:
 
 
 async def withstand(folder: Path, port: int, streams: int, seconds: float) -> None:
+    from kubernetes.aio.client.configuration import Configuration
+
     from vllm_operator.catalog.startup import load_startup
     from vllm_operator.cluster.kube import KubeClient
-    from vllm_operator.cluster.library import Configuration
     from vllm_operator.runtime.followers import Followers
     from vllm_operator.runtime.log_share import LogShare
     from vllm_operator.runtime.user_data import KnownCrashes

@@ -32,7 +32,7 @@ CRASHED = {"containerStatuses": [container(waiting("CrashLoopBackOff"), restarts
 
 async def fleet_of(objects: int, pods: int) -> Fleet:
     fleet = Fleet(10, pods=pods)
-    await fleet.mirror.load(KINDS, changed=lambda key: None)
+    await fleet.object_cache.refresh(KINDS, changed=lambda key: None)
     for number in range(objects):
         await fleet.add(f"model-{number}")
     return fleet
@@ -40,7 +40,7 @@ async def fleet_of(objects: int, pods: int) -> Fleet:
 
 async def change_all(fleet: Fleet, objects: int) -> None:
     """Add all keys again and again, and print how late a timer is."""
-    queue: WorkQueue[tuple[str, str]] = WorkQueue(rest_seconds=0.3)
+    queue: WorkQueue[tuple[str, str]] = WorkQueue(debounce_seconds=0.5)
     workers = asyncio.create_task(Workers(queue, fleet.reconciler, Metrics(), number=4, resync_seconds=600).run())
     late, end = [], time.monotonic() + SECONDS
     while time.monotonic() < end:
@@ -61,12 +61,12 @@ async def change_pod(fleet: Fleet, what: str, change: dict[str, Any]) -> None:
     """Change each Pod of one object, then one of them again, and print what this event costs."""
     for pod in await fleet.behind.find(POD, "default"):
         if pod["metadata"]["name"].startswith("model-0-"):
-            fleet.mirror.note(POD, fleet.behind.edit(POD, "default", pod["metadata"]["name"], change))
+            fleet.object_cache.note(POD, fleet.behind.edit(POD, "default", pod["metadata"]["name"], change))
     spent = []
     for number in range(4):
         pod = fleet.behind.edit(POD, "default", "model-0-0", {"status": {"note": number}})
         began = time.process_time()
-        fleet.mirror.note(POD, pod)
+        fleet.object_cache.note(POD, pod)
         await fleet.reconciler.reconcile(("default", "model-0"))
         spent.append(time.process_time() - began)
     print(f"{what}: {min(spent) * 1000:.0f} ms for an event", flush=True)

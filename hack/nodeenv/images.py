@@ -1,7 +1,7 @@
 """Images without a registry: built by buildah in a store of our own, and a stand-in for the public Python image.
 
 The stand-in is a small Debian with its own Python, made by debootstrap once and kept in the cache. It is what
-`FROM python:3.12-slim` means on a machine that cannot, or shall not, reach a registry.
+`FROM python:3.13-slim` means on a machine that cannot, or shall not, reach a registry.
 """
 
 import os
@@ -16,7 +16,7 @@ from nodeenv.node import NodeError
 from testenv.binaries import cache_root
 
 ROOT = Path(__file__).parent.parent.parent
-BASE = "docker.io/library/python:3.12-slim"
+BASE = "docker.io/library/python:3.13-slim"
 _SUITE = "bookworm"
 _MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "ca-certificates,python3,python3-venv,python3-pip"

@@ -1,11 +1,11 @@
 """The operator as a process: read the settings, build the parts, start and stop them in order.
 
-    probes and metrics -> leadership (the Lease) -> workers -> supervisor (API server, permissions, CRD, first list, watches)
+    probes and metrics -> leadership (the Lease) -> preconditions (API server, permissions, CRD) -> kopf: workers, watches
 
-Without the Lease, the process is a standby: it reads only the Lease, and writes nothing.
+Without the Lease, the process is a standby: it reads only the Lease, and writes nothing. kopf runs the watches (`runtime/watches.py`), and
+the other parts begin and end with it.
 
-The parts run for as long as the operator. The end of one of them ends the operator, and the kubelet starts it again. What can be restarted
-without that is restarted by its owner: watches and mirror by the supervisor, the reading of a log by the followers.
+The parts run for as long as the operator. The end of one of them ends the operator, and the kubelet starts it again.
 
 Exit status: 0 after SIGTERM or SIGINT; 1 if the port is taken, a part ended, or another operator took the Lease over; 2 if a setting or the
 kubeconfig is invalid. The operator waits for everything that may still come: the API server, the CRD, a permission.
@@ -14,36 +14,36 @@ kubeconfig is invalid. The operator waits for everything that may still come: th
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import kopf
 import uvloop
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import UserEntries
-from vllm_operator.cluster import responses
-from vllm_operator.cluster.client import NAMESPACE, Key, Kind, Manifest
+from vllm_operator.cluster.client import Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.lease import Fence
-from vllm_operator.cluster.mirror import Mirror
-from vllm_operator.cluster.shard import ServedNamespaces, Shard
+from vllm_operator.cluster.object_cache import ObjectCache
 from vllm_operator.planning.artifact import ArtifactTrust
 from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.runtime import memory
+from vllm_operator.runtime import watches
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
-from vllm_operator.runtime.event_writer import EventWriter
+from vllm_operator.runtime.cache_updater import CacheUpdater
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
@@ -51,29 +51,19 @@ from vllm_operator.runtime.leadership import Leadership, LeadershipLost
 from vllm_operator.runtime.log_output import configure, describe_end, handle_loop_error
 from vllm_operator.runtime.log_share import LogShare
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
-from vllm_operator.runtime.permissions import REQUIRED, SHARD
+from vllm_operator.runtime.preconditions import Preconditions, WatchesOutdated
 from vllm_operator.runtime.presets import Presets
-from vllm_operator.runtime.queue import WorkQueue
+from vllm_operator.runtime.queue import Priority, WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
-from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
-from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
-from vllm_operator.status.pacing import PACE, later_pace
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
-SOON_SECONDS = 1.0
-"""Delay after a watch event of `Urgency.SOON`."""
-LATER_SECONDS = PACE.total_seconds()
-"""Delay after a watch event of `Urgency.LATER`. A rollout causes about ten of them within seconds, and the status does not show each."""
-SECONDS_PER_KEY = 0.01
-"""Additional delay for each key that waits: about how long a reconciliation takes. Under load, more events are handled together."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Otherwise the next operator waits until it expires."""
 
@@ -91,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
-    responses.install_decoder()
+    gc.freeze()  # what was loaded so far is never garbage
     try:
         return uvloop.run(serve(settings))
     except KeyboardInterrupt:
@@ -117,7 +107,7 @@ async def serve(settings: Settings) -> int:
     """Run the operator in this event loop; return the exit status."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # kopf replaces these handlers when it starts
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     fence = Fence() if settings.lease else None
     try:
@@ -140,29 +130,19 @@ class Operator:
     def __init__(self, settings: Settings, client: KubeClient) -> None:
         self._settings = settings
         self._client = client
+        self._stop = asyncio.Event()
+        self._has_failed = False
+        self._is_ended = False
+        self._tasks: list[asyncio.Task[object]] = []
         self.metrics = Metrics()
         self.readiness = Readiness()
+        self._health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
         self.leadership = self._make_leadership()
-        self.queue: WorkQueue[Key] = WorkQueue(
-            base_seconds=settings.retry_base_seconds,
-            limit_seconds=settings.retry_limit_seconds,
-            rest_seconds=settings.rest_milliseconds / 1000,
-        )
-        shard = ServedNamespaces(Shard.parse(settings.shard)) if settings.shard else None
-        mirror = Mirror(client) if shard is None else Mirror(client, serves=shard.serves)
-        self.mirroring = Mirroring(
-            mirror,
-            self.queue.add,
-            namespaces=settings.namespaces,
-            shard=shard,
-            seconds=settings.resync_seconds,
-            add_soon=lambda key: self._add_after(key, SOON_SECONDS),
-            add_later=lambda key: self._add_after(key, LATER_SECONDS, urgent=False),
-            add_last=self._add_last,
-            add_unchanged=lambda key: self.queue.add(key, urgent=False),
-        )
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.cache = ObjectCache(client)
+        self.presets = Presets(self.cache)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
-        self.followers = self._make_followers(mirror, crashes)
+        self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
         inventory = InventoryCache(
             client,
@@ -171,17 +151,15 @@ class Operator:
             sees_all_pods=not settings.namespaces,
         )
         caches = CacheReconciler(
-            mirror,
+            self.cache,
             known,
             crashes,
             inventory=inventory,
             count=self.metrics.wrote,
             primer_patience_seconds=settings.priming_patience_seconds,
         )
-        self.presets = Presets(client, namespaces=settings.namespaces, seconds=settings.resync_seconds, changed=self.queue.add)
-        self.events = EventWriter(mirror, count=self.metrics.wrote, busy=self.queue.has_urgent, calm=self.queue.until_calm)
         self.reconciler = Reconciler(
-            mirror,
+            self.cache,
             known,
             crashes,
             caches=caches,
@@ -191,42 +169,20 @@ class Operator:
             configs=self.configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
             presets=self.presets,
-            events=self.events,
             integrations=settings.integrations,
             namespaces=settings.namespaces,
-            busy=self.queue.has_urgent,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
         self.user_data = (
-            self._make_user_data(known.use, "rules", settings.rules_config_map, self.mirroring.add_all),
+            self._make_user_data(known.use, "rules", settings.rules_config_map, self._add_all),
             self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._read_crashes_again),
-            self._make_user_data(known.use_instance_types, "instance_types", settings.instance_types_config_map, self.mirroring.add_all),
+            self._make_user_data(known.use_instance_types, "instance_types", settings.instance_types_config_map, self._add_all),
         )
-        self.supervisor = Supervisor(
-            Parts(
-                client=client,
-                readiness=self.readiness,
-                metrics=self.metrics,
-                mirror=self.mirroring,
-                make_watches=self._watches,
-                namespaces=settings.namespaces,
-                scope=settings.scope,
-                host=client.configuration.host,
-                prepare=self._load_user_data,
-                required=(*REQUIRED, *SHARD) if settings.shard else REQUIRED,
-            )
-        )
-        client.refused = self.supervisor.recheck_access
-        memory.tune()
-
-    def _add_after(self, key: Key, seconds: float, *, urgent: bool = True) -> None:
-        self.queue.add_after(key, seconds + len(self.queue) * SECONDS_PER_KEY, urgent=urgent)
-
-    def _add_last(self, key: Key) -> None:
-        """Add a key after a watch event of `Urgency.LAST`."""
-        self._add_after(key, later_pace(self.reconciler.rollouts.recent()).total_seconds(), urgent=False)
+        self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
+        client.refused = self.preconditions.recheck
+        self.updater = self._make_updater(())
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""
@@ -239,10 +195,10 @@ class Operator:
             self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
         )
 
-    def _make_followers(self, mirror: Mirror, crashes: KnownCrashes) -> Followers:
+    def _make_followers(self, crashes: KnownCrashes) -> Followers:
         settings = self._settings
         return Followers(
-            mirror,
+            self.cache,
             make_parser=crashes.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,
@@ -262,10 +218,24 @@ class Operator:
         endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
         return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
 
+    def _make_updater(self, kinds: Sequence[Kind]) -> CacheUpdater:
+        return CacheUpdater(
+            self.cache,
+            kinds,
+            changed=self.queue.add,
+            unchanged=lambda key: self.queue.add(key, Priority.RESYNC),
+            users_of=self.presets.users_of,
+            namespaces=self._settings.namespaces,
+            seconds=self._settings.resync_seconds,
+        )
+
+    async def _add_all(self) -> None:
+        await self.updater.add_all()
+
     async def _read_crashes_again(self) -> None:
         """Apply new signatures also to current crashes."""
         self.followers.read_again()
-        await self.mirroring.add_all()
+        await self._add_all()
 
     def _make_user_data(
         self, use: Callable[[Mapping[str, str]], UserEntries[Any]], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
@@ -280,79 +250,127 @@ class Operator:
         )
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Run until `stop` is set or a part ends; return the exit status."""
-        health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
+        """Run until a signal, until `stop` is set, or until a part ends; return the exit status."""
+        self._stop = stop
         try:
-            await health.start(self._settings.http_host, self._settings.http_port)
+            await self._health.start(self._settings.http_host, self._settings.http_port)
         except OSError as error:
             log.error(
                 "cannot listen on %s:%d for probes and metrics: %s", self._settings.http_host, self._settings.http_port, error.strerror
             )
             return 1
-        log.info("probes and metrics on port %d", health.port)
-        tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in self._parts(stop)]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            ended = next(task for task in tasks if task in done)
-            _log_end(ended)
+        log.info("probes and metrics on port %d", self._health.port)
+        if self.leadership is not None:
+            self._start("leadership", self.leadership.run())
+        try:
+            if (kinds := await self._prepare()) is not None:
+                await self._watch(kinds)
+        except Exception:
+            log.exception("the watches failed; the operator exits, to be started again")
+            self._has_failed = True
+        finally:
+            await self._end_parts()
+        return 1 if self._has_failed else 0
+
+    async def _prepare(self) -> tuple[Kind, ...] | None:
+        """Wait until this process leads and can serve. Return the kinds to watch, or None if it is to stop before."""
+        stopping = asyncio.create_task(self._stop.wait())
+        preparing = asyncio.create_task(self._until_ready(), name="preconditions")
+        try:
+            await asyncio.wait((stopping, preparing), return_when=asyncio.FIRST_COMPLETED)
+            return await preparing if preparing.done() else None
+        finally:
+            stopping.cancel()
+            preparing.cancel()
+            await asyncio.gather(stopping, preparing, return_exceptions=True)
+
+    async def _until_ready(self) -> tuple[Kind, ...]:
+        if self.leadership is not None:
+            await self.leadership.begun.wait()
+        self.readiness.missing.setdefault("first list", "first list: not complete yet")
+        kinds = await self.preconditions.wait()
+        for data in self.user_data:
+            await data.load()
+        return kinds
+
+    async def _watch(self, kinds: Sequence[Kind]) -> None:
+        """Run kopf with the handlers of the operator until a signal or until a part ends."""
+        settings, registry = self._settings, kopf.OperatorRegistry()
+        self.updater = self._make_updater(kinds)
+        sessions = watches.Sessions(lambda: self._client.configuration, kinds, namespaces=settings.namespaces, listed=self.updater.recheck)
+        watches.register_events(registry, kinds, self._notice)
+        kopf.on.login(registry=registry)(sessions.login)
+        kopf.on.startup(registry=registry, id="start")(partial(self._start_parts, kinds))
+        kopf.on.cleanup(registry=registry, id="stop")(self._end_parts)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=watches.make_settings(kinds, request_timeout_seconds=settings.request_timeout_seconds),
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                standalone=True,
+                stop_flag=self._stop,
+            )
+        finally:
+            await sessions.close()
+
+    async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
+        """Start what runs beside kopf's watches."""
+        self._start("object cache", self.updater.run())
+        self._start("workers", self._work())
+        self._start("preconditions", self.preconditions.watch(kinds))
+        for data in self.user_data:
+            if data.is_wanted:
+                self._start("user data", data.run())
+
+    async def _work(self) -> None:
+        """Reconcile as soon as all objects are known."""
+        await self.updater.loaded.wait()
+        self.readiness.clear_missing("first list")
+        log.info("serving %s", self._settings.scope)
+        await self.workers.run()
+
+    def _start(self, name: str, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Start a part. The operator ends when it ends."""
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._end_with)
+        self._tasks.append(task)
+
+    def _end_with(self, task: asyncio.Task[object]) -> None:
+        if not self._stop.is_set():
+            _log_end(task)
+            self._has_failed = True
+            self._stop.set()
+
+    async def _end_parts(self, **_: object) -> None:
+        """End what was started, in order, and release the Lease at the end, because the next operator must be the only one that writes."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._stop.set()
         log.info("stopping")
         if self._client.fence is not None:
             self._client.fence.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                for task in tasks:
+                for task in self._tasks:
                     task.cancel()
                 # First the tasks: a reconciliation in progress could follow another log, or ask the hub.
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await asyncio.gather(self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
-        if self.leadership is not None:  # at the end, because the next operator must be the only one that writes
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                # Then all others, because kopf waits for tasks that are left.
+                await asyncio.gather(self.followers.close(), self._close_configs(), self._health.stop(), return_exceptions=True)
+        if self.leadership is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.leadership.release()
-        return 0 if stop.is_set() else 1
-
-    def _parts(self, stop: asyncio.Event) -> Iterator[tuple[str, Coroutine[Any, Any, object]]]:
-        """Yield name and coroutine of each part. All of them run for as long as the operator."""
-        yield "stop", stop.wait()
-        yield "memory", memory.return_unused()
-        if self.leadership is not None:
-            yield "leadership", self.leadership.run()
-        yield "workers", self._lead(self.workers.run)
-        yield "supervisor", self._lead(self.supervisor.run)
-        yield "presets", self._lead(self.presets.run)
-        yield "events", self._lead(self.events.run)
-        for data in self.user_data:
-            if data.is_wanted:
-                yield "user data", self._lead(data.run)
-
-    async def _lead(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a part as soon as this process leads."""
-        if self.leadership is not None:
-            await self.leadership.begun.wait()
-        await run()
 
     async def _close_configs(self) -> None:
         if self.configs is not None:
             await self.configs.close()
 
-    async def _load_user_data(self) -> None:
-        for data in self.user_data:
-            await data.load()
-
-    def _watches(self, kinds: Sequence[Kind]) -> Watches:
-        return Watches(
-            self._client.configuration,
-            notice=self._notice,
-            outdated=self.mirroring.recheck,
-            kinds=(*kinds, NAMESPACE) if self._settings.shard else kinds,
-            versions=self.mirroring.versions(),
-            namespaces=self._settings.namespaces,
-            request_timeout_seconds=self._settings.request_timeout_seconds,
-        )
-
-    def _notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
+    def _notice(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
         self.metrics.watched(kind.kind)
-        self.mirroring.notice(kind, type, manifest)
+        self.updater.notice(kind, manifest, deleted=deleted)
 
     def _stuck(self) -> str | None:
         """Return why the operator should be started again; None if it works."""
@@ -369,5 +387,8 @@ def _log_end(task: asyncio.Task[object]) -> None:
     failure = None if task.cancelled() else task.exception()
     if isinstance(failure, LeadershipLost):  # expected where two operators run, so the traceback of a bug would mislead
         log.warning("%s. The operator exits, to be started again as a standby", failure)
+        return
+    if isinstance(failure, WatchesOutdated):
+        log.warning("%s. The operator exits, to be started again", failure)
         return
     log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)

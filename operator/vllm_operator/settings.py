@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 
 from vllm_operator.api.names import is_namespace
-from vllm_operator.cluster.shard import Shard
 
 PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
@@ -20,7 +19,6 @@ SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|U
 
 MAY_BE_ZERO = frozenset(
     {
-        "rest_milliseconds",
         "node_cache_seconds",
         "hub_wait_seconds",
         "status_interval_seconds",
@@ -60,14 +58,8 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, separated by commas; all if empty. With a list, the operator needs no cluster-wide watch, but still reads
     nodes."""
-    shard: str = ""
-    """Which namespaces to serve if several operators share the cluster: `label=value` for those with this label, `!label` for those
-    without it; all if empty. Give all of them the same label, and each a value of its own. Not together with `namespaces`."""
     workers: int = 24
     """Number of concurrent reconciliations. They mostly wait for the API server, so a higher number hides its latency."""
-    rest_milliseconds: int = 200
-    """Minimum pause between two reconciliations of an object. After a longer reconciliation the pause is as long as that, up
-    to 2 s. All changes during the pause, mostly the operator's own writes, are handled in one reconciliation."""
     resync_seconds: int = 600
     """Interval of reconciliations without a watch event. They find changes that no watch reports, such as an existing
     PersistentVolumeClaim that was bound. Each interval is varied by up to 10 % to spread the load."""
@@ -75,10 +67,6 @@ class Settings:
     """Timeout of a request to the API server. It is below the 30 s that the liveness probe allows."""
     node_cache_seconds: int = 30
     """Maximum age of the GPU inventory for pinned plans. A new plan uses an inventory that is at most one second old."""
-    retry_base_seconds: float = 0.25
-    """Delay before the first retry after a failure. It doubles with each retry."""
-    retry_limit_seconds: float = 15.0
-    """Maximum delay between two retries. It limits how late the operator notices that the API server is available again."""
     hub_endpoint: str = "https://huggingface.co"
     """Model hub from which the operator reads config.json, for facts about models. Empty for clusters without access to a hub:
     the operator then uses only `spec.model.facts` and the table of well-known models."""
@@ -136,8 +124,6 @@ class Settings:
     @property
     def scope(self) -> str:
         """What is served, for messages."""
-        if self.shard:
-            return f"the namespaces with {self.shard}"
         return f"the namespaces {', '.join(self.namespaces)}" if self.namespaces else "all namespaces"
 
     @classmethod
@@ -159,8 +145,6 @@ class Settings:
                 raise SettingsError(f"{variable} is not a setting. Known are: {', '.join(sorted(known))}.")
             field = known[variable]
             values[field.name] = _read(variable, text.strip(), field.default)
-        if values.get("shard") and values.get("namespaces"):
-            raise SettingsError(f"{PREFIX}SHARD and {PREFIX}NAMESPACES are both set; use one of them.")
         return cls(**values)
 
 
@@ -191,11 +175,6 @@ def _read(variable: str, text: str, default: object) -> Any:
         case _:
             if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):
                 raise SettingsError(f"{variable} is {text!r}; it must be an address such as {default}, or empty.")
-            if variable == f"{PREFIX}SHARD" and text:
-                try:
-                    Shard.parse(text)
-                except ValueError:
-                    raise SettingsError(f"{variable} is {text!r}; it must be label=value or !label, such as team=a.") from None
             if variable == f"{PREFIX}LOG_LEVEL" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
                 raise SettingsError(f"{variable} is {text!r}; it can be DEBUG, INFO, WARNING or ERROR.")
             return text

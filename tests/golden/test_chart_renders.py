@@ -25,7 +25,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
 from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED, SHARD
+from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
 from vllm_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "chart"
@@ -225,14 +225,6 @@ def test_the_operator_is_told_which_integrations_it_may_use() -> None:
 
 
 @needs_helm
-def test_an_operator_of_a_shard_may_see_the_namespaces() -> None:
-    of_a_shard = helm.rules(helm.template(WAYS["one-of-several"].values), "ClusterRole")
-    asked = {(permission.kind.group, permission.kind.plural, permission.verb) for permission in SHARD}
-    assert of_a_shard - helm.rules(helm.template({}), "ClusterRole") == asked
-    with pytest.raises(helm.HelmError, match="use one of them"):
-        helm.template({"settings": {"shard": "team=a"}, "namespaces": ["a"]})
-
-
 @needs_helm
 def test_the_table_in_the_docs_is_what_the_roles_grant() -> None:
     page = (helm.ROOT / "docs" / "security.md").read_text("utf-8")

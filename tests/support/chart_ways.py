@@ -57,10 +57,9 @@ WAYS: dict[str, Way] = {
     "own-rules-and-signatures": Way({"extraRules": [EXPERTS_RULE], "extraSignatures": [LICENCE_SIGNATURE]}),
     "own-rules-for-two-namespaces": Way({"extraRules": [EXPERTS_RULE], "namespaces": ["team-a", "team-b"]}),
     "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
-    "one-of-several": Way({"settings": {"shard": "vllm-operator.dev/shard=a"}, "crds": {"install": False}, "fullnameOverride": "shard-a"}),
     "placed-and-tuned": Way(
         {
-            "settings": {"workers": 16, "log_replay_bytes": 134217728, "retry_limit_seconds": 7.5},
+            "settings": {"workers": 16, "log_replay_bytes": 134217728, "hub_wait_seconds": 7.5},
             "log": {"format": "text", "level": "DEBUG"},
             "nodeSelector": {"kubernetes.io/arch": "amd64"},
             "tolerations": [{"key": "control-plane", "operator": "Exists"}],

@@ -78,8 +78,6 @@ class Bench:
         for node in nodes or (real_node("h100-sxm"),):
             self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
         self.logs = FakeLogs()
-        self.busy = False
-        """Whether urgent keys wait for a worker."""
         self.integrations: tuple[str, ...] = ()
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
@@ -107,7 +105,6 @@ class Bench:
             metrics=self.metrics,
             configs=configs,
             integrations=self.integrations,
-            busy=lambda: self.busy,
             now=lambda: self.now,
         )
 

@@ -1,12 +1,13 @@
 """The operator as a whole, without a cluster: when the kubelet is asked to start it again."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.app import Operator
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.library import Configuration
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.settings import Settings
 
@@ -26,12 +27,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def operator(clock: Clock) -> Operator:
+async def operator(clock: Clock) -> AsyncIterator[Operator]:
     configuration = Configuration()
     configuration.host = "https://nowhere.invalid"
-    made = Operator(Settings(hub_endpoint=""), KubeClient(configuration))
+    client = KubeClient(configuration)
+    made = Operator(Settings(hub_endpoint="", http_host="127.0.0.1", http_port=0), client)
     made.queue = WorkQueue(clock=clock)
-    return made
+    yield made
+    await client.close()
 
 
 async def test_a_queue_that_hands_out_nothing_makes_the_operator_start_again(operator: Operator, clock: Clock) -> None:
@@ -57,7 +60,7 @@ async def test_keys_that_wait_for_their_time_do_not(operator: Operator, clock: C
 
 
 async def test_logs_are_closed_when_no_reconciliation_can_follow_another_one(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, order, stop = asyncio.Event(), list[str](), asyncio.Event()
+    started, order = asyncio.Event(), list[str]()
 
     async def work() -> None:
         started.set()
@@ -72,8 +75,16 @@ async def test_logs_are_closed_when_no_reconciliation_can_follow_another_one(ope
 
     monkeypatch.setattr(operator.workers, "run", work)
     monkeypatch.setattr(operator.followers, "close", close)
-    running = asyncio.create_task(operator.run(stop))
+    operator.updater.loaded.set()
+    operator._start("workers", operator._work())
     await started.wait()
+    await operator._end_parts()
+    assert order == ["workers", "followers"]
+
+
+async def test_a_signal_before_the_watches_begin_ends_the_operator(operator: Operator) -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(operator.run(stop))
+    await asyncio.sleep(0)
     stop.set()
     assert await running == 0
-    assert order == ["workers", "followers"]

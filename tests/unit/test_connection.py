@@ -65,12 +65,6 @@ def test_settings_have_defaults_and_are_read_by_type() -> None:
     assert (read.namespaces, read.workers, read.log_format) == (("a", "b"), 3, LogFormat.JSON)
 
 
-def test_a_shard_and_a_list_of_namespaces_exclude_each_other() -> None:
-    assert Settings.from_environment({"VLLM_OPERATOR_SHARD": "team=a"}).scope == "the namespaces with team=a"
-    with pytest.raises(SettingsError, match="use one of them"):
-        Settings.from_environment({"VLLM_OPERATOR_SHARD": "team=a", "VLLM_OPERATOR_NAMESPACES": "a"})
-
-
 def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_setting() -> None:
     links = {
         "VLLM_OPERATOR_SERVICE_HOST": "10.0.0.1",
@@ -90,15 +84,11 @@ def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_settin
         ("WORKERS", "many", "must be a number"),
         ("WORKERS", "-1", "must be more than 0, such as 24"),
         ("WORKERS", "0", "must be more than 0"),
-        ("RETRY_BASE_SECONDS", "0", "must be more than 0"),
-        ("RETRY_LIMIT_SECONDS", "inf", "must be more than 0"),
         ("HUB_WAIT_SECONDS", "-0.5", "must be 0 or more"),
         ("LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("LOG_FORMAT", "xml", "text or json"),
         ("HTTP_PORT", "70000", "must be at most 65535"),
         ("WOKERS", "1", "is not a setting"),
-        ("SHARD", "team", "must be label=value or !label"),
-        ("SHARD", "team in (a,b)", "must be label=value or !label"),
         ("NAMESPACES", "team-a,Team B", "must be names of namespaces"),
         ("NAMESPACES", "../kube-system", "must be names of namespaces"),
     ],

@@ -100,14 +100,6 @@ async def test_what_is_young_is_not_asked_about_but_looked_at_again() -> None:
     assert cluster.calls["find"] == 0
 
 
-@pytest.mark.parametrize(("age", "calls"), [(6, 0), (16, 1)])
-async def test_under_load_events_about_what_is_new_are_not_read(age: float, calls: int) -> None:
-    cluster, clock = cluster_with_event(), Clock()
-    reader = EventReader(cluster, busy=lambda: True, clock=clock, now=clock.now)
-    await reader.read([pod(waiting("ContainerCreating"), age=age)], ())
-    assert cluster.calls["find"] == calls
-
-
 async def test_a_clock_that_differs_stops_nothing() -> None:
     cluster, clock = cluster_with_event(), Clock()
     reader = EventReader(cluster, clock=clock, now=clock.now)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator.cluster import kube
 from vllm_operator.cluster.client import (
@@ -25,7 +27,6 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.connection import MissingConnectionError
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.lease import Fence
-from vllm_operator.cluster.library import ConfigException, Configuration
 
 GOOD, OLD = "bearer good", "bearer old"
 REFUSED = {"kind": "Status", "message": "Unauthorized"}

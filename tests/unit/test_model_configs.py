@@ -14,7 +14,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.runtime.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
-from vllm_operator.runtime.reconciler import Result
+from vllm_operator.runtime.reconciler import HUB_SECONDS, Result
 
 MLA = {
     "model_type": "brand_new",
@@ -83,7 +83,7 @@ class Operator(Bench):
     async def plan_it(self, key: tuple[str, str] = KEY) -> Result:
         """Reconcile, wait for the hub if that is asked, and reconcile until nothing changes."""
         result = await self.reconciler.reconcile(key)
-        if result.name == "waiting":
+        if result == Result("waiting", HUB_SECONDS):
             async with asyncio.timeout(5):
                 assert await self.woken.get() == key
         return await self.settle(key)

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.aio.client.configuration import Configuration
 
 from support.fleet import Fleet
 from support.operators import Bench, llama
@@ -29,7 +30,6 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.library import Configuration
 
 VICTIM = "../../victim/persistentvolumeclaims/llama-cache"
 SLOW = "../persistentvolumeclaims?watch=true"

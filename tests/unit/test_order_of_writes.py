@@ -57,39 +57,14 @@ async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_a
     assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations(), "the directory of this plan"
 
 
-async def test_while_others_wait_the_deployment_comes_first_and_the_rest_later(bench: Bench) -> None:
-    bench.cluster.put(llama(**ON_NODE))
-    bench.busy = True
-    assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
-    assert kinds(bench) == ["Deployment"]
-    assert (await bench.reconciler.reconcile(KEY)).name == "success"  # nothing is deferred twice
-    assert kinds(bench) == ["Service", "VLLMDeployment"]
-    await bench.settle()
-    assert kinds(bench) == []
-
-
-async def test_an_update_writes_the_deployment_and_later_the_former_plan_and_the_status(bench: Bench, fleet: Fleet) -> None:
+async def test_an_update_writes_the_deployment_first_and_the_status_when_its_controller_has_seen_it(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(**ON_NODE)
     kinds(bench)
-    bench.busy = True
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
-    assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
-    assert kinds(bench) == ["Deployment"]
+    assert (await bench.reconciler.reconcile(KEY)).name == "waiting"
+    assert kinds(bench) == ["Deployment", "ControllerRevision"]
     await bench.settle()
-    assert kinds(bench) == ["ControllerRevision", "VLLMDeployment"]
-
-
-async def test_an_operator_that_ends_between_the_first_deployment_and_the_status_plans_the_same_again(bench: Bench) -> None:
-    bench.cluster.put(llama(**ON_NODE))
-    bench.busy = True
-    await bench.reconciler.reconcile(KEY)
-    deployment = bench.deployment()
-    bench.restart()
-    bench.busy = False
-    await bench.settle()
-    assert bench.deployment() == deployment
-    assert bench.condition("Planned").reason == "Resolved"
-    assert bench.plan().image in str(deployment)
+    assert kinds(bench) == ["VLLMDeployment"]
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE])
@@ -113,21 +88,3 @@ async def test_a_former_plan_that_could_not_be_recorded_is_recorded_before_the_s
     assert kinds(bench) == ["Deployment"]
     await bench.settle()
     assert kinds(bench)[:2] == ["ControllerRevision", "VLLMDeployment"]
-
-
-async def test_a_change_that_the_controller_has_not_seen_yet_is_reported_a_moment_later(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve(**ON_NODE)
-    fleet.ready(fleet.start())
-    await bench.settle()
-    assert bench.condition("Ready").status == "True"
-    deployment = bench.deployment()
-    generation, counts = deployment["metadata"]["generation"], {"replicas": 1, "updatedReplicas": 1}
-    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation - 1})
-    kinds(bench)
-    assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
-    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation})
-    await bench.settle()
-    assert kinds(bench) == [], "it was an annotation, so the object stays Ready"
-    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation - 1})
-    await bench.settle()
-    assert bench.condition("Ready").status == "False", "a controller that does not see it is awaited once"

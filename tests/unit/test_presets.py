@@ -1,8 +1,5 @@
 """Presets of VLLMDeployments on a cluster in memory: merged before planning, pinned with the plan, followed once one is named."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -11,8 +8,7 @@ from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Key, Manifest, Unavailable
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.cluster.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Manifest, Unavailable
 from vllm_operator.runtime.presets import Presets
 
 TOLERATION = {"key": "team", "operator": "Exists"}
@@ -237,80 +233,25 @@ async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
     assert bench.condition("Planned").reason == "Resolved"
 
 
-# what follows presets
+# which objects a change of a preset affects
 
 
-class Followed:
-    """Presets that are followed, and the keys of the objects that were told to be reconciled."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-        self.keys: list[Key] = []
-        self.presets = Presets(cluster, changed=self.keys.append, missing_seconds=0.05)
-
-    async def merge(self, name: str) -> VLLMDeployment | Verdict:
-        return await self.presets.merge(VLLMDeployment.parse({**llama(name, preset={"name": "gpu-defaults"})}))
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():  # noqa: ASYNC110 - what is waited for has no event
-                await asyncio.sleep(0.01)
+async def test_the_objects_that_name_a_preset_are_its_users_until_they_are_gone() -> None:
+    cluster = FakeCluster()
+    cluster.put(preset())
+    presets = Presets(cluster)
+    for name in ("a", "b"):
+        await presets.merge(VLLMDeployment.parse(llama(name, preset={"name": "gpu-defaults"})))
+    await presets.merge(VLLMDeployment.parse(llama("c", preset={"name": "other"})))
+    await presets.merge(VLLMDeployment.parse(llama("d")))
+    assert set(presets.users_of(PRESET, ("default", "gpu-defaults"))) == {("default", "a"), ("default", "b")}
+    assert set(presets.users_of(PRESET, ("default", "other"))) == {("default", "c")}, "it is missing, and may be created later"
+    presets.forget(("default", "a"))
+    await presets.merge(VLLMDeployment.parse(llama("b")))
+    assert set(presets.users_of(PRESET, ("default", "gpu-defaults"))) == set()
 
 
-@pytest.fixture
-async def followed() -> AsyncIterator[Followed]:
-    world = Followed(FakeCluster())
-    task = asyncio.create_task(world.presets.run())
-    yield world
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def test_nothing_is_read_or_watched_while_no_object_names_a_preset(followed: Followed) -> None:
-    await followed.presets.merge(VLLMDeployment.parse(llama()))
-    await asyncio.sleep(0.05)
-    assert dict(followed.cluster.calls) == {}
-
-
-async def test_an_edit_queues_the_objects_that_name_the_preset(followed: Followed) -> None:
-    followed.cluster.put(preset())
-    followed.cluster.put(preset("other"))
-    await followed.merge("a")
-    await followed.presets.merge(VLLMDeployment.parse(llama("b", preset={"name": "other"})))
-    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
-    followed.cluster.put(preset(rollout={"drainSeconds": 1}))
-    await followed.until(lambda: bool(followed.keys))
-    assert set(followed.keys) == {("default", "a")}
-    merged = await followed.merge("a")
-    assert isinstance(merged, VLLMDeployment)
-    assert merged.preset is not None
-    assert merged.preset.spec == {"rollout": {"drainSeconds": 1}}
-
-
-async def test_a_preset_that_is_created_later_queues_the_object_that_waits(followed: Followed) -> None:
-    assert isinstance(await followed.merge("a"), Verdict)
-    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
-    followed.cluster.put(preset())
-    await followed.until(lambda: ("default", "a") in followed.keys)
-    assert isinstance(await followed.merge("a"), VLLMDeployment)
-
-
-async def test_a_crd_that_is_installed_later_queues_the_object_that_waits(followed: Followed) -> None:
-    followed.cluster.absent.add(PRESET)
-    assert isinstance(await followed.merge("a"), Verdict)
-    followed.cluster.put(preset())
-    followed.cluster.absent.clear()
-    await followed.until(lambda: ("default", "a") in followed.keys)
-    assert isinstance(await followed.merge("a"), VLLMDeployment)
-
-
-async def test_an_object_that_is_gone_is_not_queued(followed: Followed) -> None:
-    followed.cluster.put(preset())
-    await followed.merge("a")
-    await followed.merge("b")
-    followed.presets.forget(("default", "a"))
-    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
-    followed.cluster.remove(PRESET, "default", "gpu-defaults")
-    await followed.until(lambda: ("default", "b") in followed.keys)
-    assert ("default", "a") not in followed.keys
+async def test_objects_without_a_preset_read_none() -> None:
+    cluster = FakeCluster()
+    await Presets(cluster).merge(VLLMDeployment.parse(llama()))
+    assert dict(cluster.calls) == {}

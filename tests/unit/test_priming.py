@@ -9,7 +9,6 @@ from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.catalog.caches import load_priming_rules
 from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
-from vllm_operator.status.pacing import PACE
 
 MANY = {"accessMode": "ReadWriteMany"}
 OLD = {"version": "0.16.0"}
@@ -37,7 +36,6 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     assert fleet.annotations()[lease(fleet)].startswith("llama/")
     since = fleet.time()
     first = fleet.start()
-    bench.pass_time(PACE.total_seconds())
     await fleet.settle()
     assert bench.cache().state == "Priming"
     assert "The other 3 replicas start when it has filled the caches" in bench.message("Starting")

@@ -354,14 +354,3 @@ def test_a_draft_that_a_log_shows_explains_its_blocks() -> None:
     made = case("0a095180b5", spec="mtp 3")
     assert made.kv_cache == pytest.approx(36.2, abs=2.5)
     assert made.concurrency == pytest.approx(27.81, rel=0.07)
-
-
-def test_an_estimate_is_computed_once_for_equal_arguments() -> None:
-    model = resolve_model("Qwen/Qwen3-8B", SHAPES)
-    again = resolve_model("Qwen/Qwen3-8B", SHAPES)
-    assert model is not None
-    assert again is not None
-    first, second = (
-        estimate(each.shape, each.form, Device(79.2), ParallelShape(), Options(), FACTS, (0, 20, 0)) for each in (model, again)
-    )
-    assert first is second

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_operator.runtime.queue import QueueClosed, WorkQueue
+from vllm_operator.runtime.queue import Priority, QueueClosed, WorkQueue
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> WorkQueue[str]:
-    return WorkQueue(base_seconds=0.25, limit_seconds=15.0, clock=clock, jitter=lambda: 1.0)
+    return WorkQueue(debounce_seconds=0, clock=clock, jitter=lambda: 1.0)
 
 
 async def test_a_key_added_many_times_is_handed_out_once(queue: WorkQueue[str]) -> None:
@@ -141,10 +141,10 @@ async def test_a_failure_may_ask_for_a_longer_or_shorter_wait(queue: WorkQueue[s
 
 
 async def test_waits_differ_by_chance(clock: Clock) -> None:
-    queue: WorkQueue[int] = WorkQueue(base_seconds=1.0, clock=clock)
+    queue: WorkQueue[int] = WorkQueue(clock=clock)
     waits = {queue.add_rate_limited(key) for key in range(50)}
     assert len(waits) > 10
-    assert all(0.8 <= wait <= 1.2 for wait in waits)
+    assert all(0.2 <= wait <= 0.3 for wait in waits)
 
 
 async def test_a_key_that_failed_a_thousand_times_still_has_a_finite_wait(queue: WorkQueue[str]) -> None:
@@ -186,8 +186,8 @@ async def test_the_age_of_the_queue_is_that_of_its_oldest_key(queue: WorkQueue[s
     assert queue.longest_processing_seconds() == 0.0
 
 
-async def test_a_key_rests_after_it_was_processed_and_what_happens_meanwhile_is_looked_at_once(clock: Clock) -> None:
-    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+async def test_changes_right_after_a_reconciliation_are_handled_together(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(debounce_seconds=0.2, clock=clock)
     queue.add("a")
     assert await queue.get() == "a"
     queue.add("a")
@@ -206,26 +206,13 @@ async def test_a_key_rests_after_it_was_processed_and_what_happens_meanwhile_is_
 
 
 async def test_a_rest_does_not_put_off_a_key_that_is_due_later(clock: Clock) -> None:
-    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+    queue: WorkQueue[str] = WorkQueue(debounce_seconds=0.2, clock=clock)
     queue.add("a")
     await queue.get()
     queue.add_after("a", 600)
     queue.done("a")
     queue.add("a")
     clock.now += 0.2
-    assert await queue.get() == "a"
-
-
-async def test_a_key_rests_as_long_as_it_took(clock: Clock) -> None:
-    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
-    queue.add("a")
-    assert await queue.get() == "a"
-    clock.now += 1.5
-    queue.done("a")
-    queue.add("a")
-    clock.now += 1.3
-    assert len(queue) == 0
-    clock.now += 0.3
     assert await queue.get() == "a"
 
 
@@ -301,36 +288,34 @@ async def test_a_key_that_was_added_while_it_was_worked_on_is_ready_only_afterwa
 
 async def test_an_edit_overtakes_the_keys_of_a_resync(queue: WorkQueue[str]) -> None:
     for number in range(500):
-        queue.add(f"resync-{number}", urgent=False)
+        queue.add(f"resync-{number}", Priority.RESYNC)
     queue.add("edited")
     assert await queue.get() == "edited"
 
 
-async def test_a_key_that_waits_without_haste_becomes_urgent_when_its_object_is_edited(queue: WorkQueue[str]) -> None:
+async def test_a_key_of_a_resync_gets_the_priority_of_a_change_when_its_object_is_edited(queue: WorkQueue[str]) -> None:
     for key in "abc":
-        queue.add(key, urgent=False)
+        queue.add(key, Priority.RESYNC)
     queue.add("c")
-    queue.add("c", urgent=False)
-    assert queue.has_urgent()
+    queue.add("c", Priority.RESYNC)
     assert [await queue.get() for _ in range(3)] == ["c", "a", "b"]
-    assert not queue.has_urgent()
 
 
-async def test_urgency_outlives_a_delay(clock: Clock, queue: WorkQueue[str]) -> None:
-    queue.add_after("resync", 1, urgent=False)
+async def test_the_priority_outlives_a_delay(clock: Clock, queue: WorkQueue[str]) -> None:
+    queue.add_after("resync", 1, Priority.RESYNC)
     queue.add_after("retry", 1)
-    queue.add_after("resync and edit", 2, urgent=False)
+    queue.add_after("resync and edit", 2, Priority.RESYNC)
     queue.add_after("resync and edit", 1)
     clock.now += 1
-    assert [await queue.get() for _ in range(3)] == ["retry", "resync", "resync and edit"]
+    assert [await queue.get() for _ in range(3)] == ["retry", "resync and edit", "resync"]
 
 
-async def test_urgency_outlives_the_rest_of_a_key(clock: Clock) -> None:
-    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+async def test_the_priority_outlives_the_debounce(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(debounce_seconds=0.2, clock=clock)
     for key in ("deferred", "edited"):
         queue.add(key)
         assert await queue.get() == key
-    queue.add("deferred", urgent=False)
+    queue.add("deferred", Priority.RESYNC)
     queue.add("edited")
     queue.done("deferred")
     queue.done("edited")
@@ -338,59 +323,17 @@ async def test_urgency_outlives_the_rest_of_a_key(clock: Clock) -> None:
     assert [await queue.get() for _ in range(2)] == ["edited", "deferred"]
 
 
-@pytest.mark.parametrize("older", [0, 1, 10, 100])
-@pytest.mark.parametrize("urgent_before", [0, 3])
-async def test_no_key_waits_longer_than_twice_its_share_however_many_urgent_ones_come(
-    clock: Clock, queue: WorkQueue[str], older: int, urgent_before: int
-) -> None:
-    for number in range(older):
-        queue.add(f"older-{number}", urgent=number < urgent_before)
-    queue.add("patient", urgent=False)
-    for turn in range(1, 2 * older + 3):
-        queue.add(f"urgent-{turn}a")
-        queue.add(f"urgent-{turn}b")
-        clock.now += 0.01
-        key = await queue.get()
-        queue.done(key)
-        if key == "patient":
-            return
-    raise AssertionError(f"it waited for more than {turn} turns")
-
-
-async def test_all_urgent_keys_overtake_a_patient_one_until_its_patience_ends(clock: Clock, queue: WorkQueue[str]) -> None:
-    queue.add_patiently("rest", 0, patience_seconds=10)
-    for turn in range(4):
-        queue.add(f"urgent-{turn}a")
-        queue.add(f"urgent-{turn}b")
-        assert await queue.get() == f"urgent-{turn // 2}{'ab'[turn % 2]}"
-    clock.now += 10
-    assert {await queue.get(), await queue.get()} == {"urgent-2a", "rest"}
-
-
-async def test_a_patient_key_comes_at_once_when_nothing_is_urgent_or_it_becomes_so_itself(clock: Clock, queue: WorkQueue[str]) -> None:
-    queue.add_patiently("rest", 2, patience_seconds=10)
-    clock.now += 2
-    assert await queue.get() == "rest"
-    queue.add_patiently("edited", 0, patience_seconds=10)
-    queue.add("urgent")
-    queue.add("edited")
-    queue.add("urgent too")
-    assert [await queue.get() for _ in range(3)] == ["urgent", "edited", "urgent too"]
-
-
-async def test_without_urgent_keys_the_order_is_that_of_adding(queue: WorkQueue[str]) -> None:
+async def test_without_changes_the_order_is_that_of_adding(queue: WorkQueue[str]) -> None:
     for key in "abcd":
-        queue.add(key, urgent=False)
+        queue.add(key, Priority.RESYNC)
     assert [await queue.get() for _ in range(4)] == list("abcd")
 
 
-async def test_the_queue_is_calm_while_no_urgent_key_waits(queue: WorkQueue[str]) -> None:
-    await queue.until_calm()
-    queue.add("resync", urgent=False)
-    await queue.until_calm()
-    queue.add("edit")
-    waiting = asyncio.create_task(queue.until_calm())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    assert [await queue.get(), await queue.get()] == ["edit", "resync"]
-    await asyncio.wait_for(waiting, 1)
+async def test_a_time_that_a_reconciliation_asked_for_is_not_debounced(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(debounce_seconds=0.5, clock=clock)
+    queue.add("a")
+    await queue.get()
+    queue.add_after("a", 0.1)
+    queue.done("a")
+    clock.now += 0.1
+    assert await queue.get() == "a"

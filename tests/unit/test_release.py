@@ -60,10 +60,10 @@ def test_a_tag_that_is_not_of_this_version_or_has_no_notes_is_refused(tag: str, 
 
 def test_a_package_without_a_wheel_for_a_platform_of_the_image_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a folder with a wheel for amd64 only, instead of the index."""
-    wheel = tmp_path / "kernels-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"
+    wheel = tmp_path / "kernels-1.0-cp313-cp313-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("kernels-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
-        archive.writestr("kernels-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: cp312-cp312-manylinux_2_28_x86_64\n")
+        archive.writestr("kernels-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: cp313-cp313-manylinux_2_28_x86_64\n")
         archive.writestr("kernels-1.0.dist-info/RECORD", "")
     lock = tmp_path / "lock.txt"
     lock.write_text(f"kernels==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n", "utf-8")

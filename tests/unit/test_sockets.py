@@ -2,10 +2,10 @@
 
 import aiohttp
 import pytest
+from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.cluster.client import CONFIG_MAP, Unavailable
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.library import Configuration
 
 MISTAKEN = "File descriptor 17 is used by transport <TCPTransport closed=False reading=True 0x55966af61ad0>"
 

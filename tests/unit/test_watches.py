@@ -3,17 +3,19 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
-from vllm_operator.cluster.library import Configuration
 from vllm_operator.runtime import watches
-from vllm_operator.runtime.watches import NOTHING, Watches, connection_info
+from vllm_operator.runtime.watches import Sessions, connection_info, make_settings, register_events
 
 
 def pod(name: str, version: int) -> Manifest:
@@ -21,13 +23,29 @@ def pod(name: str, version: int) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
+def discovered(plural: str, kind: str, *, namespaced: bool = True) -> dict[str, Any]:
+    return {"name": plural, "kind": kind, "singularName": kind.lower(), "namespaced": namespaced, "verbs": ["list", "watch", "patch"]}
+
+
+DISCOVERY: dict[str, Any] = {
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {
+        "resources": [discovered("pods", "Pod"), discovered("events", "Event"), discovered("namespaces", "Namespace", namespaced=False)]
+    },
+    "/apis": {"groups": [{"name": "apiextensions.k8s.io", "preferredVersion": {"version": "v1"}, "versions": [{"version": "v1"}]}]},
+    "/apis/apiextensions.k8s.io/v1": {"resources": [discovered("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)]},
+}
+"""What kopf looks up before it watches."""
+
+
 class Server:
-    """Has one Pod, and tells of `events`. It has forgotten the version 7."""
+    """Has one Pod, and tells of `events`."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.hosts: set[str] = set()
-        self.lists: list[dict[str, str]] = []
+        self.lists = 0
+        self.writes = 0
         self.watched: list[str] = []
         self.prefix = ""
         self.url = ""
@@ -38,19 +56,19 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.hosts.add(request.host)
+        self.writes += request.method != "GET"
         path = request.path.removeprefix(self.prefix)
-        assert path == "/api/v1/pods"
         if request.headers["Authorization"] != f"Bearer {self.token}":
             self.refusals += 1
             self.refused.set()
             return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
+        if path in DISCOVERY:
+            return web.json_response(DISCOVERY[path])
+        assert path == "/api/v1/pods"
+        assert request.query["labelSelector"] == "app.kubernetes.io/name=vllm"
         if "watch" not in request.query:
-            self.lists.append({name: value for name, value in request.query.items() if name != "labelSelector"})
-            if request.query.get("resourceVersion") == "7":
-                return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
-            version = request.query.get("resourceVersion", "10")
-            items = [] if request.query.get("fieldSelector") == NOTHING else [pod("listed", 5)]
-            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": version}, "items": items})
+            self.lists += 1
+            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "10"}, "items": [pod("listed", 5)]})
         self.watched.append(request.query["resourceVersion"])
         response = web.StreamResponse()
         await response.prepare(request)
@@ -72,17 +90,40 @@ async def server() -> AsyncIterator[Server]:
 
 
 class Seen:
+    """What an operator notices. It runs in a thread, because kopf waits at its end for all tasks of its event loop."""
+
     def __init__(self) -> None:
-        self.events: list[tuple[str, str, str]] = []
-        self.outdated: list[Kind] = []
+        self.events: list[tuple[str, str, bool]] = []
+        self.listed: list[Kind] = []
         self.changed = asyncio.Event()
+        self._stop: Callable[[], object] = lambda: None
+        self._loop = asyncio.get_running_loop()
 
-    def __call__(self, kind: Kind, type: str, manifest: Manifest) -> None:
-        self.events.append((kind.kind, type, manifest["metadata"]["name"]))
-        self.changed.set()
+    def __call__(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
+        self.events.append((kind.kind, manifest["metadata"]["name"], deleted))
+        self._loop.call_soon_threadsafe(self.changed.set)
 
-    def watches(self, configuration: Configuration, version: str = "9") -> Watches:
-        return Watches(configuration, notice=self, outdated=self.outdated.append, kinds=[POD], versions={(POD, None): version})
+    async def operate(self, configuration: Configuration) -> None:
+        """Run kopf with the handlers of the operator."""
+        registry, stop, loop = kopf.OperatorRegistry(), asyncio.Event(), asyncio.get_running_loop()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        register_events(registry, [POD], self)
+        sessions = Sessions(lambda: configuration, [POD], listed=self.listed.append)
+        kopf.on.login(registry=registry)(sessions.login)
+        settings = make_settings([POD], request_timeout_seconds=5.0)
+        try:
+            await kopf.operator(registry=registry, settings=settings, clusterwide=True, standalone=True, stop_flag=stop)
+        finally:
+            await sessions.close()
+
+    @asynccontextmanager
+    async def watching(self, configuration: Configuration) -> AsyncIterator[None]:
+        running = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(self.operate(configuration))))
+        try:
+            yield
+        finally:
+            self._stop()
+            await running
 
     async def until(self, number: int) -> None:
         async with asyncio.timeout(20):
@@ -99,48 +140,32 @@ def configuration_for(url: str, proxy: str | None = None) -> Configuration:
 
 
 @pytest.mark.parametrize("by_proxy", [False, True])
-async def test_events_arrive_over_the_clients_connection(server: Server, by_proxy: bool) -> None:
+async def test_events_arrive_over_the_connection_of_the_client_and_nothing_is_written(server: Server, by_proxy: bool) -> None:
     configuration = configuration_for("http://api.invalid", proxy=server.url) if by_proxy else configuration_for(server.url)
     seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration).run())
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(1)
-    server.events.put_nowait({"type": "DELETED", "object": pod("new", 12)})
-    await seen.until(2)
-    assert seen.events == [("Pod", "ADDED", "new"), ("Pod", "DELETED", "new")]
+    async with seen.watching(configuration):
+        server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+        await seen.until(1)
+        server.events.put_nowait({"type": "DELETED", "object": pod("new", 12)})
+        await seen.until(2)
+    assert seen.events == [("Pod", "new", False), ("Pod", "new", True)], "the objects of kopf's list are not events"
     assert server.hosts == ({"api.invalid"} if by_proxy else {server.url.removeprefix("http://")})
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    assert server.writes == 0
 
 
 @pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
-async def test_watches_begin_where_the_mirror_has_listed_and_list_nothing_themselves(server: Server, prefix: str) -> None:
+async def test_each_list_with_which_a_watch_begins_is_reported(server: Server, prefix: str) -> None:
     server.prefix = prefix
     seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration_for(server.url + prefix)).run())
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(1)
-    assert server.lists == [{"fieldSelector": NOTHING, "resourceVersion": "9", "resourceVersionMatch": "Exact"}]
-    assert (server.watched, seen.outdated) == (["9"], [])
-    server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
-    server.events.put_nowait({"type": "END"})
-    server.events.put_nowait({"type": "ADDED", "object": pod("newer", 13)})
-    await seen.until(2)
-    assert server.lists[1:] == [{"fieldSelector": NOTHING}]
-    assert (server.watched, seen.outdated) == (["9", "10"], [POD])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_where_the_version_of_the_list_is_forgotten_already_the_mirror_lists_again(server: Server) -> None:
-    seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration_for(server.url), version="7").run())
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(1)
-    assert [query.get("resourceVersion") for query in server.lists] == ["7", None]
-    assert (server.watched, seen.outdated) == (["10"], [POD])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with seen.watching(configuration_for(server.url + prefix)):
+        server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+        await seen.until(1)
+        assert (server.lists, server.watched, seen.listed) == (1, ["10"], [POD])
+        server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+        server.events.put_nowait({"type": "END"})
+        server.events.put_nowait({"type": "ADDED", "object": pod("newer", 13)})
+        await seen.until(2)
+    assert (server.lists, server.watched, seen.listed) == (2, ["10", "10"], [POD, POD])
 
 
 def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +182,14 @@ def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPa
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
 
 
-async def test_an_event_that_cannot_be_handled_costs_no_other(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_event_that_cannot_be_handled_costs_no_other(server: Server) -> None:
     seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
-    server.events.put_nowait({"type": "ADDED", "object": {"kind": "Pod", "metadata": {}}})
-    server.events.put_nowait({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "11"}}})
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 12)})
-    await seen.until(1)
-    assert seen.events == [("Pod", "ADDED", "new")]
-    assert "a watch event about an object of kind Pod could not be handled" in caplog.text
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with seen.watching(configuration_for(server.url)):
+        server.events.put_nowait({"type": "ADDED", "object": {"kind": "Pod", "metadata": {"uid": "1"}}})
+        server.events.put_nowait({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "11"}}})
+        server.events.put_nowait({"type": "ADDED", "object": pod("new", 12)})
+        await seen.until(1)
+    assert seen.events == [("Pod", "new", False)]
 
 
 async def test_a_watch_survives_a_socket_that_uvloop_takes_for_another_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +203,10 @@ async def test_a_watch_survives_a_socket_that_uvloop_takes_for_another_one(serve
 
     monkeypatch.setattr(aiohttp.TCPConnector, "connect", fail_at_first)
     seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(1)
-    assert seen.events == [("Pod", "ADDED", "new")]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with seen.watching(configuration_for(server.url)):
+        server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+        await seen.until(1)
+    assert seen.events == [("Pod", "new", False)]
 
 
 async def test_a_session_that_is_refused_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,29 +219,23 @@ async def test_a_session_that_is_refused_is_replaced(server: Server, monkeypatch
 
     monkeypatch.setattr(watches, "SESSION_SECONDS", 0.05)
     configuration.refresh_api_key_hook = read_token
-    task = asyncio.create_task(seen.watches(configuration).run())
-    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(1)
-    assert (seen.events, server.tokens_read) == ([("Pod", "ADDED", "new")], 2)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with seen.watching(configuration):
+        server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+        await seen.until(1)
+    assert (seen.events, server.tokens_read) == ([("Pod", "new", False)], 2)
 
 
 async def test_while_all_sessions_are_refused_the_api_server_is_not_asked_all_the_time(server: Server) -> None:
     server.token = "another"
-    task = asyncio.create_task(Seen().watches(configuration_for(server.url)).run())
-    await server.refused.wait()
-    await asyncio.sleep(0.2)
-    assert server.refusals == 1
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with Seen().watching(configuration_for(server.url)):
+        await server.refused.wait()
+        await asyncio.sleep(0.2)
+        assert server.refusals <= 4, "one for each request of the discovery"
 
 
-async def test_the_error_of_one_watch_ends_all(server: Server) -> None:
-    """The supervisor starts them again, after a new list."""
-    seen = Seen()
-    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
+async def test_the_error_of_one_watch_ends_the_operator(server: Server) -> None:
+    """The kubelet starts it again."""
     server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500}})
+    seen = Seen()
     with pytest.raises(Exception, match="Error in the watch-stream"):
-        await task
-    assert not [task for task in asyncio.all_tasks() if "watch" in task.get_name()]
+        await asyncio.to_thread(lambda: asyncio.run(seen.operate(configuration_for(server.url))))

@@ -83,7 +83,6 @@ CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
-NAMESPACE = Kind("v1", "Namespace", "namespaces", namespaced=False)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SECRET = Kind("v1", "Secret", "secrets")
 POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
@@ -113,7 +112,6 @@ KINDS = (
     POD,
     EVENT,
     NODE,
-    NAMESPACE,
     CONFIG_MAP,
     SECRET,
     POD_METRICS,
@@ -154,7 +152,7 @@ def selector_of(kind: Kind) -> dict[str, str]:
     Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Pods of others
     may have it too: `vllm_operator.pods.owner` tells whose a Pod is.
     """
-    if kind in (VLLM_DEPLOYMENT, NAMESPACE):
+    if kind in (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET):
         return {}
     return {labels.NAME_LABEL: labels.NAME} if kind == POD else {labels.MANAGED_BY_LABEL: labels.MANAGED_BY}
 

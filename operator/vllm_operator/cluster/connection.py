@@ -17,9 +17,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.incluster_config import load_incluster_config
+from kubernetes.aio.config.kube_config import load_kube_config
 from yaml import YAMLError, safe_load
 
-from vllm_operator.cluster.library import ConfigException, Configuration, RESTClientObject, load_incluster_config, load_kube_config
 from vllm_operator.cluster.responses import CHUNK_BYTES
 from vllm_operator.cluster.sockets import check_socket
 

@@ -50,8 +50,6 @@ MAX_PODS = 8
 """Pods whose events are read in one reconciliation. The status shows the worst Pods and counts the others."""
 MIN_AGE_SECONDS = 5.0
 """No events are read about younger objects: most of them are still making progress."""
-MIN_AGE_UNDER_LOAD_SECONDS = 15.0
-"""The same while other VLLMDeployments wait: in a burst, most objects are older than five seconds before anything could happen to them."""
 MIN_CACHE_SECONDS = 5.0
 MAX_CACHE_SECONDS = 60.0
 """Events are read again after a quarter of the age of their object, within these bounds."""
@@ -177,13 +175,11 @@ class EventReader:
         self,
         client: ClusterClient,
         *,
-        busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`busy` tells whether other VLLMDeployments wait."""
+        """Prepare to read with this client."""
         self._client = client
-        self._busy = busy
         self._clock = clock
         self._now = now
         self._cached: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
@@ -200,8 +196,7 @@ class EventReader:
         waiting += [*((CLAIM, claim) for claim in pending), *((JOB, job) for job in jobs)]
         if not waiting:
             return (), None
-        min_age = MIN_AGE_UNDER_LOAD_SECONDS if self._busy() else MIN_AGE_SECONDS
-        due = [(kind, item) for kind, item in waiting if self._age(item) >= min_age]
+        due = [(kind, item) for kind, item in waiting if self._age(item) >= MIN_AGE_SECONDS]
         try:
             found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
         except Forbidden:

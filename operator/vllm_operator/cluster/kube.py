@@ -18,6 +18,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTResponse
+from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator import __version__
 from vllm_operator.cluster.client import (
@@ -39,7 +42,6 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.connection import Connection, MissingConnectionError, Session
 from vllm_operator.cluster.lease import Fence
-from vllm_operator.cluster.library import ConfigException, Configuration, RESTResponse
 from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks, watch_events
 from vllm_operator.pods import reading
 

@@ -1,7 +1,7 @@
 """Read a VLLMDeployment, its children and its Pods.
 
 All of it is read in each reconciliation, whatever the watch event was. The client may read from memory
-(`vllm_operator.cluster.mirror`).
+(`vllm_operator.cluster.object_cache`).
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """

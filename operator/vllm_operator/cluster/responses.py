@@ -1,15 +1,11 @@
-"""Responses of an API server: their bytes, JSON that is nested deep, and the errors that they stand for."""
+"""Responses of an API server: their bytes, and the errors that they stand for."""
 
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any
-
-# before aiohttp, which would otherwise load certificates that nothing uses
-from vllm_operator.cluster.library import RESTResponse  # isort: split
 
 import aiohttp
-from pydantic_core import from_json
+from kubernetes.aio.client.rest import RESTResponse
 
 from vllm_operator.cluster.client import (
     ClusterError,
@@ -35,12 +31,9 @@ REJECTED = (
     "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
     " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
 )
-DEPTH_LIMIT = 100
-"""Levels of nesting that are kept of JSON that is too deep for Python. Objects of Kubernetes have at most about 25."""
 _KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no preferred addresses found)')
 """How the API server begins a message about a kubelet that it cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
 names the Pod, but the rest is about the node."""
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 
 
 async def read_body(response: RESTResponse) -> bytes:
@@ -111,48 +104,3 @@ def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> C
 def _seconds(after: str) -> float | None:
     """The seconds of a `Retry-After` header; None for other formats."""
     return min(float(after), LONGEST_RETRY_SECONDS) if re.fullmatch(r"[0-9]{1,9}", after) else None
-
-
-class DeepDecoder(json.JSONDecoder):
-    """Decodes JSON. What is nested too deep for Python is decoded without what is deeper than `DEPTH_LIMIT`.
-
-    pydantic's decoder takes 0.4 of the time of Python's, and decodes to the same values. It refuses more than 200 levels and halves of
-    surrogate pairs. What it refuses is decoded by Python's, which also words the errors.
-    """
-
-    def decode(self, s: str, *arguments: Any) -> Any:
-        """Decode a document."""
-        try:
-            return from_json(s, cache_strings="keys")
-        except (TypeError, ValueError):  # TypeError: half of a surrogate pair that is not escaped
-            pass
-        try:
-            return super().decode(s, *arguments)
-        except RecursionError:
-            return super().decode(cut(s), *arguments)
-
-
-def cut(text: str, limit: int = DEPTH_LIMIT) -> str:
-    """Replace each object and list that is deeper than the limit by null."""
-    pieces, kept, depth = [], 0, 0
-    for token in _TOKEN.finditer(text):
-        mark = token[0]
-        if mark in "{[":
-            depth += 1
-            if depth == limit + 1:
-                pieces.append(text[kept : token.start()])
-        elif mark in "}]":
-            if depth == limit + 1:
-                pieces.append("null")
-                kept = token.end()
-            depth -= 1
-    return "".join(pieces if depth > limit else (*pieces, text[kept:]))
-
-
-def install_decoder() -> None:
-    """Use `DeepDecoder` for every `json.loads` without options, including those of kopf and aiohttp, which have no other hook.
-
-    The API server stores fields without a schema, such as `spec.podTemplate`, with up to 10,000 levels. Python's decoder raises
-    RecursionError at about 950. One such object would fail every list and watch that contains it.
-    """
-    json._default_decoder = DeepDecoder()  # type: ignore[attr-defined]  # the decoder of json.loads for such calls

@@ -111,7 +111,6 @@ class Observation:
         draining: The Pods that finish their requests before they stop.
         scaling: Why the PodDisruptionBudget or the autoscaler is not in effect.
         apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
-        recent_rollouts: How many VLLMDeployments have begun a rollout recently.
     """
 
     resource: VLLMDeployment
@@ -139,7 +138,6 @@ class Observation:
     exposure: Exposure = NO_EXPOSURE
     scaling: tuple[ObjectProblem, ...] = ()
     draining: tuple[DrainingPod, ...] = ()
-    recent_rollouts: int = 0
 
     @property
     def previous(self) -> VLLMDeploymentStatus:

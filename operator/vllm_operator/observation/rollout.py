@@ -1,7 +1,5 @@
 """The Deployment: how many Pods exist, whether they run the current spec, and whether it can create them."""
 
-from datetime import datetime
-
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
@@ -33,11 +31,6 @@ def paused(observed: ObservedState) -> str:
     """Return the name of the Deployment if it is paused, else an empty text."""
     deployment = observed.observation.deployment
     return reading.text(deployment, "metadata", "name") if reading.mapping(deployment, "spec").get("paused") is True else ""
-
-
-def last_ready(observed: ObservedState) -> datetime | None:
-    """Return when the newest ready Pod became ready, which its Deployment counts some seconds later; None without one."""
-    return max((view.ready_at for view in observed.pods if view.phase is Phase.READY and view.ready_at is not None), default=None)
 
 
 def is_current(observed: ObservedState, view: PodView) -> bool:

@@ -1,20 +1,15 @@
 """Metrics of the operator in Prometheus format."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.kept import digest
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.estimates import StartClock
 
@@ -25,6 +20,9 @@ OTHER = "Other"
 """Label value for reasons that are not documented. Names of users' crash signatures must not become label values."""
 _OBJECT = ("namespace", "name")
 Key = tuple[str, str]
+_MetricFamily = CounterMetricFamily | GaugeMetricFamily
+_Sample = tuple[str, tuple[str, ...], float]
+"""Name of the metric without prefix, label values without those of the object, and value."""
 
 
 class Metrics:
@@ -49,9 +47,10 @@ class Metrics:
         )
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
         self._deployments = _Deployments(documented_reasons())
+        self.registry.register(self._deployments)
         self._restarts = Counter(
             f"{PREFIX}_task_restarts",
-            "Number of restarts of the operator's own tasks by task: watches, mirror, log (of a Pod), user data.",
+            "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.",
             ["task"],
             registry=self.registry,
         )
@@ -131,78 +130,35 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        return generate_latest(self.registry) + self._deployments.render()
+        return generate_latest(self.registry)
 
 
-class _Deployments:
-    """Samples of all VLLMDeployments, kept as text: a scrape only joins them, and does not block the event loop.
-
-    The samples of an object are replaced together, so that no outdated one remains.
-    """
+class _Deployments(Collector):
+    """Samples of all VLLMDeployments. Those of an object are replaced together, so that no outdated one remains."""
 
     def __init__(self, reasons: Collection[str]) -> None:
         self._reasons = reasons
-        self._digests: dict[Key, bytes] = {}
-        """Tell whether the samples of an object have changed. The samples themselves would take about 2 KiB."""
-        self._text: dict[str, dict[Key, bytes]] = {name: {} for name in _FAMILIES}
+        self._samples: dict[Key, tuple[_Sample, ...]] = {}
 
     def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
         """Replace the samples of an object."""
-        samples = list(_samples(status, start, self._reasons))
-        now = digest(samples)
-        if now == self._digests.get(key):
-            return
-        self.forget(key)
-        self._digests[key] = now
-        for name, of_family in groupby(sorted(samples), key=itemgetter(0)):
-            self._text[name][key] = b"".join(_line(key, sample) for sample in of_family)
+        self._samples[key] = tuple(_samples(status, start, self._reasons))
 
     def forget(self, key: Key) -> None:
         """Remove the samples of an object."""
-        if self._digests.pop(key, None) is not None:
-            for texts in self._text.values():
-                texts.pop(key, None)
-
-    def render(self) -> bytes:
-        """Return all metric families, including those without samples."""
-        return b"".join(part for name, texts in self._text.items() for part in (_header(name), *texts.values()))
-
-
-_MetricFamily = CounterMetricFamily | GaugeMetricFamily
-
-
-@dataclass(frozen=True, slots=True)
-class _Family(Collector):
-    """One metric family as what `generate_latest` renders."""
-
-    family: _MetricFamily
+        self._samples.pop(key, None)
 
     def collect(self) -> Iterator[_MetricFamily]:
-        """Return the family."""
-        yield self.family
+        """Return all metric families, including those without samples."""
+        families: dict[str, _MetricFamily] = {}
+        for name, (documentation, labels) in _FAMILIES.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[name] = family(f"{PREFIX}_{name}", documentation, labels=(*_OBJECT, *labels))
+        for key, samples in self._samples.items():
+            for name, labels, value in samples:
+                families[name].add_metric((*key, *labels), value)
+        yield from families.values()
 
-
-def _header(name: str) -> bytes:
-    """The lines before the samples of a metric: its help text and its type."""
-    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return generate_latest(_Family(family(f"{PREFIX}_{name}", _FAMILIES[name][0])))
-
-
-def _line(key: Key, sample: "_Sample") -> bytes:
-    """A sample as `generate_latest` renders it, in a tenth of the time: labels by name, and their values escaped."""
-    name, labels, value = sample
-    values = sorted(zip((*_OBJECT, *_FAMILIES[name][1]), (*key, *labels), strict=True))
-    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in values)
-    number = floatToGoString(value)  # type: ignore[no-untyped-call]  # prometheus_client declares no types for it
-    return f"{PREFIX}_{name}{{{text}}} {number}\n".encode()
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-_Sample = tuple[str, tuple[str, ...], float]
-"""Name of the metric without prefix, label values without those of the object, and value."""
 
 _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "condition": (

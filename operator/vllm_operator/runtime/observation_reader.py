@@ -74,15 +74,14 @@ class ObservationReader:
         *,
         inventory: InventoryCache[Inventory],
         logs: LogStates,
-        busy: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        """`busy` tells whether other VLLMDeployments wait."""
+        """Prepare to read with this client."""
         self._client = client
         self._inventory = inventory
         self._logs = logs
         self._now = now
-        self._event_reader = EventReader(client, busy=busy, now=now)
+        self._event_reader = EventReader(client, now=now)
         self._cpu_usage = CpuUsage(client)
         self._drains = DrainReader(client)
 

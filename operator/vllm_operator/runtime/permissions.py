@@ -14,7 +14,6 @@ from vllm_operator.cluster.client import (
     HTTP_ROUTE,
     INFERENCE_POOL,
     JOB,
-    NAMESPACE,
     NETWORK_POLICY,
     NODE,
     NODE_POOL,
@@ -73,9 +72,6 @@ REQUIRED: tuple[Permission, ...] = (
 )
 """Without one of these the operator is not ready, and does what it can."""
 
-SHARD: tuple[Permission, ...] = _all(NAMESPACE, "list watch", "it is unknown which namespaces belong to the shard, and nothing is served")
-"""What an operator needs that serves only the namespaces of a shard."""
-
 OPTIONAL: tuple[Permission, ...] = (
     Permission(
         "update",
@@ -124,7 +120,7 @@ GATEWAY: tuple[Permission, ...] = (
 
 _NO_PRESET = "VLLMDeployments with spec.preset get no plan"
 PRESETS: tuple[Permission, ...] = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
-"""Needed once an object names a preset, and not asked for at the start: the CRDs may be missing."""
+"""Needed only for objects that name a preset. The CRDs may be missing."""
 
 KEDA: tuple[Permission, ...] = (
     *_all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
@@ -135,7 +131,7 @@ KEDA: tuple[Permission, ...] = (
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 
 
-def watched_kinds(denied: Collection[Permission]) -> tuple[Kind, ...]:
-    """The kinds that the operator may list and watch. A single forbidden watch would end all of them."""
+def watched_kinds(denied: Collection[Permission], *, presets: Collection[Kind] = ()) -> tuple[Kind, ...]:
+    """Return the kinds that the operator may list and watch, with those of presets that exist. A single forbidden watch would end all."""
     missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
-    return tuple(kind for kind in WATCHED if kind not in missing)
+    return tuple(kind for kind in (*WATCHED, *presets) if kind not in missing)

@@ -5,18 +5,16 @@ The steps are always the same:
     observe -> logs -> plan -> caches -> pin -> apply -> decide -> status
 
 A log that is read for the first time soon changes the status. Until it has been read, an object whose spec is in the status is left
-alone. If `apply` fails, the later steps still run: the status is written, then the error is raised. While urgent keys wait, a
-reconciliation that has written a Deployment ends there ("deferred"), and the next one does the rest. So under load, all Deployments
-come first.
+alone. If `apply` fails, the later steps still run: the status is written, then the error is raised.
 
 Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -29,7 +27,6 @@ from vllm_operator.cluster.client import (
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     POD,
-    SERVICE,
     ClusterClient,
     ClusterError,
     Conflict,
@@ -56,7 +53,6 @@ from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.created_objects import CreatedObjects
-from vllm_operator.runtime.event_writer import EventWriter
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.followers import CATCH_UP_SECONDS
 from vllm_operator.runtime.free_devices import FreeDevices
@@ -66,7 +62,6 @@ from vllm_operator.runtime.observation_reader import LogStates, ObservationReade
 from vllm_operator.runtime.optional_objects import OptionalObjects
 from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.presets import Presets
-from vllm_operator.runtime.rollouts import Rollouts
 from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
 from vllm_operator.runtime.status_writer import StatusWriter
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
@@ -80,7 +75,7 @@ ACT_SECONDS = 0.1
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 ROLLOUT_SECONDS = 2.0
-"""Maximum delay between a change of the children by a new spec and the status. Usually a Pod shows earlier that the rollout has begun."""
+"""Maximum delay between a change of the Deployment and the status. Usually a watch event tells earlier that its controller has seen it."""
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
@@ -125,10 +120,8 @@ class Reconciler:
         configs: ModelConfigs | None = None,
         trust: ArtifactTrust | None = None,
         presets: Presets | None = None,
-        events: EventWriter | None = None,
         integrations: Collection[str] = (),
         namespaces: Sequence[str] = (),
-        busy: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Set up a reconciler.
@@ -144,10 +137,8 @@ class Reconciler:
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
             presets: The presets of the cluster; None to read them with `client`.
-            events: The writer of events; None to write each at once.
             integrations: APIs of others that the operator may use; see `OptionalObjects`.
             namespaces: The namespaces that the operator serves; all if empty.
-            busy: Whether urgent keys wait for a worker.
             now: The clock.
         """
         self._client = client
@@ -156,22 +147,20 @@ class Reconciler:
         self._caches = caches
         self._inventory = inventory
         self._free_devices = FreeDevices(inventory)
-        self._observations = ObservationReader(client, inventory=inventory, logs=logs, busy=busy, now=now)
+        self._observations = ObservationReader(client, inventory=inventory, logs=logs, now=now)
         self._logs = logs
         self._metrics = metrics
         self._configs = configs
         self._trust = trust or ArtifactTrust()
         self._presets = presets or Presets(client)
-        self._busy = busy
         self._now = now
-        self.rollouts = Rollouts(now)
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
         self._created = CreatedObjects(client, namespaces=namespaces)
         self._optional = OptionalObjects(client, self._created, integrations=integrations, count=metrics.wrote)
         self._scaling = ScalingReconciler(client, self._optional, now=now)
-        self._status = StatusWriter(client, metrics, events or EventWriter(client, count=metrics.wrote), now=now)
+        self._status = StatusWriter(client, metrics, now=now)
         self._pod_schema = PodSchemas(client)
 
     async def reconcile(self, key: Key) -> Result:
@@ -204,10 +193,6 @@ class Reconciler:
             outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
         cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
-        # why caches were not filled before a rollout is only known while the rollout has not begun
-        may_defer = self._busy() and cache_outcome.activity.skipped is None
-        if may_defer and await self._apply_deployments(snapshot, cache_outcome):
-            return Result("deferred", ROLLOUT_SECONDS if self.rollouts.begin(resource) else None)
         applied = await self._apply(snapshot, cache_outcome)
         await self._revisions.record_former(resource, snapshot, revision)
         await self._revisions.confirm(resource, snapshot, cache_outcome.manifests, applied.children)
@@ -232,13 +217,13 @@ class Reconciler:
         exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
         scaling = await self._scaling.reconcile(resource, snapshot.resource)
-        observation = replace(observation, exposure=exposure, scaling=scaling, recent_rollouts=self.rollouts.recent())
+        observation = replace(observation, exposure=exposure, scaling=scaling)
         decision, reported = self._decide(observation)
-        is_applied = applied.written and applied.failure is None and not applied.refusals
-        if is_applied and not reported.events and self.rollouts.begin(resource):
-            return Result("deferred", ROLLOUT_SECONDS)
-        if self.rollouts.await_controller(resource, observation.deployment):
-            return Result("deferred", ROLLOUT_SECONDS)
+        is_applied = bool(applied.written) and applied.failure is None and not applied.refusals
+        tells_nothing = not reported.events and cache_outcome.activity.skipped is None
+        if resource.status.has_plan and is_applied and tells_nothing and not _is_seen(observation.deployment):
+            # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
+            return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
             await self._revisions.prune(resource, snapshot, revision)
@@ -321,13 +306,6 @@ class Reconciler:
             return await self._caches.reconcile(resource, snapshot, *_without_plan(pin)), None
         return replace(cache_outcome, manifests=pin.manifests), pin.revision
 
-    async def _apply_deployments(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> bool:
-        """Apply the manifests that Pods need, and no others. Return whether something was written, and nothing failed."""
-        manifests = [manifest for manifest in cache_outcome.manifests if manifest["kind"] != SERVICE.kind]
-        live = [child for child in cache_outcome.live if child["kind"] != SERVICE.kind]
-        applied = await self._apply_all(snapshot.resource, manifests, live)
-        return bool(applied.written) and applied.failure is None and not applied.refusals
-
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
         applied = await self._apply_all(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
@@ -381,6 +359,12 @@ def _has_served(resource: VLLMDeployment, snapshot: Snapshot) -> bool:
     """Whether a replica is ready, or all replicas of the current Pod template have been, which the Deployment remembers."""
     progress = reading.named(snapshot.child(DEPLOYMENT), "Progressing", "status", "conditions")
     return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
+
+
+def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
+    """Whether its controller has seen the current spec of a Deployment."""
+    seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
+    return deployment is None or (seen or 0) >= (generation or 0)
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:

@@ -10,9 +10,10 @@ from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.cluster.client import ClusterClient, Manifest
-from vllm_operator.runtime.event_writer import EventWriter
+from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.status.conditions import status_with_failure
+from vllm_operator.status.events import EventDraft
 from vllm_operator.status.report import Report
 from vllm_operator.text import wording
 
@@ -22,19 +23,22 @@ log = logging.getLogger(__name__)
 class StatusWriter:
     """Writes what differs from the status that was last written."""
 
-    def __init__(self, client: ClusterClient, metrics: Metrics, events: EventWriter, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, client: ClusterClient, metrics: Metrics, *, now: Callable[[], datetime]) -> None:
         self._client = client
         self._metrics = metrics
         self._now = now
-        self._events = events
+        self._recorder = EventRecorder(client)
 
     async def write(self, resource: VLLMDeployment, manifest: Manifest, reported: Report) -> None:
         """Write the events of a report, then the status if it changed.
 
+        An operator that is killed between the two makes the same report again, and finds the events that it wrote.
+
         Raises:
             ClusterError: Make the same report again.
         """
-        await self._events.write(manifest, reported.events, self._now())
+        for event in reported.events:
+            await self._record(manifest, event)
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
         written = resource.status
         if written.pinned_plan is not None and reported.status.plan is None:
@@ -59,6 +63,13 @@ class StatusWriter:
         self._metrics.reported(metadata["namespace"], metadata["name"], changed)
         if changed != status:
             await self._apply(manifest, changed)
+
+    async def _record(self, manifest: Manifest, event: EventDraft) -> None:
+        occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+        if verb := await self._recorder.record(manifest, occurrence, now=self._now()):
+            self._metrics.wrote(verb, "Event")
+            metadata = manifest["metadata"]
+            log.info("%s: %s", event.reason, event.message, extra={"key": f"{metadata['namespace']}/{metadata['name']}"})
 
     async def _apply(self, manifest: Manifest, status: VLLMDeploymentStatus) -> None:
         # The API server ignores a wrong uid in a status. Only the resourceVersion protects a new object of the same name.

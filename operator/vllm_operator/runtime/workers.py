@@ -9,7 +9,7 @@ from typing import Protocol
 from vllm_operator.cluster.client import ClusterError, Conflict, Key, Unavailable
 from vllm_operator.runtime.log_output import about, describe_end
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.queue import QueueClosed, WorkQueue
+from vllm_operator.runtime.queue import Priority, QueueClosed, WorkQueue
 from vllm_operator.runtime.reconciler import Result
 
 log = logging.getLogger(__name__)
@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 3.0
 """Maximum delay between two attempts while the API server is unavailable. It is how late the operator may be when it is back."""
-PATIENCE_SECONDS = 10.0
-"""How long the rest of a reconciliation that has written a Deployment waits at most until all Deployments of other objects are written."""
 REFUSED_SECONDS = 5.0
 """Minimum delay after an error that time alone does not fix: a missing permission, a bug."""
 
@@ -107,12 +105,9 @@ class Workers:
     def _requeue(self, key: Key, result: Result) -> None:
         if result.name == "gone":
             return
-        if result.name == "deferred":
-            self._queue.add_patiently(key, result.requeue_seconds or 0.0, patience_seconds=PATIENCE_SECONDS)
-            return
         resync = self._resync * random.uniform(0.9, 1.0)
         if result.requeue_seconds is None or result.requeue_seconds >= resync:
-            self._queue.add_after(key, resync, urgent=False)
+            self._queue.add_after(key, resync, Priority.RESYNC)
         else:
             self._queue.add_after(key, max(0.05, result.requeue_seconds))
 

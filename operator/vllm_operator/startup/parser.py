@@ -40,7 +40,7 @@ class StartupParser:
         self._recent: deque[str] = deque(maxlen=LINES_KEPT)
         self._start = StartTracker(prepared, self._recent, self._clock)
 
-    def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
+    def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:  # noqa: C901, PLR0915 - one case for each kind of line
         """Add the next part of the log, of any size. `timestamp`: when it was written (UTC), if known.
 
         Heartbeats are parsed like other lines, but their time is ignored: a start that only repeats them makes no progress.

@@ -12,6 +12,5 @@ crashed         Crashed
 exposed         Exposed, `status.url`
 scaled          Autoscaled, Protected
 ready           Ready, Stalled, and which conditions have something to report; draining (Pods that finish their requests)
-pacing          which steps of a rollout are reported some seconds later
 events          the difference to the previous status, as events
 """

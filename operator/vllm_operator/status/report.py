@@ -32,7 +32,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, draining, exposed, pacing, planned, ready, scaled, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, ready, scaled, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -74,20 +74,11 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     block, block_held_until = startup.startup_status(observed)
     status = _status(observed, crashes, decision, plan, block)
     events = draft_events(observed, status, crashes, plan)
-    ready_since = rollout.last_ready(observed)
-    held_until = pacing.held_until(
-        observation.previous,
-        status,
-        events,
-        observation.now,
-        ready_since=ready_since,
-        recent_rollouts=observation.recent_rollouts,
-    )
     return Report(
-        status=observation.previous if held_until is not None else status,
+        status=status,
         events=events,
         start=start_clock(observed),
-        requeue_after_seconds=_requeue_after(observation.now, [held_until, block_held_until, *_deadlines(observed, crashes)]),
+        requeue_after_seconds=_requeue_after(observation.now, [block_held_until, *_deadlines(observed, crashes)]),
     )
 
 

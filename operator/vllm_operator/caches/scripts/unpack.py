@@ -100,7 +100,7 @@ class Layer:
             raise ArtifactError("Rejected", f"The content of the layer is not {digest}.")
 
 
-def unpack_layer(
+def unpack_layer(  # noqa: PLR0915 - one check for each kind of entry
     source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
 ) -> tuple[int, int]:
     """Unpack a layer into an empty folder, and return the number of files and their bytes.

@@ -216,7 +216,7 @@ def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio() + (other.lower() in one.lower())
 
 
-def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:
+def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
     """What the user can do about the obstacle of the nearest pool, as sentences."""
     pool = nearest.pool
     match nearest.obstacle:

@@ -115,7 +115,7 @@ class CrashTracker:
             # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.
             self._look_for_failure("", text, number)
 
-    def error(self, process: str, level: int | None, text: str, number: int) -> None:
+    def error(self, process: str, level: int | None, text: str, number: int) -> None:  # noqa: C901 - one case for each kind of line
         """Read a line of an error record, or raw output. It is the last of `tracebacks.recent`."""
         text = self.tracebacks.ungrouped(text) if text.startswith(GROUPED) else text
         part = self.tracebacks.take(process, text, number, raw=level is None)
