@@ -10,8 +10,7 @@ from vllm_operator.catalog import entry as entries
 from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent
 from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, load_list, parse_entry, read_data
-from vllm_operator.catalog.gpus import Architecture, GPUs
-from vllm_operator.catalog.images import Images, Variant
+from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.rules import Rule

@@ -6,7 +6,7 @@ import pytest
 
 from support.gpus import real_node
 from support.plans import deployment, made, refusal
-from vllm_operator.catalog.images import cuda_of_tag
+from vllm_operator.catalog.gpus import cuda_of_tag
 
 COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.models import load_shapes
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
 from vllm_operator.planning.memory.formats import name_format, read_format

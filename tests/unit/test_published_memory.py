@@ -10,7 +10,7 @@ import pytest
 
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.models import load_shapes
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.estimate import Estimate

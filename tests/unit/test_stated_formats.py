@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.models import load_shapes
 from vllm_operator.planning.memory.formats import read_format
 from vllm_operator.planning.memory.shape import read_shape
 

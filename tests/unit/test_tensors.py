@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.shapes import KnownShapes
+from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.planning.engine.shape import ParallelShape

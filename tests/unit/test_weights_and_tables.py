@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import read_case

@@ -3,9 +3,9 @@
 Where to look, by subject (`data/` has the knowledge itself):
 
     all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
-    machines      gpus, images; paths (directories inside the container)
+    machines      gpus (and images); paths (directories inside the container)
     vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
-    models        models, shapes (their sizes), memory (what else an engine takes)
+    models        models (families, and sizes of well-known ones), memory (what else an engine takes)
     decisions     rules, rule_matching (when a rule applies), selectors (what vLLM's own selectors answer)
     starts        startup: lines of a start, logged names of backends, crashes
     crashes       signatures (with remedies), templates (how their texts are filled in)

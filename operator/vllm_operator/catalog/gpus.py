@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: architectures, products, and the node labels of clouds.
+"""NVIDIA GPUs: architectures, products, and the node labels of clouds. The images that the vLLM project publishes for them.
 
 An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabilities are compared as tuples of integers, because as text
 "10.0" is less than "9.0".
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, keyed_by, load_file, read_text
+from vllm_operator.catalog.entry import Entry, Specifiers, keyed_by, load_file, read_text
 
 Version = tuple[int, ...]
 """A version or compute capability as a tuple of integers."""
@@ -189,3 +189,53 @@ def product_key(name: str) -> str:
 def load_gpus() -> GPUs:
     """Read the table of GPUs that ships with the operator."""
     return load_file(GPUs, "gpus.yaml")
+
+
+class Variant(Entry):
+    """An image that is published beside the default one: for which vLLM versions, its tag's suffix, its CUDA version."""
+
+    when: Specifiers
+    suffix: str
+    cuda: NumericVersion
+
+
+class Compatibility(Entry):
+    """The variable that makes the engine load the forward compatibility package in the image."""
+
+    variable: str
+    source: str
+
+
+class Images(Entry):
+    """Everything that is known about images: the content of `images.yaml`.
+
+    `drivers` maps a CUDA major to the first driver branch that runs it.
+    """
+
+    repository: str
+    variants: tuple[Variant, ...]
+    variants_source: str
+    host_architectures: tuple[str, ...]
+    drivers: Mapping[int, int]
+    drivers_source: str
+    compatibility: Compatibility
+
+    def variants_of(self, version: str) -> tuple[Variant, ...]:
+        """Return the images of a vLLM version besides the default one."""
+        return tuple(variant for variant in self.variants if variant.when.contains(version, prereleases=True))
+
+    def is_official(self, image: str) -> bool:
+        """True for an image of the vLLM project, also from a mirror that kept its name."""
+        return re.search(r"(^|/)vllm-openai([:@]|$)", image) is not None
+
+
+def cuda_of_tag(image: str) -> Version | None:
+    """Return the CUDA version that an image's tag names (`v0.24.0-cu129`), or None."""
+    tag = image.rsplit("/", 1)[-1].partition(":")[2]
+    match = re.search(r"(?:^|[-_.+])cu(?:da)?-?([0-9]{2})\.?([0-9])(?:[-_.]|$)", tag)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def load_images() -> Images:
+    """Read the table of images that ships with the operator."""
+    return load_file(Images, "images.yaml")

@@ -8,12 +8,10 @@ from typing import Any
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, PrimingRule, load_caches, load_priming_rules
 from vllm_operator.catalog.entry import data_digest
-from vllm_operator.catalog.gpus import GPUs, InstanceType, load_gpus
-from vllm_operator.catalog.images import Images, load_images
+from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus, load_images
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
-from vllm_operator.catalog.models import Models, load_models
+from vllm_operator.catalog.models import KnownShapes, Models, load_models, load_shapes
 from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.shapes import KnownShapes, load_shapes
 from vllm_operator.catalog.versions import Versions, load_engine_facts, load_versions
 
 

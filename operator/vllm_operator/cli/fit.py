@@ -18,7 +18,7 @@ from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quant
 from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
-from vllm_operator.catalog.shapes import KnownShapes, load_shapes
+from vllm_operator.catalog.models import KnownShapes, load_shapes
 from vllm_operator.catalog.versions import Release, Versions, parse_release
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.memory import MemoryFacts
-from vllm_operator.catalog.shapes import KnownShapes
+from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate

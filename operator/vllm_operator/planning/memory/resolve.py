@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs, Product
 from vllm_operator.catalog.memory import MemoryFacts
-from vllm_operator.catalog.shapes import KnownShape, KnownShapes
+from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import Device
 from vllm_operator.planning.memory.formats import NO_NAME, WeightFormat, find_format, measure_format, name_format, read_format

@@ -9,8 +9,8 @@ from typing import Any
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
+from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.command_line import read_words, replace_words
 from vllm_operator.planning.engine.shape import ParallelShape

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import EngineSpec
-from vllm_operator.catalog.gpus import GPUs, Version, parse_version
-from vllm_operator.catalog.images import Images, cuda_of_tag
+from vllm_operator.catalog.gpus import GPUs, Images, Version, cuda_of_tag, parse_version
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.inventory.pools import Pool

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
-from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.catalog.images import Images
+from vllm_operator.catalog.gpus import GPUs, Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release

@@ -26,8 +26,7 @@ from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.catalog.gpus import GPUs, product_key
-from vllm_operator.catalog.images import Images
+from vllm_operator.catalog.gpus import GPUs, Images, product_key
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.inventory.node_labels import SLICES, split_product
 from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
