@@ -76,20 +76,7 @@ async def test_a_claim_of_a_user_is_never_written_to_whatever_the_spec_says_late
     assert "ownerReferences" not in handed_over["metadata"]
 
 
-async def test_a_claim_that_an_earlier_version_has_taken_over_gets_no_owner(served: Cluster, operator: OperatorProcess) -> None:
-    await served.create(claim(served))
-    await served.apply(claim(served, labels=OURS), manager="vllm-operator", force=False)  # as the earlier version did
-    before = await served.get(CLAIM, "llama-cache")
-    await served.create(llama(served.namespace, **DELETE))
-    await served.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "ClaimNotOwned"))
-    after = await served.get(CLAIM, "llama-cache")
-    assert "ownerReferences" not in after["metadata"]
-    assert [e for e in after["metadata"]["managedFields"] if e["manager"] == "vllm-operator"] == [
-        e for e in before["metadata"]["managedFields"] if e["manager"] == "vllm-operator"
-    ]
-
-
-async def test_a_claim_that_an_earlier_version_has_created_is_the_operators(served: Cluster, operator: OperatorProcess) -> None:
+async def test_a_claim_that_the_operator_has_applied_is_its_own(served: Cluster, operator: OperatorProcess) -> None:
     await served.apply(claim(served, labels=OURS), manager="vllm-operator", force=False)
     await served.create(llama(served.namespace, cache={"volume": {"size": "40Gi"}}))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))

@@ -78,21 +78,6 @@ def test_the_operator_understands_every_variable_that_the_chart_sets(way: str) -
 
 
 @needs_helm
-def test_values_by_their_deprecated_names_render_the_same() -> None:
-    values = WAYS["behind-a-proxy"].values
-    proxy, bundle = values["proxy"], values["caBundle"]
-    deprecated = {name: value for name, value in values.items() if name != "caBundle"}
-    deprecated |= {"proxy": {"url": proxy["url"], "except": proxy["noProxy"]}, "authorities": bundle}
-    assert helm.template(deprecated) == helm.template(values)
-    only_the_name = helm.template({"authorities": {"configMap": bundle["configMap"]}})
-    assert only_the_name == helm.template({"caBundle": {"configMap": bundle["configMap"]}})
-    both = {**values, "proxy": {**proxy, "except": "old"}, "authorities": {"configMap": "old", "key": "old"}}
-    assert helm.template(both) == helm.template(values)
-    reused = helm.template({**deprecated, "caBundle": None})  # as with `helm upgrade --reuse-values`
-    assert reused == helm.template(values)
-
-
-@needs_helm
 def test_rules_and_signatures_among_the_values_reach_the_operator_as_they_are() -> None:
     manifests = helm.template(WAYS["own-rules-and-signatures"].values)
     data = {it["metadata"]["name"]: it["data"] for it in manifests if it["kind"] == "ConfigMap"}
@@ -261,8 +246,7 @@ def test_the_schema_describes_the_values_that_there_are() -> None:
     def names(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, set[str], set[str]]]:
         described = schema.get("properties")
         if described is not None and path != ".settings":  # none of them is set by default
-            deprecated = {name for name, inner in described.items() if inner["description"].startswith("Deprecated")}
-            yield path, set(value), set(described) - {"global"} - deprecated
+            yield path, set(value), set(described) - {"global"}
             for name in described.keys() & value.keys():
                 yield from names(value[name], described[name], f"{path}.{name}")
 

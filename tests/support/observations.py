@@ -174,6 +174,7 @@ def plan(**changes: Any) -> Plan:
         "resource": "nvidia.com/gpu",
         "count": 8,
         "cache_key": KEY,
+        "deadline_seconds": 10800,
         "backends": backends,
     }
     return Plan(**values | changes)

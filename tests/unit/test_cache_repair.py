@@ -235,7 +235,7 @@ async def test_a_lock_that_nobody_holds_is_quarantined_with_its_caches(bench: Be
 
 @pytest.mark.timeout(30)
 async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined_directory(bench: Bench) -> None:
-    """A plan of an earlier version: no generation of it leads out of a directory that is quarantined."""
+    """No generation of such a plan leads out of a directory that is quarantined."""
     bench.cluster.put(llama())
     outcome = plan(VLLMDeployment.parse(bench.resource()), await bench.inventory.read(), known_catalog().shipped)
     assert outcome.plan is not None

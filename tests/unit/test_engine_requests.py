@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from support.gpus import real_node
-from support.plans import deployment, made, planned
+from support.plans import deployment, made
 from vllm_operator.planning.engine.host import plan_requests
 from vllm_operator.rendering.manifests import render
 
@@ -57,13 +57,3 @@ def test_weights_in_the_memory_of_the_host_are_requested() -> None:
 def test_a_claim_for_devices_stands_beside_the_requests() -> None:
     plan = made(deployment(), real_node("h100-sxm"))
     assert resources(plan, accelerator={"allocation": "DRA"}) == {"requests": {"cpu": "2", "memory": "6Gi"}, "claims": [{"name": "gpu"}]}
-
-
-def test_a_plan_of_an_earlier_version_keeps_its_pods_as_they_are() -> None:
-    node = real_node("h100-sxm")
-    old = made(deployment(), node).model_copy(update={"requests": None, "deadline_seconds": None})
-    env = [v.model_copy(update={"value": "10800"}) if v.name == "VLLM_ENGINE_READY_TIMEOUT_S" else v for v in old.env]
-    old = old.model_copy(update={"env": env})
-    outcome = planned(deployment(), node, pinned=old)
-    assert (outcome.plan, outcome.drift) == (old, ())
-    assert resources(old) == {"limits": {"nvidia.com/gpu": "1"}}

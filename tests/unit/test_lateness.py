@@ -13,14 +13,14 @@ from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 from vllm_operator.status.estimates import LONGEST_START_SECONDS, StartClock
 
 X1 = ("vllm-a-x1", 0)
-MODEL = {"uri": "hf://deepseek-ai/DeepSeek-V3"}
 UNKNOWN_WEIGHTS = 3 * 3600
 
 
-def observe(*pods: Mapping[str, Any], cache: CacheStatus | None = None, misses: int = 0, **spec: Any) -> Observation:
+def observe(*pods: Mapping[str, Any], cache: CacheStatus | None = None, misses: int = 0, deadline: int = UNKNOWN_WEIGHTS) -> Observation:
     state = StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(-5), last_line_at=o.at(-5), cache=CacheEvidence(misses=misses))
-    resource = o.resource(status=VLLMDeploymentStatus(cache=cache), **spec)
-    return o.observe(*(pods or (o.starting_pod(since=-60),)), states={X1: state}, resource=resource)
+    resource = o.resource(status=VLLMDeploymentStatus(cache=cache))
+    outcome = o.outcome(plan=o.plan(deadline_seconds=deadline))
+    return o.observe(*(pods or (o.starting_pod(since=-60),)), states={X1: state}, resource=resource, outcome=outcome)
 
 
 def known(**seconds: Any) -> CacheStatus:
@@ -33,8 +33,7 @@ def with_probe(pod: dict[str, Any], **probe: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[Observation, int]] = {
     "nothing is known: at its deadline": (observe(), UNKNOWN_WEIGHTS),
-    "the deadline is the user's": (observe(startup={"deadlineSeconds": 900}), 900),
-    "the weights have a size": (observe(model=MODEL | {"facts": {"weightSize": "100Gi"}}), 3600 + 1024),
+    "the plan has another deadline": (observe(deadline=900), 900),
     "a probe of the user's own": (observe(with_probe(o.starting_pod(), failureThreshold=30, periodSeconds=20, initialDelaySeconds=5)), 605),
     "a probe that leaves the period to the kubelet": (observe(with_probe(o.starting_pod(), failureThreshold=30)), 300),
     "a probe that waits for thousands of years": (
@@ -50,7 +49,7 @@ CASES: dict[str, tuple[Observation, int]] = {
     ),
     "only a warm start is known, and this one is cold": (observe(cache=known(warm_start_seconds=35), misses=1), UNKNOWN_WEIGHTS),
     "the caches are others by now": (observe(cache=CacheStatus(key="another", warm_start_seconds=35)), UNKNOWN_WEIGHTS),
-    "never beyond the deadline": (observe(cache=known(warm_start_seconds=3600), startup={"deadlineSeconds": 4000}), 4000),
+    "never beyond the deadline": (observe(cache=known(warm_start_seconds=3600), deadline=4000), 4000),
 }
 
 

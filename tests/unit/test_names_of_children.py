@@ -30,6 +30,7 @@ PLAN: dict[str, Any] = {
     "distribution": "vLLM",
     "count": 1,
     "cacheKey": "key",
+    "deadlineSeconds": 901,
     "weights": {"place": "OwnVolume", "volumeSize": "10Gi"},
 }
 

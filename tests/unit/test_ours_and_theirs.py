@@ -140,7 +140,7 @@ def users_claim(name: str = "llama-cache", **metadata: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("labelled", [False, True], ids=["unlabelled", "with copied labels"])
-async def test_replicas_that_use_a_claim_of_a_user_since_an_earlier_version_go_on(bench: Bench, labelled: bool) -> None:
+async def test_replicas_that_already_use_a_claim_of_a_user_go_on(bench: Bench, labelled: bool) -> None:
     bench.cluster.put(llama())
     await bench.settle()
     ours = next(claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == "llama-cache")
@@ -216,7 +216,7 @@ CREATED_BY = {
     "the operator": ([("vllm-operator", "Apply", True)], True),
     "the operator, and bound since": ([("vllm-operator", "Apply", True), ("kube-controller-manager", "Update", False)], True),
     "a user": ([("kubectl-create", "Update", True)], False),
-    "a user, and taken over by an earlier version": ([("kubectl-create", "Update", True), ("vllm-operator", "Apply", True)], False),
+    "a user, and the operator has applied it since": ([("kubectl-create", "Update", True), ("vllm-operator", "Apply", True)], False),
     "a tool that restored a backup with all labels": ([("velero-server", "Update", True)], False),
     "somebody who has applied the same since": ([("vllm-operator", "Apply", True), ("argocd", "Apply", True)], False),
     "nobody knows": ([], False),

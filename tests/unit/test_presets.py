@@ -208,24 +208,6 @@ async def test_while_presets_cannot_be_read_the_plan_in_force_is_kept_and_a_new_
     assert template(bench) == before
 
 
-async def test_a_plan_of_an_operator_that_did_not_know_presets_stays_in_force(bench: Bench) -> None:
-    bench.cluster.put(llama())
-    await bench.settle()
-    before, resource = template(bench), bench.resource()
-    # the spec had this field all the time; the earlier operator ignored it
-    stored = bench.cluster._objects[("VLLMDeployment", *KEY)]
-    stored["spec"]["preset"] = {"name": "gpu-defaults"}
-    bench.cluster.put(preset())
-    bench.restart()
-    await bench.settle()
-    assert template(bench) == before
-    assert bench.resource()["metadata"]["generation"] == resource["metadata"]["generation"]
-    assert "VLLMPreset gpu-defaults would be merged." in bench.message("Planned")
-    bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
-    await bench.settle()
-    assert seeds(bench) == ["7"]
-
-
 async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
     bench.cluster.fail("find", PRESET, Unavailable("down"), times=99)
     bench.cluster.put(llama())

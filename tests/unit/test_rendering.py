@@ -13,7 +13,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable, load_versions
-from vllm_operator.planning.engine.deadline import deadline_seconds, plan_deadline, plan_patience
+from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
 from vllm_operator.planning.pod_template import PodTemplateError
 from vllm_operator.planning.preset_merge import merge_preset
 from vllm_operator.planning.validation import violations
@@ -29,6 +29,7 @@ PLAN = Plan.model_validate(
         "resource": "nvidia.com/gpu",
         "count": 1,
         "cacheKey": "key",
+        "deadlineSeconds": 901,
     }
 )
 
@@ -113,21 +114,6 @@ def test_whatever_rollouts_the_crds_accept_a_pod_can_be_replaced(replicas: int, 
 
 
 @pytest.mark.parametrize(
-    ("spec", "want"),
-    [
-        ({}, 10800),
-        ({"startup": {"deadlineSeconds": 900}}, 900),
-        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "200Gi"}}}, 5648),
-        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "1.5Gi"}}}, 3616),
-        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "640G"}}}, 9704),
-        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "99Ti"}}}, 86400),
-    ],
-)
-def test_a_start_may_take_as_long_as_a_slow_but_working_one(spec: dict[str, Any], want: int) -> None:
-    assert deadline_seconds(VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, **spec})) == want
-
-
-@pytest.mark.parametrize(
     ("uri", "spec", "size", "want"),
     [
         ("hf://a/b", {}, None, 10800),
@@ -146,7 +132,6 @@ def test_the_deadline_follows_from_the_size_of_the_weights_and_where_they_are(ur
 def test_a_plan_in_force_keeps_its_deadline() -> None:
     spec = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}})
     old = made(deployment(), real_node("h100-sxm"))
-    assert plan_deadline(spec, 2**30, old.model_copy(update={"deadline_seconds": None})) == 10800
     assert plan_deadline(spec, 2**30, old.model_copy(update={"deadline_seconds": 5000})) == 5000
 
 
@@ -157,7 +142,7 @@ def test_an_engine_that_has_a_patience_of_its_own_gets_that_of_the_probe(table: 
 
 
 def test_the_startup_probe_lasts_as_long_as_a_start_may_take_and_the_rollout_longer() -> None:
-    deployment = rendered("Deployment", {"startup": {"deadlineSeconds": 901}})["spec"]
+    deployment = rendered("Deployment")["spec"]
     probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 905
     assert deployment["progressDeadlineSeconds"] > 905

@@ -51,25 +51,6 @@ def test_progress_is_written_at_most_every_10_s_or_5_percent(state: StartupState
     assert (second.status != first.status) is want_shown
 
 
-def test_conditions_of_an_earlier_version_that_say_nothing_vanish_without_an_event() -> None:
-    serving = o.observe(o.ready_pod())
-    written = report(serving).status
-    old = {"Ready": "True", "Planned": "True", "Available": "True", "Accepted": "True", "Starting": "False", "Crashed": "False"}
-    reasons = {"Accepted": "Valid", "Starting": "Started", "Crashed": "NoCrash"}
-    earlier = written.to_json() | {
-        "conditions": [
-            o.condition(type, status, reason=reasons.get(type, "Serving"), message="Well.", observedGeneration=3)
-            for type, status in old.items()
-        ]
-    }
-    again = report(o.following(serving, VLLMDeploymentStatus.model_validate(earlier)))
-    assert [(condition.type, condition.last_transition_time) for condition in again.status.conditions] == [
-        ("Ready", o.stamp(-300)),
-        ("Planned", o.stamp(-300)),
-    ]
-    assert again.events == ()
-
-
 def test_progress_that_is_held_back_is_looked_at_when_it_is_due() -> None:
     first = report(on(counting(100)))
     second = report(on(counting(105, seconds=3), seconds=3, before=first.status))

@@ -5,7 +5,6 @@ from typing import Any
 
 from support import observations as o
 from support.reports import decide_on, report
-from vllm_operator.api.status import RemediationState, RemediationStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.remediation.decision import PodReference
 from vllm_operator.remediation.in_force import current
@@ -58,15 +57,6 @@ def test_a_suggestion_is_a_part_of_the_record_of_its_crash_and_outlives_the_log(
     again = report(log_is_gone)
     assert again.status.last_crash == crash
     assert message(again, "Crashed") == message(written, "Crashed")
-
-    suggestion = RemediationStatus(
-        observed_generation=observed.resource.metadata.generation, state=RemediationState.SUGGESTED, command=crash.command
-    )
-    earlier = written.status.model_copy(update={"remediation": suggestion, "last_crash": crash.model_copy(update={"command": None})})
-    upgraded = report(o.following(log_is_gone, earlier)).status
-    assert upgraded.remediation is None
-    assert upgraded.last_crash is not None
-    assert upgraded.last_crash.command == crash.command, "an earlier version kept it apart"
 
 
 def test_a_suggestion_ends_with_the_spec_that_it_is_about() -> None:

@@ -32,18 +32,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* caBundle as JSON, or `authorities`, its deprecated name. */}}
-{{- define "vllm-operator.caBundle" -}}
-{{- /* With --reuse-values, caBundle is missing after an upgrade. */}}
-{{- $new := default dict .Values.caBundle }}
-{{- $old := default dict .Values.authorities }}
-{{- if or $new.configMap (not $old.configMap) }}
-{{- toJson $new }}
-{{- else }}
-{{- toJson (dict "configMap" $old.configMap "key" (coalesce $old.key $new.key "ca.crt")) }}
-{{- end }}
-{{- end }}
-
 {{- define "vllm-operator.image" -}}
 {{- $image := .Values.image -}}
 {{ $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default .Chart.AppVersion $image.tag }}{{ end }}

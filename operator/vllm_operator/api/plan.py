@@ -195,26 +195,18 @@ class Plan(Model):
     cache_artifact: PlannedArtifact | None = Field(
         default=None, description="How Pods fetch caches from a registry. Absent without `spec.cache.artifact`."
     )
-    drain_seconds: int | None = Field(
-        default=None,
+    drain_seconds: int = Field(
+        default=0,
         ge=0,
-        description="Seconds that requests in progress have to finish when a Pod stops. Absent in plans of earlier versions, whose Pods do "
-        "not drain.",
+        description="Seconds that requests in progress have to finish when a Pod stops.",
     )
     endpoint_seconds: int | None = Field(
         default=None,
         ge=0,
         description="Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.",
     )
-    deadline_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        description="Time limit of a start, in seconds. Absent in plans of earlier versions, which have it from the spec alone.",
-    )
-    requests: PlannedRequests | None = Field(
-        default=None,
-        description="CPU and memory that the engine container requests. Absent in plans of earlier versions, whose Pods request none.",
-    )
+    deadline_seconds: int = Field(ge=0, description="Time limit of a start, in seconds.")
+    requests: PlannedRequests = Field(default_factory=PlannedRequests, description="CPU and memory that the engine container requests.")
     weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
     resource_per_node: int | None = Field(
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."

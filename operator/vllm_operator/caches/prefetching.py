@@ -175,7 +175,7 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
         claim: The live PVC of the weights.
     """
     resource = context.resource
-    spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds or 0, MIN_DEADLINE_SECONDS)
+    spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
     name = f"{fetching_prefix(resource.metadata.name)}{_digest(identity)[:10]}"
     return {

@@ -78,10 +78,8 @@ def missing_definition(reference: PresetReference) -> Verdict:
 
 
 def _as_planned(resource: VLLMDeployment, reference: PresetReference, pinned: Plan) -> VLLMDeployment | Verdict:
-    """The object with what its plan has pinned. An operator that did not know presets has made its plans without."""
-    if pinned.preset is None:
-        return resource.model_copy(update={"spec": resource.spec.model_copy(update={"preset": None})})
-    return _merged(resource, reference, pinned.preset.spec)
+    """The object with what its plan has pinned."""
+    return _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
 
 
 def _merged(resource: VLLMDeployment, reference: PresetReference, content: Mapping[str, Any]) -> VLLMDeployment | Verdict:
@@ -122,8 +120,6 @@ def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, 
         return ""
     if isinstance(found, Verdict):
         return f"{reference} no longer exists." if found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED) else ""
-    if kept.preset is None:
-        return f"{reference} would be merged."
     fresh = _merged(resource, reference, found)
     if isinstance(fresh, Verdict):
         return fresh.message

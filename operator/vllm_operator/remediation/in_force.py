@@ -27,17 +27,12 @@ _OF_CRASH = ("signature", "pod", "restarts")
 def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return what the status says. A command in `status.lastCrash` is a suggestion for the generation that the status is about."""
     status, crash = resource.status.remediation, resource.status.last_crash
-    if crash is None:
+    if status is not None or crash is None or crash.command is None:
         return status
-    about_it = {name: getattr(crash, name) for name in _OF_CRASH}
-    if status is None and crash.command is not None:
-        is_old = resource.status.observed_generation != resource.metadata.generation
-        generation = 0 if is_old else planned_generation(resource)
-        suggested = RemediationStatus(observed_generation=generation, state=RemediationState.SUGGESTED, command=crash.command)
-        return suggested.model_copy(update=about_it)
-    if status is None or status.state is not RemediationState.SUGGESTED or status.pod is not None:
-        return status
-    return status.model_copy(update=about_it)  # written by an earlier version of the operator
+    is_old = resource.status.observed_generation != resource.metadata.generation
+    generation = 0 if is_old else planned_generation(resource)
+    suggested = RemediationStatus(observed_generation=generation, state=RemediationState.SUGGESTED, command=crash.command)
+    return suggested.model_copy(update={name: getattr(crash, name) for name in _OF_CRASH})
 
 
 def is_mere_suggestion(status: RemediationStatus | None, crash: CrashStatus | None) -> bool:

@@ -15,7 +15,6 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.access import API_KEY_VARIABLE
-from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.rendering.resource_claim import uses_dra
@@ -51,7 +50,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource), *_api_key(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
-        **render_probes(deadline_seconds(resource.spec, plan.deadline_seconds), PORT_NAME),
+        **render_probes(plan.deadline_seconds, PORT_NAME),
         **_hooks(plan),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # On an error the kubelet puts the last lines of the log into the termination message.
@@ -88,7 +87,7 @@ def render_environment(
 
 
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    asked = plan.requests.to_json() if plan.requests is not None else {}
+    asked = plan.requests.to_json()
     requests = {"requests": asked} if asked else {}
     if uses_dra(resource):
         return {**requests, "claims": [{"name": CLAIM_REQUEST}]}

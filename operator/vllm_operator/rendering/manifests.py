@@ -11,7 +11,6 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
-from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.placement.visible_devices import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.pod import render_pod_template
@@ -71,7 +70,7 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
             "strategy": _strategy(resource.spec),
             "revisionHistoryLimit": REVISIONS,
             # Longer than the deadline of a start: the startup probe fails first, with a more precise reason.
-            "progressDeadlineSeconds": deadline_seconds(resource.spec, plan.deadline_seconds) + IMAGE_PULL_SECONDS,
+            "progressDeadlineSeconds": plan.deadline_seconds + IMAGE_PULL_SECONDS,
             "template": render_pod_template(resource, plan),
         },
     }

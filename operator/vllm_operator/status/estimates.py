@@ -14,7 +14,7 @@ from vllm_operator.api.status import CacheState
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.starts import LONGEST_STAGE_SECONDS, known_stages, next_start_finds
-from vllm_operator.planning.engine.deadline import deadline_seconds
+from vllm_operator.planning.engine.deadline import MAX_DEADLINE_SECONDS
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import Progress, Stage, StartupState
@@ -125,8 +125,8 @@ def _late_after(observed: ObservedState, view: PodView) -> int:
 
 
 def _deadline(observed: ObservedState) -> int:
-    resource = observed.observation.resource
-    return deadline_seconds(resource.spec, resource.pinned.deadline_seconds if resource.pinned is not None else None)
+    plan = observed.observation.resource.pinned or observed.observation.outcome.plan
+    return plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS
 
 
 def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:

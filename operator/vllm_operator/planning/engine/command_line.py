@@ -65,7 +65,7 @@ def check_arguments(engine: EngineSpec | None) -> None:
 
 
 def _argument(words: Sequence[str]) -> EngineArgument:
-    """A flag and its values. Not validated: the CRD of an earlier version may have let it pass."""
+    """A flag and its values. Not validated: the words come from `extraArgs`, which allows what `args` does not."""
     name, equals, value = words[0].partition("=")
     values = [*([value] if equals else []), *words[1:]]
     one = values[0] if len(values) == 1 else None

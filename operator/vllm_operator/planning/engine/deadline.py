@@ -12,7 +12,7 @@ import math
 from vllm_operator.api.plan import Plan, PlannedVariable
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.pods.reading import MEBIBYTE, read_bytes
+from vllm_operator.pods.reading import MEBIBYTE
 
 BASE_DEADLINE_SECONDS = 3600
 """Eight times the slowest cold start that was measured (459 s), for slower disks, slower CPUs and larger models."""
@@ -24,21 +24,6 @@ MAX_DEADLINE_SECONDS = 86400
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long a front end of the engine waits for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several
 front ends, for example with data parallelism. Then a long startup probe alone does not protect a cold start."""
-
-
-def deadline_seconds(spec: VLLMDeploymentSpec, planned: int | None = None) -> int:
-    """Return the deadline of a start, in seconds. After it the kubelet restarts the container.
-
-    Args:
-        spec: The spec. Its `startup.deadlineSeconds` goes first.
-        planned: The deadline in the plan. A plan of an earlier version has none: then it is one hour plus the time to read
-            `model.facts.weightSize` at 100 MiB/s, or three hours if that is not set.
-    """
-    if spec.startup and spec.startup.deadline_seconds:
-        return spec.startup.deadline_seconds
-    if planned is not None:
-        return planned
-    return _deadline(read_bytes(spec.model.facts.weight_size) if spec.model.facts else None, passes=1)
 
 
 def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
@@ -53,7 +38,7 @@ def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: 
         in_force: The plan in force, if there is one.
     """
     if in_force is not None:
-        return deadline_seconds(spec, in_force.deadline_seconds)
+        return in_force.deadline_seconds
     if spec.startup and spec.startup.deadline_seconds:
         return spec.startup.deadline_seconds
     return _deadline(weight_bytes, passes=2 if spec.model.uri.startswith("hf://") else 1)
