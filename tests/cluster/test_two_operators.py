@@ -20,7 +20,8 @@ from testenv import Environment
 pytestmark = pytest.mark.cluster
 
 LEASE = "vllm-operator"
-TAKEOVER_SECONDS = 15.0
+TAKEOVER_SECONDS = 17.0
+"""The Lease lasts for 15 s after a standby has seen a renewal, which it looks for every 2 s."""
 MODELS = tuple(f"model-{number}" for number in range(8))
 
 
@@ -75,11 +76,11 @@ async def test_one_stands_by_ready_and_costs_little_and_takes_over_as_soon_as_th
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
         asked = audit.requests(user=f"system:serviceaccount:{served.namespace}:second")
         assert {request.resource for request in asked} <= {"leases"}
-        assert {request.verb for request in asked} <= {"get", "watch"}
+        assert {request.verb for request in asked} <= {"get"}
         assert await first.stop() == 0
         stopped = time.monotonic()
         await second.until_says("leading", within=5)
-        assert time.monotonic() - stopped < 2
+        assert time.monotonic() - stopped < 3  # a standby looks every 2 s
         await second.until_ready()
         assert (await lease(served))["spec"]["leaseTransitions"] == 1
         await served.create(llama(served.namespace, "after"))
@@ -113,7 +114,7 @@ async def test_one_that_stood_still_for_a_minute_writes_nothing_more(
 
 
 @pytest.mark.extended
-async def test_one_that_is_killed_is_followed_within_15_seconds(served: Cluster, accounts: tuple[Path, Path]) -> None:
+async def test_one_that_is_killed_is_followed_within_17_seconds(served: Cluster, accounts: tuple[Path, Path]) -> None:
     async with both(served, accounts) as (first, second):
         await first.kill()
         killed = time.monotonic()

@@ -186,7 +186,7 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL, *PRESETS) if not p.kind.namespaced}
     of_all = {(permission.kind.group, permission.kind.plural, permission.verb) for permission in ALL_NAMESPACES}
     assert helm.rules(helm.template({}), "ClusterRole") == asked | of_all
-    of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "watch", "patch", "create")}
+    of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "patch", "create")}
     assert helm.rules(helm.template({}), "Role") == of_the_lease
     in_namespaces = helm.template({"namespaces": ["a"]})
     assert helm.rules(in_namespaces, "Role") == (asked - of_the_cluster) | of_the_lease

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from support import fake_fields
-from support.fake_watch import FakeWatch, Identity
 from vllm_operator.cluster.client import (
     POD,
     ClusterError,
@@ -30,6 +29,10 @@ from vllm_operator.cluster.client import (
 Content = TypeVar("Content")
 LogStep = bytes | float | ClusterError
 """Text that comes, a pause in seconds, or the way in which the stream breaks."""
+
+
+Identity = tuple[str, str | None, str]
+"""Kind, namespace and name of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,6 @@ class FakeCluster:
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
     _logs: dict[tuple[str, str, bool], list[Sequence[LogStep]]] = field(default_factory=dict)
-    _watches: list[FakeWatch] = field(default_factory=list)
 
     # what a test does
 
@@ -93,7 +95,6 @@ class FakeCluster:
         """Remove an object at once."""
         identity = (kind.kind, namespace if kind.namespaced else None, name)
         self._objects.pop(identity, None)
-        self._tell(identity)
 
     def fail(self, verb: str, kind: Kind | None, error: ClusterError, *, times: int = 1) -> None:
         """Let the next calls of a verb on a kind (any if None) fail."""
@@ -245,23 +246,6 @@ class FakeCluster:
             steps if request.follow else steps[: next((at for at, step in enumerate(steps) if isinstance(step, float)), len(steps))]
         )
 
-    @asynccontextmanager
-    async def watch(
-        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
-    ) -> AsyncIterator[AsyncIterator[None]]:
-        """Watch one object, or all."""
-        await self._enter("watch", kind)
-        if kind in self.absent:
-            raise NotFound("the server could not find the requested resource")
-        watch = FakeWatch(kind, namespace if kind.namespaced else None, name)
-        if any(map(watch.sees, self._objects)):
-            watch.happened.set()
-        self._watches.append(watch)
-        try:
-            yield watch.events(seconds)
-        finally:
-            self._watches.remove(watch)
-
     async def close(self) -> None:
         """Nothing to close."""
 
@@ -321,13 +305,7 @@ class FakeCluster:
         generation = (old or {}).get("metadata", {}).get("generation", 0)
         metadata["generation"] = generation + 1 if old is None or old.get("spec") != new.get("spec") else generation
         self._objects[self._identity(kind, new)] = new
-        self._tell(self._identity(kind, new))
         return _copied(new)
-
-    def _tell(self, identity: Identity) -> None:
-        for watch in self._watches:
-            if watch.sees(identity):
-                watch.happened.set()
 
     def _written(self, verb: str, kind: Kind, before: Manifest | None, after: Manifest) -> Manifest:
         if before is None or before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]:

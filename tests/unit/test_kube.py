@@ -273,7 +273,7 @@ WRITES: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
 
 
 def test_every_verb_that_writes_is_tried_at_the_fence() -> None:
-    reads = {"get", "get_path", "find", "pages", "stream_log", "watch", "close"}
+    reads = {"get", "get_path", "find", "pages", "stream_log", "close"}
     verbs = {name for name, member in vars(KubeClient).items() if callable(member) and not name.startswith("_")}
     assert verbs == {*WRITES, *reads}
 

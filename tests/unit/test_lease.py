@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.cluster.client import CONFIG_MAP, LEASE, Forbidden, NotLeading, Unavailable
-from vllm_operator.cluster.lease import Fence, Record, Sighting, held, may_take, new_lease, read_lease, sight
+from vllm_operator.cluster.client import LEASE, Forbidden, NotLeading, Unavailable
+from vllm_operator.cluster.lease import Fence, ObservedLease, Record, acquire_spec, new_lease, observe, read_lease
 from vllm_operator.runtime import leadership
 from vllm_operator.runtime.health import Readiness
 from vllm_operator.runtime.leadership import Leadership, LeadershipLost
@@ -43,13 +43,13 @@ def clock() -> Clock:
     ids=["just seen", "not yet expired", "expired", "released", "a longer one", "of an earlier container of this Pod"],
 )
 def test_when_a_lease_may_be_taken(record: Record, seen_for: float, free: bool) -> None:
-    assert may_take(Sighting(record, 100.0), "us", 100.0 + seen_for) is free
+    assert ObservedLease(record, 100.0).may_acquire("us", 100.0 + seen_for) is free
 
 
 def test_a_lease_that_does_not_change_was_seen_before_whatever_its_times_say() -> None:
-    first = sight(None, THEIRS, 5.0)
-    assert sight(first, THEIRS, 9.0) == first
-    assert sight(first, Record("them", "a", "later", 15.0, 3), 9.0).seen_at == 9.0
+    first = observe(None, THEIRS, 5.0)
+    assert observe(first, THEIRS, 9.0) == first
+    assert observe(first, Record("them", "a", "later", 15.0, 3), 9.0).observed_at == 9.0
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_a_lease_may_hold_anything(spec: Any) -> None:
 
 
 def test_a_takeover_is_counted_and_a_return_is_not() -> None:
-    assert held("us", THEIRS, NOW)["leaseTransitions"] == 4
-    assert held("us", Record("us", "a", "r", 15.0, 3), NOW)["leaseTransitions"] == 3
-    assert held("us", None, NOW)["leaseTransitions"] == 0
+    assert acquire_spec("us", THEIRS, NOW)["leaseTransitions"] == 4
+    assert acquire_spec("us", Record("us", "a", "r", 15.0, 3), NOW)["leaseTransitions"] == 3
+    assert acquire_spec("us", None, NOW)["leaseTransitions"] == 0
 
 
 class World:
@@ -94,7 +94,6 @@ class World:
 @pytest.fixture
 async def world(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(leadership, "PAUSE_SECONDS", 0.01)
     made = World(clock)
     yield made
     for task in made.tasks:
@@ -128,7 +127,7 @@ async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_relea
 
 
 async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(world: World, clock: Clock) -> None:
-    world.cluster.put(new_lease("system", "vllm-operator", held("gone", None, NOW)))
+    world.cluster.put(new_lease("system", "vllm-operator", acquire_spec("gone", None, NOW)))
     made, fence, _, task = world.start("one")
     await asyncio.sleep(0.05)
     assert not made.begun.is_set()
@@ -144,7 +143,7 @@ async def test_a_process_that_stood_still_and_was_replaced_ends_without_a_write(
     await until(task, first)
     clock.now += 60  # nothing in it ran meanwhile
     assert not fence.is_open()
-    world.cluster.edit(LEASE, "system", "vllm-operator", {"spec": held("two", None, NOW)})
+    world.cluster.edit(LEASE, "system", "vllm-operator", {"spec": acquire_spec("two", None, NOW)})
     writes = len(world.cluster.writes)
     with pytest.raises(LeadershipLost, match="two has taken the Lease"):
         await asyncio.wait_for(task, 5)
@@ -237,12 +236,12 @@ async def test_a_missing_permission_is_named(world: World) -> None:
     await until(task, made)
 
 
-def test_a_fence_lets_the_lease_pass_when_nothing_else_may(clock: Clock) -> None:
+def test_a_fence_says_for_how_long_it_is_open(clock: Clock) -> None:
     fence = Fence(clock)
-    fence.lease_until = clock.now + 5
-    assert fence.seconds_left(LEASE) == 5
     with pytest.raises(NotLeading):
-        fence.seconds_left(CONFIG_MAP)
+        fence.seconds_left()
+    fence.writes_until = clock.now + 5
+    assert fence.seconds_left() == 5
     fence.close()
     with pytest.raises(NotLeading):
-        fence.seconds_left(LEASE)
+        fence.seconds_left()

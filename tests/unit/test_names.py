@@ -84,12 +84,6 @@ async def read_log(client: KubeClient, kind: Kind, namespace: str, name: str) ->
             pass
 
 
-async def watch(client: KubeClient, kind: Kind, namespace: str, name: str) -> None:
-    async with client.watch(kind, name, namespace, seconds=1) as events:
-        async for _ in events:
-            pass
-
-
 async def list_by_label(client: KubeClient, kind: Kind, namespace: str, name: str) -> None:
     await client.find(kind, namespace, labels={"app.kubernetes.io/instance": name})
 
@@ -99,9 +93,9 @@ async def list_by_field(client: KubeClient, kind: Kind, namespace: str, name: st
 
 
 OF_AN_OBJECT: tuple[Request, ...] = (read, apply, apply_status, patch, delete, read_log)
-OF_A_LIST: tuple[Request, ...] = (watch, list_by_label, list_by_field)
+OF_A_LIST: tuple[Request, ...] = (list_by_label, list_by_field)
 QUERIES = {"fieldManager", "force", "fieldValidation", "container", "timestamps", "follow"}
-LIST_QUERIES = {"limit", "labelSelector", "fieldSelector", "watch", "timeoutSeconds"}
+LIST_QUERIES = {"limit", "labelSelector", "fieldSelector"}
 
 
 def manifest(kind: Kind, namespace: str | None, name: str) -> Manifest:

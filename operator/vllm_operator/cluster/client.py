@@ -1,4 +1,4 @@
-"""The Kubernetes API as the operator uses it: a Protocol with eleven methods, kinds, selectors and errors.
+"""The Kubernetes API as the operator uses it: a Protocol with ten methods, kinds, selectors and errors.
 
 Manifests are plain dictionaries, as on the wire. Typed models would drop fields that they do not know, and writing them back would
 delete these fields.
@@ -304,15 +304,6 @@ class ClusterClient(Protocol):
 
         With `follow`, this waits for the first line, without a timeout: a kubelet answers nothing before.
         The end of the stream does not mean that the container has ended: it also ends when the kubelet restarts.
-        """
-
-    def watch(
-        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
-    ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Watch one object, which need not exist, or all (None), for at most `seconds`; yield once for each event.
-
-        All events after this was opened are delivered, and one for each object that exists. Read the object for what happened before. The
-        watch may end early: then open it again, and read the object again.
         """
 
     async def close(self) -> None:

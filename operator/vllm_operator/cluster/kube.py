@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,6 +25,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 from vllm_operator import __version__
 from vllm_operator.cluster.client import (
     ACCESS_REVIEW,
+    LEASE,
     POD,
     REVISION,
     ClusterError,
@@ -42,7 +43,7 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.connection import Connection, MissingConnectionError, Session
 from vllm_operator.cluster.lease import Fence
-from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks, watch_events
+from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks
 from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
@@ -218,19 +219,6 @@ class KubeClient:
             yield chunks
 
     @asynccontextmanager
-    async def watch(
-        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
-    ) -> AsyncIterator[AsyncIterator[None]]:
-        """Watch one object, or all. Because of the selector by name, a Role can allow one object alone (`resourceNames`)."""
-        query: dict[str, Any] = {"watch": "true", "timeoutSeconds": max(1, int(seconds))}
-        if name is not None:
-            query["fieldSelector"] = _selector({"metadata.name": name})
-        # the server ends the watch; the timeout ends a dead connection
-        timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
-        async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural, seconds=self._timeout) as chunks:
-            yield watch_events(chunks)
-
-    @asynccontextmanager
     async def _stream(
         self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str, *, seconds: float | None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -307,10 +295,13 @@ class KubeClient:
         return content
 
     def _check_of(self, method: str, kind: Kind | None) -> Callable[[], float] | None:
-        """What to call before a request is sent; it returns the seconds for which it may be. None for reads and access reviews."""
-        if self.fence is None or method == "GET" or kind == ACCESS_REVIEW:
+        """What to call before a request is sent; it returns the seconds for which it may be.
+
+        None for reads, for access reviews, and for the Lease, which is written only if it has not changed since it was read.
+        """
+        if self.fence is None or method == "GET" or kind in (ACCESS_REVIEW, LEASE):
             return None
-        return partial(self.fence.seconds_left, kind)
+        return self.fence.seconds_left
 
     def _trace(self) -> aiohttp.TraceConfig:
         """Check the fence again when headers and body are sent: getting a connection may take a while."""

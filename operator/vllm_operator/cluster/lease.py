@@ -1,7 +1,7 @@
-"""Leader election: the content of the Lease, when it may be taken over, and until when its holder may write.
+"""Leader election: the content of the Lease, when it may be acquired, and until when its holder may write.
 
-The rules are those of client-go (tools/leaderelection). A candidate waits until the Lease has not changed for its duration, by
-its own clock; the times in the Lease are informational. The resourceVersion decides between concurrent writers.
+The rules are client-go's (tools/leaderelection). A candidate waits until the Lease has not changed for its duration, by its own clock; the
+times in the Lease are informational. The resourceVersion decides between concurrent writers.
 """
 
 import math
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.cluster.client import LEASE, Kind, Manifest, NotLeading
+from vllm_operator.cluster.client import LEASE, Manifest, NotLeading
 
 LEASE_SECONDS = 15.0
-"""How long a Lease must not have changed before another operator may take it (client-go: LeaseDuration)."""
+"""How long a Lease must not have changed before another operator may acquire it (client-go: LeaseDuration)."""
 RENEW_SECONDS = 10.0
 """How long the holder may write after it began its last renewal (client-go: RenewDeadline)."""
 RETRY_SECONDS = 2.0
-"""Time between two renewals, or two attempts to acquire it (client-go: RetryPeriod)."""
+"""Time between two renewals, or two attempts to acquire the Lease (client-go: RetryPeriod)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """A record, and when it was first seen with this content."""
+class ObservedLease:
+    """The content of a Lease, and when it was first observed, by the clock of the observer."""
 
     record: Record
-    seen_at: float
+    observed_at: float
 
-    @property
-    def expires_at(self) -> float:
-        """When it may be taken over, by the clock of `seen_at`."""
-        return self.seen_at if not self.record.holder else self.seen_at + self.record.seconds
+    def may_acquire(self, identity: str, now: float) -> bool:
+        """Whether the Lease has no holder, has expired, or is held by an earlier process of this identity."""
+        return self.record.holder in ("", identity) or now >= self.observed_at + self.record.seconds
 
 
 def read_lease(manifest: Mapping[str, Any]) -> Record:
@@ -58,14 +57,9 @@ def read_lease(manifest: Mapping[str, Any]) -> Record:
     )
 
 
-def sight(before: Sighting | None, record: Record, now: float) -> Sighting:
-    """Update the sighting: a record that has not changed keeps its time."""
-    return before if before is not None and before.record == record else Sighting(record, now)
-
-
-def may_take(sighting: Sighting, identity: str, now: float) -> bool:
-    """Whether the Lease has no holder, has expired, or is held by an earlier process of this identity."""
-    return sighting.record.holder == identity or now >= sighting.expires_at
+def observe(before: ObservedLease | None, record: Record, now: float) -> ObservedLease:
+    """Return what is observed now: a record that has not changed keeps its time."""
+    return before if before is not None and before.record == record else ObservedLease(record, now)
 
 
 def new_lease(namespace: str, name: str, spec: Manifest) -> Manifest:
@@ -73,34 +67,30 @@ def new_lease(namespace: str, name: str, spec: Manifest) -> Manifest:
     return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": {"namespace": namespace, "name": name}, "spec": spec}
 
 
-def held(identity: str, before: Record | None, now: datetime) -> Manifest:
+def acquire_spec(identity: str, before: Record | None, now: datetime) -> Manifest:
     """The spec of a Lease that this identity acquires now."""
-    moment = time_of(now)
     transitions = 0 if before is None else before.transitions + (before.holder != identity)
+    return _spec(identity, LEASE_SECONDS, _micro_time(now), now, transitions)
+
+
+def renew_spec(term: Record, now: datetime) -> Manifest:
+    """The spec of a Lease whose holder renews it now."""
+    return _spec(term.holder, term.seconds, term.acquired, now, term.transitions)
+
+
+def release_spec(term: Record, now: datetime) -> Manifest:
+    """The spec of a Lease without a holder, as client-go writes it: the next operator need not wait."""
+    return _spec("", 1, _micro_time(now), now, term.transitions)
+
+
+def _spec(holder: str, seconds: float, acquired: str, now: datetime, transitions: int) -> Manifest:
     return {
-        "holderIdentity": identity,
-        "leaseDurationSeconds": int(LEASE_SECONDS),
-        "acquireTime": moment,
-        "renewTime": moment,
+        "holderIdentity": holder,
+        "leaseDurationSeconds": int(seconds),
+        "acquireTime": acquired,
+        "renewTime": _micro_time(now),
         "leaseTransitions": transitions,
     }
-
-
-def released(before: Record, now: datetime) -> Manifest:
-    """The spec of a Lease without a holder, as client-go writes it: the next operator need not wait."""
-    moment = time_of(now)
-    spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "acquireTime": moment, "renewTime": moment}
-    return {**spec, "leaseTransitions": before.transitions}
-
-
-def replacement(version: str, spec: Manifest) -> list[Manifest]:
-    """A JSON patch that sets the spec if the Lease still has this resourceVersion."""
-    return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, {"op": "add", "path": "/spec", "value": spec}]
-
-
-def time_of(moment: datetime) -> str:
-    """A time in the format of the API server (MicroTime)."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def boot_time() -> float:
@@ -110,39 +100,34 @@ def boot_time() -> float:
 
 
 class Fence:
-    """Until when this process may write, checked immediately before a request is sent.
-
-    A process that stood still (SIGSTOP, a starved node, a suspended machine) must not send what it had prepared, because another
-    operator may have taken over. So its clock counts that time.
-
-    Attributes:
-        writes_until: When all other writes end.
-        lease_until: When writes of the Lease itself end.
-    """
+    """Until when this process may write. Its clock also counts the time for which the process or the machine was suspended."""
 
     def __init__(self, clock: Callable[[], float] = boot_time) -> None:
         self.clock = clock
         self.writes_until = -math.inf
-        self.lease_until = -math.inf
 
     def close(self) -> None:
         """Allow no more writes."""
-        self.writes_until = self.lease_until = -math.inf
+        self.writes_until = -math.inf
 
     def is_open(self) -> bool:
         """Whether the operator may write now."""
         return self.clock() < self.writes_until
 
-    def seconds_left(self, kind: Kind | None) -> float:
-        """The seconds for which an object of this kind may still be written.
+    def seconds_left(self) -> float:
+        """The seconds for which the operator may still write.
 
         Raises:
-            NotLeading: It may not be written.
+            NotLeading: It may not write.
         """
-        left = (self.lease_until if kind == LEASE else self.writes_until) - self.clock()
+        left = self.writes_until - self.clock()
         if left <= 0:
             raise NotLeading("This operator does not hold its Lease now, so it writes nothing.")
         return left
+
+
+def _micro_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _number(value: object) -> int:

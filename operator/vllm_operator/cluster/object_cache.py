@@ -202,12 +202,6 @@ class ObjectCache:
         """Open a log."""
         return self._client.stream_log(request)
 
-    def watch(
-        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
-    ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Watch one object, or all."""
-        return self._client.watch(kind, name, namespace, seconds=seconds)
-
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()

@@ -54,17 +54,6 @@ async def read_chunks(response: RESTResponse) -> AsyncIterator[bytes]:
         raise Unavailable(describe(error)) from error
 
 
-async def watch_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[None]:
-    """Yield once for each event of a watch. Raises Unavailable where the server reports an error."""
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b'{"type":"ERROR"'):
-                raise Unavailable(f"The watch failed: {line[:512].decode('utf-8', 'replace')}")
-            yield
-
-
 def describe(error: BaseException) -> str:
     """Describe an error of a connection."""
     if isinstance(error, TimeoutError):
