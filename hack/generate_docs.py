@@ -122,9 +122,10 @@ def conditions_reference() -> str:
     lines = [
         NOTE + "# Conditions\n",
         "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it gives the reason and the message "
-        "of the problem that keeps the VLLMDeployment from serving as specified. `Ready` and `Planned` are always set. Every other "
-        "condition is absent while it has nothing to report. `status.observedGeneration` is the generation of the spec that all "
-        "conditions are about. A message states the situation, then what you can do.\n",
+        "of the problem that keeps the VLLMDeployment from serving as specified. "
+        f"{', '.join(f'`{type}`' for type in sorted(conditions.ALWAYS))} are always set, so `kubectl wait --for=condition=TYPE` works for "
+        "each of them. Every other condition is absent while it has nothing to report. `observedGeneration` of a condition is "
+        "the generation of the spec that it was observed for. A message states the situation, then what you can do.\n",
         "| condition | True means |\n|---|---|",
     ]
     lines += [f"| `{type}` | {meaning[type]} |" for type in conditions.ORDER]

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import ACCEPTED, CRASHED, ORDER, PLANNED, READY, Reason
+from vllm_operator.api.conditions import ACCEPTED, ALWAYS, CRASHED, ORDER, PLANNED, READY, Reason
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.observation.knowledge import load_termination_rules
 
@@ -33,7 +33,7 @@ def _unexplained(resource: Manifest) -> Iterator[str]:
     if not conditions:
         return
     types = [condition["type"] for condition in conditions]
-    is_complete = types == [type for type in ORDER if type in types] and {READY, PLANNED} <= set(types)
+    is_complete = types == [type for type in ORDER if type in types] and set(ALWAYS) <= set(types)
     if not is_complete and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
         yield f"conditions are {types}"
     if (status.get("observedGeneration") or 0) > generation:

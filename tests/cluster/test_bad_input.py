@@ -226,8 +226,8 @@ async def test_a_named_claim_that_does_not_exist_is_said_and_noticed_when_it_com
 async def test_an_image_that_cannot_be_pulled_is_said(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="imagepull", pull="0")
     await served.create(llama(served.namespace))
-    seen = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ImagePullFailed"))
-    assert "vllm/vllm-openai" in condition(seen, "Starting")["message"]
+    seen = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "ImagePullFailed"))
+    assert "vllm/vllm-openai" in condition(seen, "Progressing")["message"]
 
 
 async def test_what_the_api_server_refuses_is_said_in_its_words(served: Cluster, operator: OperatorProcess) -> None:

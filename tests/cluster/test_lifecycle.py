@@ -1,9 +1,12 @@
 """From `kubectl apply` to a serving Pod, through changes, to deletion: the operator as a process on a real API server."""
 
+from collections.abc import Callable
+
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, is_ready, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from vllm_operator.api.conditions import ALWAYS
 from vllm_operator.api.labels import PLAN_ANNOTATION
 
 pytestmark = pytest.mark.cluster
@@ -15,6 +18,16 @@ ON_NODE = {"hostPath": "/var/cache/vllm"}
 def is_observed(resource: Manifest) -> bool:
     """Whether the status is about the spec as it is."""
     return bool(resource["status"]["observedGeneration"] == resource["metadata"]["generation"])
+
+
+def as_kubectl_waits(type: str) -> Callable[[Manifest], bool]:
+    """The rule of `kubectl wait --for=condition=TYPE`: the condition is True, and was observed for the current spec."""
+
+    def check(resource: Manifest) -> bool:
+        found = condition(resource, type)
+        return found.get("status") == "True" and found["observedGeneration"] >= resource["metadata"]["generation"]
+
+    return check
 
 
 async def wait_until_none(cluster: Cluster, kind: str) -> None:
@@ -43,7 +56,7 @@ async def test_a_start_is_reported_as_in_the_log(served: Cluster, sim: Simulator
     log = sim.log(await the_pod(served))
     log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
     seen = await served.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
-    assert condition(seen, "Starting")["status"] == "True"
+    assert condition(seen, "Progressing")["status"] == "True"
     await sim.change(await the_pod(served), load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 
@@ -59,6 +72,16 @@ async def test_a_change_of_the_spec_reaches_the_pods(served: Cluster, operator: 
     )
     assert changed["spec"]["replicas"] == 1
     await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == 2 and has("Ready", "True")(r))
+
+
+@pytest.mark.parametrize("type", ALWAYS)
+async def test_kubectl_wait_returns_for_each_condition_and_each_spec(served: Cluster, operator: OperatorProcess, type: str) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", as_kubectl_waits(type))
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 0}})
+    changed = await served.wait_for("VLLMDeployment", "llama", as_kubectl_waits(type))
+    assert changed["metadata"]["generation"] == 2
+    assert condition(changed, type)["observedGeneration"] == 2
 
 
 async def test_the_scale_subresource_scales(served: Cluster, operator: OperatorProcess) -> None:

@@ -71,11 +71,11 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_reported_once_whe
     began = datetime.now(UTC) - timedelta(seconds=recording[compiles].seconds + 90)
     for output in recording[: compiles + 1]:
         log.write(output.data, at=began + timedelta(seconds=output.seconds))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "no log line since" in condition(r, "Starting").get("message", ""))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "no log line since" in condition(r, "Progressing").get("message", ""))
     assert told["status"]["startup"]["stage"] == "FlashInferWarmup"
     page = await story(served)
     silent = "warming up FlashInfer attention; probably compiling FlashInfer kernels, which vLLM does not log"
-    assert in_order(page, f"Ready=False Progressing: Pod {pod}: {silent}", "CacheWarm=False Miss", f"Starting=True Progressing: Pod {pod}")
+    assert in_order(page, f"Ready=False Starting: Pod {pod}: {silent}", "CacheWarm=False Miss", f"Progressing=True Starting: Pod {pod}")
     assert "StartStalled" not in await own_events(served)
 
     for output in recording[compiles + 1 :]:
@@ -94,7 +94,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_reported_once_whe
 async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="imagepull", pull="0")
     await served.create(llama(served.namespace))
-    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ImagePullFailed"))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "ImagePullFailed"))
     assert condition(told, "Ready")["reason"] == "ImagePullFailed"
     await wait_for_story(
         served,
@@ -110,8 +110,8 @@ async def test_no_room_for_a_pod_is_reported_in_the_words_of_the_scheduler(serve
     await served.wait_for(
         "VLLMDeployment", "llama", lambda it: "8 of 9 replicas are ready" in condition(it, "Ready").get("message", ""), within=40
     )
-    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Unschedulable"), within=40)
-    assert "Insufficient nvidia.com/gpu" in condition(told, "Starting")["message"]
+    told = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "Unschedulable"), within=40)
+    assert "Insufficient nvidia.com/gpu" in condition(told, "Progressing")["message"]
     await wait_for_story(
         served, "8 of 9 replicas are ready", "No node fits Pod", "Each replica needs", "Scale something down", "Warning Unschedulable x1"
     )
@@ -123,7 +123,7 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
     await stalled(served, sim, {"stallSeconds": 30})
     await wait_for_story(
         served,
-        "Starting=False StartStalled",
+        "Progressing=False StartStalled",
         "stage: waiting for the readiness probe",
         "To start again with the caches filled so far, delete the Pod",
         "Warning StartStalled x1",
@@ -159,8 +159,8 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
     idle = {"name": "vllm", "usage": {"cpu": "1204211n", "memory": "9Gi"}}
     await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
     sim.log(pod).write(RUNNING + LOADING)  # a stage that may be silent for 15 minutes
-    told = await measured.wait_for("VLLMDeployment", "llama", has("Starting", "False", "StartStalled"), within=60)
-    assert "(stage: loading weights; limit: 30 s). It uses no CPU." in condition(told, "Starting")["message"]
+    told = await measured.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "StartStalled"), within=60)
+    assert "(stage: loading weights; limit: 30 s). It uses no CPU." in condition(told, "Progressing")["message"]
 
 
 @pytest.mark.timeout(180)
@@ -174,9 +174,9 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
     await wait_for_story(served, "Warning StartStalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
     status = (await served.get("VLLMDeployment", "llama"))["status"]
     assert status["remediation"]["stalledPods"] == [first]
-    await served.wait_for("VLLMDeployment", "llama", has("Starting", "True"))
+    await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True"))
     told = await until_stalled(served, sim, second)
-    assert "The operator does not restart it: spec.startup.maxStallRestarts is reached" in condition(told, "Starting")["message"]
+    assert "The operator does not restart it: spec.startup.maxStallRestarts is reached" in condition(told, "Progressing")["message"]
     assert await served.exists("Pod", second)
 
 
@@ -193,7 +193,7 @@ async def until_stalled(served: Cluster, sim: Simulator, pod: str) -> Manifest:
     """Lets the start of a Pod stall; its limit is 30 seconds."""
     serving = asyncio.create_task(serve_without_answering(sim, pod))
     try:
-        return await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "StartStalled"), within=60)
+        return await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "StartStalled"), within=60)
     finally:
         serving.cancel()
 

@@ -121,7 +121,7 @@ async def test_two_share_a_claim_and_one_fills_it(served: Cluster, sim: Simulato
     cache = await shared_claim(served)
     first = await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    waiting = await served.wait_for("VLLMDeployment", "other", has("Starting", "True", "Priming"))
+    waiting = await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "Priming"))
     assert "VLLMDeployment llama is filling directory" in condition(waiting, "CacheWarm")["message"]
     assert (await served.get("Deployment", "other"))["spec"]["replicas"] == 0
     await finish(served, sim, first)
@@ -133,7 +133,7 @@ async def test_the_other_takes_over_from_one_that_is_deleted(served: Cluster, si
     cache = await shared_claim(served)
     await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    await served.wait_for("VLLMDeployment", "other", has("Starting", "True", "Priming"))
+    await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "Priming"))
     await sim.script(load="0")
     await served.delete("VLLMDeployment", "llama")
     await served.wait_for("VLLMDeployment", "other", has("Ready", "True"), within=30)
@@ -173,7 +173,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     await sim.script(load="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     primer = await the_pod(served, selector=of("primer"))
-    held = await served.wait_for("VLLMDeployment", "llama", has("Starting", "True", "Priming"))
+    held = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "Priming"))
     assert held["status"]["readyReplicas"] == 1
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there i
 
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
 OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
-STALLED = {**OBJECT, "type": "Starting", "status": "False", "reason": "StartStalled"}
+STALLED = {**OBJECT, "type": "Progressing", "status": "False", "reason": "StartStalled"}
 X1 = ("vllm-a-x1", 0)
 Minute = Callable[[int], Observation]
 
@@ -140,7 +140,7 @@ STORIES = {
         220,
         until(212, starting, lambda minute: serving(minute, since=212)),
         # three hours and seven seconds: the weights are of unknown size
-        {179: {}, 186: late("3h 6m 0s"), 205: {**late("3h 25m 0s"), **serves_nothing("Progressing")}, 216: {}},
+        {179: {}, 186: late("3h 6m 0s"), 205: {**late("3h 25m 0s"), **serves_nothing("Starting")}, 216: {}},
     ),
     "a start that takes much longer than the last one": Story(
         50,

@@ -45,9 +45,9 @@ CRASHES = {
     ),
     "a start after a crash is a start": Situation(
         o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
         ("after 1 restart",),
     ),
     "an unknown crash quotes the innermost error": Situation(
@@ -122,7 +122,7 @@ CRASHES = {
             o.pending_pod("ContainerCreating"),
             pod_events=(o.event("FailedPrepareDynamicResources", "NodePrepareResources failed for ResourceClaim models/vllm-a-gpu"),),
         ),
-        "Starting",
+        "Progressing",
         "False",
         "ContainerConfigFailed",
         ("NodePrepareResources failed", "GPU's DRA driver on node gpu-node-1"),
@@ -132,14 +132,14 @@ CRASHES = {
             o.pending_pod("ContainerCreating"),
             pod_events=(o.event("FailedCreatePodSandBox", 'no runtime for "nvidia" is configured'),),
         ),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
         ('no runtime for "nvidia" is configured', "container runtime"),
     ),
     "a runtime that does not know the GPU": Situation(
         o.observe(o.pending_pod("RunContainerError", "nvidia-container-cli: device error: unknown device")),
-        "Starting",
+        "Progressing",
         "False",
         "ContainerConfigFailed",
         ("RunContainerError", "unknown device"),
@@ -151,7 +151,7 @@ CRASHES = {
                 "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
             )
         ),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Resolve this", "spec.accelerator"),

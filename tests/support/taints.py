@@ -22,7 +22,7 @@ def tainted(taint: Taint, *, tolerations: Sequence[Any] | None = OURS, more: Map
 TAINTS = {
     "the taint that keeps the Pod off is named with its toleration": Situation(
         tainted(Taint("dedicated", "team-a", "NoSchedule")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         (
@@ -39,19 +39,19 @@ TAINTS = {
     ),
     "a taint that goes by itself is not to be tolerated": Situation(
         tainted(Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("node.kubernetes.io/disk-pressure:NoSchedule. Kubernetes removes it when the node is healthy again.",),
     ),
     "the taint of GPU nodes is tolerated unless somebody has taken that away": Situation(
         tainted(GPU_TAINT, tolerations=None),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("nvidia.com/gpu=present:NoSchedule. The operator adds a toleration for it unless spec.podTemplate.spec.tolerations is null",),
     ),
     "a taint that is tolerated is not named": Situation(
-        tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("See `kubectl describe nodes` for the others",)
+        tainted(GPU_TAINT), "Progressing", "False", "Unschedulable", ("See `kubectl describe nodes` for the others",)
     ),
 }

@@ -6,7 +6,6 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import Bench
-from vllm_operator.api.conditions import find_condition
 from vllm_operator.planning.artifact import ArtifactTrust
 
 ONE = f"registry.example/team/caches@sha256:{'1' * 64}"
@@ -31,8 +30,6 @@ async def test_only_what_the_administrator_allows_is_accepted(
 ) -> None:
     bench.reconciler._trust = trust
     await fleet.serve(cache={"artifact": artifact})
-    condition = find_condition(bench.status().conditions, "Accepted")
-    assert (condition is None) is allowed
+    condition = bench.condition("Accepted")
+    assert (condition.status, condition.reason) == (("True", "Valid") if allowed else ("False", "ArtifactNotAllowed"))
     assert (fleet.deployment() is not None) is allowed
-    if condition is not None:
-        assert (condition.status, condition.reason) == ("False", "ArtifactNotAllowed")

@@ -29,14 +29,14 @@ def condition(type: str, status: str, reason: str, message: str = "because") -> 
 
 
 def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
-    return {"startup": {"stage": stage, "completed": completed, "total": total}, "conditions": [condition("Ready", "False", "Progressing")]}
+    return {"startup": {"stage": stage, "completed": completed, "total": total}, "conditions": [condition("Ready", "False", "Starting")]}
 
 
 COMPILING = {
     "pinnedPlan": {"architecture": "sm_90", "image": "vllm/vllm-openai:v0.20.1"},
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
     "conditions": [
-        condition("Ready", "False", "Progressing", "DeepGEMM warm-up 1436/1735, about 2 min left."),
+        condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left."),
         condition("Planned", "True", "Resolved", "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM."),
     ],
     "cache": {"state": "Cold"},

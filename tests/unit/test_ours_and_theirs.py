@@ -169,7 +169,7 @@ async def test_replicas_that_would_move_to_a_claim_of_a_user_stay_where_they_are
     bench.cluster.put({**bench.resource(), "spec": llama(replicas=1)["spec"]})
     await bench.settle()
     assert bench.deployment()["spec"]["template"] == before
-    assert (bench.condition("Starting").reason, bench.condition("Ready").reason) == ("ClaimNotOwned", "ClaimNotOwned")
+    assert (bench.condition("Progressing").reason, bench.condition("Ready").reason) == ("ClaimNotOwned", "ClaimNotOwned")
     bench.cluster.remove(CLAIM, "default", "llama-cache")
     await bench.settle()
     assert {it["metadata"]["name"] for it in bench.cluster.all(DEPLOYMENT)} == {"llama", "llama.primer"}, "the rollout begins"

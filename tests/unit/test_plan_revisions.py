@@ -301,48 +301,6 @@ async def test_a_plan_of_an_earlier_version_moves_into_a_revision_once(bench: Be
     assert revision["data"] == plan
 
 
-async def test_a_longer_status_of_an_earlier_version_is_shortened_and_nothing_else_is_written(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    deployment, status = bench.deployment(), bench.resource()["status"]
-    plan, now = bench.plan(), {"lastTransitionTime": "2026-11-21T14:10:00Z", "message": "Well.", "observedGeneration": 1}
-    said = (
-        ("Available", "True", "Serving"),
-        ("Accepted", "True", "Valid"),
-        ("Crashed", "False", "NoCrash"),
-    )
-    conditions = [{"type": type, "status": value, "reason": reason, **now} for type, value, reason in said]
-    longer = {
-        **status,
-        "conditions": [*({**condition, "observedGeneration": 1} for condition in status["conditions"]), *conditions],
-        "pinnedPlan": {
-            **status["pinnedPlan"],
-            "product": "NVIDIA-H200",
-            "resource": plan.resource,
-            "count": plan.count,
-            "cacheKey": plan.cache_key,
-            "specDigest": "abc",
-            "backends": ["MoE: TRITON (Rule)"],
-            "notes": ["A note."],
-            "observedGeneration": 1,
-            "engineVersion": "0.20.1",
-        },
-        "cache": {
-            **status["cache"],
-            "imageDigest": "sha256:0",
-            "coldStartSeconds": 23,
-            "stages": [{"stage": "KernelWarmup", "coldSeconds": 14}],
-        },
-    }
-    await bench.cluster.apply_status({**bench.resource(), "status": longer}, manager=labels.STATUS_FIELD_MANAGER)
-    bench.restart()
-    bench.cluster.writes.clear()
-    await bench.settle()
-    assert writes(bench) == [("apply_status", "VLLMDeployment")]
-    assert bench.deployment() == deployment
-    short = bench.resource()["status"]
-    assert short == {**status, "cache": {**status["cache"], "coldStartSeconds": 23, "coldStages": "KernelWarmup=14"}}
-
-
 async def test_what_the_log_had_named_is_kept_through_the_upgrade(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     backends = [{**choice.to_json(), "observed": "OTHER"} for choice in bench.plan().backends]

@@ -38,7 +38,7 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     first = fleet.start()
     await fleet.settle()
     assert bench.cache().state == "Priming"
-    assert "The other 3 replicas start when it has filled the caches" in bench.message("Starting")
+    assert "The other 3 replicas start when it has filled the caches" in bench.message("Progressing")
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
@@ -153,7 +153,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     assert fleet.deployment() == before
     primer = fleet.start("llama.primer")
     await fleet.settle()
-    assert bench.condition("Starting").reason == "Priming"
+    assert bench.condition("Progressing").reason == "Priming"
     assert bench.condition("Ready").status == "False"
     assert bench.status().ready_replicas == 1
     fleet.ready(primer)
@@ -188,7 +188,7 @@ async def test_one_that_waits_for_another_to_fill_the_same_directory_is_only_sca
     await shared(bench, fleet)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Never"}, replicas=3)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Always"}, replicas=5)
-    assert (fleet.replicas("other"), bench.condition("Starting", "other").reason) == (3, "Priming")
+    assert (fleet.replicas("other"), bench.condition("Progressing", "other").reason) == (3, "Priming")
     await fleet.change("other", replicas=2)
     assert fleet.replicas("other") == 2
 
@@ -306,7 +306,7 @@ async def test_of_two_that_share_a_cache_one_fills_it_and_the_other_waits(bench:
     assert fleet.key("llama") == fleet.key("other")
     assert (fleet.replicas("llama"), fleet.replicas("other")) == (1, 0)
     assert "VLLMDeployment llama is filling directory" in bench.message("CacheWarm", "other")
-    assert bench.condition("Starting", "other").reason == "Priming"
+    assert bench.condition("Progressing", "other").reason == "Priming"
     fleet.ready(fleet.start("llama"))
     await fleet.settle("llama")
     await fleet.settle("other")

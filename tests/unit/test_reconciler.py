@@ -313,7 +313,7 @@ async def test_the_taint_of_a_node_with_the_gpu_is_named_while_a_pod_waits_for_i
     pod = bench.add_pod(phase="Pending", conditions=[waits])
     bench.cluster.put({**pod, "spec": bench.deployment()["spec"]["template"]["spec"]})
     await bench.settle()
-    said = bench.condition("Starting").message
+    said = bench.condition("Progressing").message
     assert "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add {key: dedicated," in said
 
 

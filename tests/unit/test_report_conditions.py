@@ -9,7 +9,7 @@ from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from support.situations import CRASHES, X1, Situation, crashed_state
 from support.taints import TAINTS
-from vllm_operator.api.conditions import ORDER, PLANNED, READY, find_condition
+from vllm_operator.api.conditions import ALWAYS, ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
@@ -54,94 +54,94 @@ SITUATIONS = {
     **TAINTS,
     "compile progress": Situation(
         o.observe(o.starting_pod(), states={X1: COMPILING}),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
         ("Pod vllm-a-x1", "DeepGEMM warm-up 1436/1735", "about 50 s left"),
     ),
     "compile progress is the summary, too": Situation(
-        o.observe(o.starting_pod(), states={X1: COMPILING}), "Ready", "False", "Progressing", ("1436/1735",)
+        o.observe(o.starting_pod(), states={X1: COMPILING}), "Ready", "False", "Starting", ("1436/1735",)
     ),
     "silent compilation is said to be inferred": Situation(
-        o.observe(o.starting_pod(), states={X1: SILENT}), "Starting", "True", "Progressing", ("no log line since 14:07:50 UTC",)
+        o.observe(o.starting_pod(), states={X1: SILENT}), "Progressing", "True", "Starting", ("no log line since 14:07:50 UTC",)
     ),
-    "no log yet": Situation(o.observe(o.starting_pod()), "Starting", "True", "Progressing", ("starting the engine process",)),
+    "no log yet": Situation(o.observe(o.starting_pod()), "Progressing", "True", "Starting", ("starting the engine process",)),
     "a start without a sign of life": Situation(
         o.observe(o.starting_pod(since=-930), states={("vllm-a-x1", 0): HUNG}),
-        "Starting",
+        "Progressing",
         "False",
         "StartStalled",
         ("13:55:00 UTC", "connecting the GPUs", "10 min", "kubectl logs vllm-a-x1"),
     ),
     "a patient user": Situation(
         o.observe(o.starting_pod(since=-930), states={X1: HUNG}, spec={"startup": {"stallSeconds": 1200}}),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
     ),
     "no node takes the Pod": Situation(
-        o.observe(o.unschedulable_pod()), "Starting", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
+        o.observe(o.unschedulable_pod()), "Progressing", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
     ),
     "no node has so much memory": Situation(
         o.observe(
             o.unschedulable_pod(message="0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity.")
         ),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("1 Insufficient memory", "Lower the resources of container vllm"),
     ),
     "what takes the place of an evicted Pod is what starts": Situation(
         o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
         ("Pod vllm-a-x1: DeepGEMM warm-up 1436/1735",),
     ),
     "an evicted Pod whose place nobody has taken yet": Situation(
         o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), replicas=2, states={X1: COMPILING}),
-        "Starting",
+        "Progressing",
         "False",
         "StartFailed",
         ("Pod vllm-a-x0 has failed (Evicted)",),
     ),
     "no node has room for the last replica": Situation(
         o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("2 of 3 replicas are ready. No node fits", "allow other GPUs in spec.accelerator, or lower spec.replicas to 2."),
     ),
     "no node has room for the Pod that replaces one": Situation(
         o.observe(o.unschedulable_pod(), o.ready_pod("vllm-a-x2")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
     ),
     "the nodes of the plan are gone, and others are there": Situation(
         o.observe(o.unschedulable_pod(message=NO_SUCH_NODE), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("The plan in force is for NVIDIA-H200. A new plan would use NVIDIA-B200. To apply it, set the annotation",),
     ),
     "the nodes of the plan are taken, and others are there": Situation(
         o.observe(o.unschedulable_pod(), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
-        "Starting",
+        "Progressing",
         "False",
         "Unschedulable",
         ("untolerated taint", "spec.podTemplate.spec.tolerations"),
     ),
     "the image is being pulled": Situation(
-        o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling"),)), "Starting", "True", "PullingImage", ("v0.20.1",)
+        o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling"),)), "Progressing", "True", "PullingImage", ("v0.20.1",)
     ),
     "the image cannot be pulled": Situation(
         o.observe(o.pending_pod("ErrImagePull", "manifest unknown")),
@@ -152,14 +152,14 @@ SITUATIONS = {
     ),
     "a Secret is missing": Situation(
         o.observe(o.pending_pod("CreateContainerConfigError", 'secret "hf" not found')),
-        "Starting",
+        "Progressing",
         "False",
         "ContainerConfigFailed",
         ('secret "hf" not found',),
     ),
     "a volume cannot be mounted": Situation(
         o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("FailedMount", "Multi-Attach error"),)),
-        "Starting",
+        "Progressing",
         "True",
         "WaitingForVolume",
         ("Multi-Attach error",),
@@ -180,7 +180,7 @@ SITUATIONS = {
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
         o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
-        "Starting",
+        "Progressing",
         "True",
         "RollingOut",
         ("The replica still runs the previous spec.",),
@@ -241,15 +241,17 @@ SITUATIONS = {
         o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "CrashUnderExamination"
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "", ""),
-    "nothing starts": Situation(o.observe(o.ready_pod()), "Starting", "", ""),
-    "all of the spec is in effect": Situation(o.observe(o.ready_pod()), "Accepted", "", ""),
-    "one Pod crashes again and again": Situation(o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Starting", "", ""),
-    "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
+    "all replicas have started": Situation(o.observe(o.ready_pod()), "Progressing", "True", "Started", ("All replicas have started",)),
+    "all of the spec is in effect": Situation(o.observe(o.ready_pod()), "Accepted", "True", "Valid", ("The spec is valid.",)),
+    "one Pod crashes again and again": Situation(
+        o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Progressing", "False", "StartFailed", ("See condition Crashed.",)
+    ),
+    "no Pod yet": Situation(o.observe(), "Progressing", "True", "NotStarted", ("No Pod exists yet",)),
     "one serves, the next Pod is not there yet": Situation(
         o.observe(o.ready_pod(), replicas=2, deployment=o.deployment(1)),
-        "Starting",
-        "True",
         "Progressing",
+        "True",
+        "Starting",
         ("1 of 2 replicas is ready. 1 more Pod is about to be created.",),
     ),
     "one serves, the next Pods are not there yet: the summary": Situation(
@@ -264,7 +266,7 @@ SITUATIONS = {
             o.observe(
                 o.pending_pod(reason, f'{before}failed to pull and unpack image "{IMAGE}": failed to resolve reference "{IMAGE}": {cause}')
             ),
-            "Starting",
+            "Progressing",
             "False",
             "ImagePullFailed",
             (f": {cause}. Check spec.engine.image",),
@@ -277,7 +279,7 @@ SITUATIONS = {
     },
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
-        "Starting",
+        "Progressing",
         "False",
         "PodRefused",
         ("must set securityContext.runAsNonRoot=true", "spec.podTemplate.spec.securityContext", "runAsUser"),
@@ -298,7 +300,7 @@ SITUATIONS = {
                     0, conditions=[o.condition("ReplicaFailure", "True", message=f'pods "a-1" is forbidden: {message}')]
                 )
             ),
-            "Starting",
+            "Progressing",
             "False",
             "PodRefused",
             (f"cannot create Pods: {message}", advice),
@@ -313,20 +315,20 @@ SITUATIONS = {
     },
     "somebody has paused the rollout": Situation(
         o.observe(o.ready_pod(), deployment=o.deployment(updated=0, paused=True)),
-        "Starting",
+        "Progressing",
         "True",
         "RollingOut",
         ("The rollout is paused. To resume it, run:", "kubectl rollout resume deployment vllm-a."),
     ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
-        "Starting",
-        "False",
+        "Progressing",
+        "True",
         "NotStarted",
         ("is terminating",),
     ),
     "scaled to zero": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Ready", "True", "ScaledToZero"),
-    "scaled to zero starts nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Starting", "", ""),
+    "scaled to zero starts nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Progressing", "True", "ScaledToZero"),
     "no GPU as asked for": Situation(
         o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None), "Ready", "False", "NoMatchingGPU", ("NVIDIA-H200",)
     ),
@@ -338,7 +340,11 @@ SITUATIONS = {
         ("tensor is 3",),
     ),
     "nothing is started without a plan": Situation(
-        o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None), "Starting", "", ""
+        o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None),
+        "Progressing",
+        "False",
+        "NotPlanned",
+        ("See the conditions Accepted and Planned.",),
     ),
     "the engine chose otherwise, after many words about the plan": Situation(
         o.observe(
@@ -383,9 +389,10 @@ def test_a_situation_leads_to_its_condition(situation: Situation) -> None:
 def test_conditions_are_in_order_and_short(situation: Situation) -> None:
     conditions = report(situation.observation).status.conditions
     types = [condition.type for condition in conditions]
-    assert {READY, PLANNED} <= set(types)
+    assert set(ALWAYS) <= set(types)
     assert types == [type for type in ORDER if type in types]
     for condition in conditions:
+        assert condition.observed_generation == situation.observation.resource.metadata.generation
         assert 0 < len(condition.message) <= 500
         assert condition.message == " ".join(condition.message.split())
         assert condition.message[-1] in ".)", condition.message

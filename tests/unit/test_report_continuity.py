@@ -92,7 +92,7 @@ def test_a_stall_is_looked_for_when_it_is_due() -> None:
     observation = o.observe(o.starting_pod(since=-200), states={X1: state})
     assert report(observation).requeue_after_seconds == 570
     stalled = report(replace(observation, now=o.at(570)))
-    starting = find_condition(stalled.status.conditions, "Starting")
+    starting = find_condition(stalled.status.conditions, "Progressing")
     assert starting is not None
     assert starting.reason == "StartStalled"
     assert stalled.requeue_after_seconds is None
@@ -100,14 +100,14 @@ def test_a_stall_is_looked_for_when_it_is_due() -> None:
 
 def test_a_stage_that_is_known_to_be_silent_gets_its_time() -> None:
     state = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-800), started_at=o.at(-850), silent_stage_inferred=True)
-    condition = find_condition(report(o.observe(o.starting_pod(since=-850), states={X1: state})).status.conditions, "Starting")
+    condition = find_condition(report(o.observe(o.starting_pod(since=-850), states={X1: state})).status.conditions, "Progressing")
     assert condition is not None
-    assert condition.reason == "Progressing"
+    assert condition.reason == "Starting"
 
 
 def test_a_log_from_the_future_does_not_grant_patience_for_ever() -> None:
     state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-700), last_line_at=o.at(86400), started_at=o.at(-700))
-    condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Starting")
+    condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Progressing")
     assert condition is not None
     assert condition.reason == "StartStalled"
 
@@ -119,7 +119,7 @@ def test_nothing_is_due_once_all_serve() -> None:
 def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
     first = report(on(counting(100)))
     second = report(on(counting(900, seconds=60), seconds=60, before=first.status))
-    before, after = (find_condition(s.conditions, "Starting") for s in (first.status, second.status))
+    before, after = (find_condition(s.conditions, "Progressing") for s in (first.status, second.status))
     assert before is not None
     assert after is not None
     assert after.message != before.message

@@ -129,7 +129,7 @@ def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> Non
     written = report(observed)
     assert decide_on(observed).restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
     assert told(written) == [("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
-    assert "The operator deletes the Pod" in message(written, "Starting")
+    assert "The operator deletes the Pod" in message(written, "Progressing")
     later = o.after(observed, written, seconds=1)
     again = report(later)
     assert decide_on(later).restart_pods == decide_on(observed).restart_pods, (
@@ -145,7 +145,7 @@ def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
     second = o.after(observed, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
     last = report(second)
     assert decide_on(second).restart_pods == ()
-    assert "spec.startup.maxStallRestarts is reached" in message(last, "Starting")
+    assert "spec.startup.maxStallRestarts is reached" in message(last, "Progressing")
     assert last.status.remediation == written.status.remediation
 
 

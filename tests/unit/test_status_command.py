@@ -34,9 +34,9 @@ def watched(cluster: FakeCluster) -> AsyncGenerator[list[Line]]:
 
 async def test_the_screen_follows_the_object() -> None:
     cluster = FakeCluster()
-    cluster.put({**llama(), "status": reason("Progressing")})
+    cluster.put({**llama(), "status": reason("Starting")})
     seen = watched(cluster)
-    assert "Progressing" in plain(await anext(seen))
+    assert "Starting" in plain(await anext(seen))
     cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
     while "Serving" not in plain(await anext(seen)):
         pass
@@ -45,23 +45,23 @@ async def test_the_screen_follows_the_object() -> None:
 
 async def test_an_outage_keeps_the_last_screen() -> None:
     cluster = FakeCluster()
-    cluster.put({**llama(), "status": reason("Progressing")})
+    cluster.put({**llama(), "status": reason("Starting")})
     seen = watched(cluster)
     await anext(seen)
     cluster.fail("*", None, Unavailable("no answer"), times=2)
     for _ in range(4):
-        assert "Progressing" in plain(await anext(seen))
+        assert "Starting" in plain(await anext(seen))
     await seen.aclose()
 
 
 async def test_the_table_of_all_is_drawn_again_and_outlasts_an_outage() -> None:
     cluster = FakeCluster()
-    cluster.put({**llama(), "status": reason("Progressing")})
+    cluster.put({**llama(), "status": reason("Starting")})
     read = partial(cluster.find, VLLM_DEPLOYMENT, "default")
     seen = screens(read, lambda found: top_page(found, NOW, width=80), redraw_seconds=0)
-    assert "Progressing" in plain(await anext(seen))
+    assert "Starting" in plain(await anext(seen))
     cluster.fail("list", VLLM_DEPLOYMENT, Unavailable("no answer"))
-    assert "Progressing" in plain(await anext(seen))
+    assert "Starting" in plain(await anext(seen))
     cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
     assert "Serving" in plain(await anext(seen))
     await seen.aclose()

@@ -1,28 +1,29 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-`Ready` and `Planned` are always set. Every other condition is absent while it has nothing to report. `Ready` is the summary: while it is
-not True, it has the reason and the message of the problem.
+The conditions in `ALWAYS` are always set, so that `kubectl wait` works for each of them. Every other condition is absent while it has
+nothing to report. `Ready` is the summary: while it is not True, it has the reason and the message of the problem.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from vllm_operator.api.status import Condition, ConditionStatus
 
 READY = "Ready"
 """All replicas are ready and serve the current spec."""
 ACCEPTED = "Accepted"
-"""The spec is valid, but parts of it have no effect. False: the spec contains an error. Absent if all of the spec is in effect."""
+"""The spec is valid. The reason tells whether all of it is in effect. False: the spec contains an error."""
 PLANNED = "Planned"
 """The operator chose a GPU and backends."""
 CACHE_WARM = "CacheWarm"
 """The log of the engine showed that it loaded compiled artifacts instead of building them. Absent until a start has shown it."""
 CACHE_PUBLISHED = "CachePublished"
 """The caches are in the registry. Absent unless `spec.cache.artifact.publish` requests it."""
-STARTING = "Starting"
-"""A Pod is starting. False: a Pod cannot start, or no longer responds. Absent if all replicas have started."""
+PROGRESSING = "Progressing"
+"""The current spec is being rolled out, or the rollout is complete, as for a Deployment. False: the rollout is stuck, because a Pod cannot
+start or no longer responds, or because there is no plan."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
 EXPOSED = "Exposed"
@@ -34,8 +35,10 @@ PROTECTED = "Protected"
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, STARTING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
+ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
 """Order in which conditions are shown."""
+ALWAYS = (READY, ACCEPTED, PLANNED, PROGRESSING)
+"""Conditions that are set on every object that the operator has seen."""
 
 
 class Reason:
@@ -43,7 +46,7 @@ class Reason:
 
     # Accepted
     VALID = "Valid"
-    """All of the spec is in effect. Only in the output of `vllm-operator plan`: the condition is absent."""
+    """All of the spec is in effect."""
     FIELDS_IGNORED = "FieldsIgnored"
     """The spec is valid, but some fields of `spec.podTemplate` have no effect. The message lists them."""
     INVALID_SPEC = "InvalidSpec"
@@ -91,7 +94,7 @@ class Reason:
     CLAIM_MISSING = "ClaimMissing"
     """The PersistentVolumeClaim named in the spec does not exist."""
     CLAIM_NOT_OWNED = "ClaimNotOwned"
-    """A PersistentVolumeClaim with the required name exists, but the operator did not create it. Also a reason of Starting."""
+    """A PersistentVolumeClaim with the required name exists, but the operator did not create it. Also a reason of Progressing."""
     CLAIM_TERMINATING = "ClaimTerminating"
     """The PersistentVolumeClaim is being deleted. New Pods cannot start until no Pod uses it and it is gone."""
     CLAIM_READ_ONLY = "ClaimReadOnly"
@@ -99,7 +102,7 @@ class Reason:
     NO_CLAIM = "NoClaim"
     """The caches are not stored on a volume that outlives the Pod."""
     PRIMING = "Priming"
-    """One Pod fills the caches and the others wait. The message says which Pod and why. Also a reason of Starting."""
+    """One Pod fills the caches and the others wait. The message says which Pod and why. Also a reason of Progressing."""
     QUARANTINED = "Quarantined"
     """The cache directory was damaged and is no longer used."""
     # CachePublished
@@ -123,11 +126,13 @@ class Reason:
     """The tag exists and is not an artifact of this engine. The operator does not overwrite it."""
     PUBLISH_FAILED = "PublishFailed"
     """The Job that publishes failed, or could not be created. The message says why."""
-    # Starting
+    # Progressing
     STARTED = "Started"
-    """All replicas have started. Only an event: the condition is absent."""
-    PROGRESSING = "Progressing"
+    """All replicas have started and serve the current spec. The rollout is complete."""
+    STARTING = "Starting"
     """A start is making progress."""
+    NOT_PLANNED = "NotPlanned"
+    """The current spec cannot be rolled out without a plan. See the conditions Accepted and Planned."""
     UNSCHEDULABLE = "Unschedulable"
     """The Pod cannot be scheduled. The message says why."""
     PULLING_IMAGE = "PullingImage"
@@ -155,7 +160,7 @@ class Reason:
     POD_REFUSED = "PodRefused"
     """The Deployment cannot create Pods, for example because of a quota or a policy. The message says why."""
     START_FAILED = "StartFailed"
-    """A start failed. Reported only if there are other Pods that are not ready."""
+    """A start failed. The condition Crashed says why."""
     # Crashed
     NO_CRASH = "NoCrash"
     """A Pod that no longer exists crashed. No replica is ready yet."""
@@ -181,9 +186,10 @@ class Reason:
     SERVING = "Serving"
     """All replicas are ready and serve the current spec."""
     SCALED_TO_ZERO = "ScaledToZero"
-    """`spec.replicas` is 0."""
+    """`spec.replicas` is 0. Also a reason of Progressing."""
     STOPPED = "Stopped"
-    """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash."""
+    """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash. Also a reason of
+    Progressing."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled
     and Protected."""
@@ -195,23 +201,18 @@ class Reason:
     """Some replicas are ready, others are not ready yet."""
 
 
-def set_condition(
-    conditions: Sequence[Condition], *, type: str, status: ConditionStatus, reason: str, message: str, now: str
-) -> tuple[Condition, ...]:
-    """Return the conditions with one of them set, sorted by `sort_conditions`.
+def make_condition(
+    previous: Condition | None, *, type: str, status: ConditionStatus, reason: str, message: str, generation: int, now: str
+) -> Condition:
+    """Return the condition that follows a previous one of its type; the previous one if nothing has changed.
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
     """
-    changed = make_condition(find_condition(conditions, type), type=type, status=status, reason=reason, message=message, now=now)
-    return sort_conditions([c for c in conditions if c.type != type] + [changed])
-
-
-def make_condition(previous: Condition | None, *, type: str, status: ConditionStatus, reason: str, message: str, now: str) -> Condition:
-    """Return the condition that follows a previous one of its type; that one itself if nothing has changed."""
     since = previous.last_transition_time if previous is not None and previous.status == status else None
-    if previous is not None and since and (previous.reason, previous.message) == (reason, message):
-        return previous
-    return Condition(type=type, status=status, reason=reason, message=message, last_transition_time=since or now)
+    condition = Condition(
+        type=type, status=status, observed_generation=generation, last_transition_time=since or now, reason=reason, message=message
+    )
+    return previous if previous == condition else condition
 
 
 def sort_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ...]:

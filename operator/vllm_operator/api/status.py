@@ -20,10 +20,11 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Model):
-    """One aspect of the observed state, as metav1.Condition. `status.observedGeneration` is the generation of all conditions."""
+    """One aspect of the observed state, as metav1.Condition."""
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the condition was observed for.")
     last_transition_time: Timestamp | None = Field(
         default=None, description="Time of the last change of `status`.", json_schema_extra={"format": "date-time"}
     )
@@ -297,7 +298,7 @@ class VLLMDeploymentStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Conditions that have something to report, Ready first.",
+        description="Conditions, Ready first. Ready, Accepted, Planned and Progressing are always set.",
         json_schema_extra=list_map("type"),
     )
     url: str | None = Field(

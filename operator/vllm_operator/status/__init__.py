@@ -6,7 +6,7 @@ planned         Accepted, Planned, `status.pinnedPlan`
 caches          CacheWarm, `status.cache`, the PVCs
 artifacts       CachePublished, `status.cache.artifact`
 savings         `status.cache.warmStarts`, `status.cache.savedSeconds`
-starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
+progressing     Progressing; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
                 Pods that the scheduler or an admission plugin refuses), fetching (weights that a Job downloads before)
 crashed         Crashed
 exposed         Exposed, `status.url`

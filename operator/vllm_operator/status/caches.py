@@ -28,9 +28,9 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
+from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.savings import count_savings
 from vllm_operator.status.scheduling import why_no_pod
-from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
 
 CLAIM_PROBLEMS = (

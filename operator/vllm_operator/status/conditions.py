@@ -4,18 +4,24 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import READY, STALLED, Reason, find_condition, make_condition, set_condition, sort_conditions
+from vllm_operator.api.conditions import ACCEPTED, ALWAYS, READY, STALLED, Reason, find_condition, make_condition, sort_conditions
 from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.planning.outcome import Verdict
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
-def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
     """Set conditions by type. Conditions without a verdict are removed."""
     conditions = (
         make_condition(
-            find_condition(previous, type), type=type, status=verdict.status, reason=verdict.reason, message=verdict.message, now=now
+            find_condition(previous, type),
+            type=type,
+            status=verdict.status,
+            reason=verdict.reason,
+            message=verdict.message,
+            generation=generation,
+            now=now,
         )
         for type, verdict in verdicts.items()
     )
@@ -29,10 +35,13 @@ def previous_verdict(conditions: Sequence[Condition], type: str) -> Verdict | No
 
 
 _STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."
+_UNKNOWN = "The operator could not observe this. See condition Ready."
 
 
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
-    """Return the status with Ready=False for this reason, and with Stalled=True if only a change of the spec helps.
+    """Return the status with Ready=False for this reason, and with Accepted=False and Stalled=True if only a change of the spec helps.
+
+    Other conditions stay as they were observed last. Conditions that are always set are Unknown until they have been observed.
 
     Args:
         previous: The status that was last written.
@@ -41,12 +50,14 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
         generation: The generation of the object.
         now: The current time as in a condition.
     """
-    is_stalled = reason == Reason.INVALID_SPEC
-    conditions = tuple(condition for condition in previous.conditions if is_stalled or condition.type != STALLED)
-    verdicts = [(READY, ConditionStatus.FALSE, message), (STALLED, ConditionStatus.TRUE, _STALLED)]
-    for type, status, text in verdicts[: 2 if is_stalled else 1]:
-        conditions = set_condition(conditions, type=type, status=status, reason=reason, message=text, now=now)
-    return previous.model_copy(update={"observed_generation": generation, "conditions": list(conditions)})
+    failure = Verdict(FALSE, reason, message)
+    verdicts = {READY: failure}
+    if reason == Reason.INVALID_SPEC:
+        verdicts |= {ACCEPTED: failure, STALLED: Verdict(TRUE, reason, _STALLED)}
+    kept = {condition.type: condition for condition in previous.conditions if condition.type not in (*verdicts, STALLED)}
+    verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in ALWAYS if type not in (*verdicts, *kept)}
+    conditions = [*kept.values(), *set_conditions(previous.conditions, verdicts, generation=generation, now=now)]
+    return previous.model_copy(update={"observed_generation": generation, "conditions": list(sort_conditions(conditions))})
 
 
 def describe_invalid_spec(error: ValidationError) -> str:

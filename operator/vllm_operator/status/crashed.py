@@ -14,7 +14,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase
 from vllm_operator.remediation.in_force import in_words, is_mere_suggestion
 from vllm_operator.status.conditions import FALSE, TRUE
-from vllm_operator.status.starting import partly
+from vllm_operator.status.progressing import partly
 from vllm_operator.text import wording
 
 

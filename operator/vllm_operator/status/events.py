@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, Reason, find_condition
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.observation.crashes import Crashes
@@ -140,7 +140,7 @@ def _completed(observed: ObservedState, view: PodView, stage: Stage, since: date
 
 
 def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, STARTING)
+    now, before = _both(observed, status, PROGRESSING)
     if now is None or now.reason not in _STUCK or not observed.unhealthy:
         return
     worst = observed.unhealthy[0]
@@ -153,7 +153,7 @@ def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
 
 
 def _pod_refused(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, STARTING)
+    now, before = _both(observed, status, PROGRESSING)
     if now is not None and now.reason == Reason.POD_REFUSED and (before is None or before.message != now.message):
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}", series="refused")
 
@@ -212,12 +212,12 @@ def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
 
 
 def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, STARTING)
+    now, before = _both(observed, status, PROGRESSING)
     ready = sorted((view for view in observed.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
-    if now is not None or observed.unhealthy or not ready or observed.serving < observed.observation.wanted:
+    if now is None or now.reason != Reason.STARTED or not ready:
         return
-    before = before if before is not None and before.reason != Reason.STARTED else None  # earlier versions reported Started
-    if before is None and (observed.observation.previous.ready_replicas or 0) >= observed.serving:
+    had_started = before is None or before.reason in (Reason.STARTED, Reason.NOT_PLANNED)
+    if had_started and (observed.observation.previous.ready_replicas or 0) >= observed.serving:
         return
     start, last = last_start(observed), ready[-1]
     message = observed.messages.say(

@@ -1,4 +1,4 @@
-"""Weights that a Job fetches before a start: what Starting and `status.startup` say about it."""
+"""Weights that a Job fetches before a start: what Progressing and `status.startup` say about it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _STUCK = frozenset({Phase.UNSCHEDULABLE, Phase.IMAGE_PULL_FAILED, Phase.CONTAINE
 
 
 def describe_fetching(observed: ObservedState) -> Verdict | None:
-    """Judge Starting while weights are fetched; None if none are."""
+    """Judge Progressing while weights are fetched; None if none are."""
     fetching = observed.observation.activity.fetching
     if fetching is None:
         return None

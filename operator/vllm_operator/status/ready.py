@@ -1,8 +1,8 @@
-"""Ready, which summarizes the most important problem, Stalled, and which conditions have something to report."""
+"""Ready, which summarizes the most important problem, Stalled, and the conditions as they are reported."""
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, PROGRESSING, Reason
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
@@ -10,7 +10,7 @@ from vllm_operator.pods import reading
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.crashed import being_read
-from vllm_operator.status.starting import partly
+from vllm_operator.status.progressing import partly
 
 
 def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
@@ -21,10 +21,10 @@ def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdic
             return Verdict(FALSE, judged[type].reason, judged[type].message)
     if observation.apply_error:
         return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observation.apply_error))
-    if judged[STARTING].reason == Reason.STARTED:
+    if judged[PROGRESSING].reason == Reason.STARTED:
         text = say("ready.serving", wanted=observation.wanted, model=_served_name(observed), address=_address(observed))
         return Verdict(TRUE, Reason.SERVING, text)
-    if judged[STARTING].reason == Reason.SCALED_TO_ZERO:
+    if judged[PROGRESSING].reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
     return _not_ready(observed, crashes, judged)
 
@@ -39,16 +39,12 @@ def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_hopele
 
 
 def reportable(observed: ObservedState, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Return the verdicts that become conditions: those that say something that no other condition says."""
-    crash = judged.get(CRASHED)
+    """Return the verdicts as conditions. Progressing refers to Crashed if it has nothing to add."""
+    crash, progress = judged.get(CRASHED), judged[PROGRESSING]
     is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
-    return {
-        type: verdict
-        for type, verdict in judged.items()
-        if verdict.message
-        and not (type == ACCEPTED and verdict.reason == Reason.VALID)
-        and not (type == STARTING and is_only_crash and verdict.reason in (Reason.START_FAILED, Reason.STOPPED))
-    }
+    if is_only_crash and progress.reason in (Reason.START_FAILED, Reason.STOPPED):
+        progress = Verdict(progress.status, progress.reason, observed.messages.say("progressing.crashed"))
+    return {**judged, PROGRESSING: progress}
 
 
 def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
@@ -57,7 +53,7 @@ def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, V
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
     if cache is not None and cache.reason in CLAIM_PROBLEMS:
         return Verdict(FALSE, cache.reason, cache.message)
-    verdict = judged[STARTING]
+    verdict = judged[PROGRESSING]
     merely_starting = verdict.status is TRUE and observed.serving > 0
     return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
 

@@ -16,10 +16,10 @@ from vllm_operator.api.conditions import (
     CRASHED,
     EXPOSED,
     PLANNED,
+    PROGRESSING,
     PROTECTED,
     READY,
     STALLED,
-    STARTING,
     Reason,
     find_condition,
 )
@@ -32,7 +32,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, ready, scaled, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, progressing, ready, scaled, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -97,7 +97,7 @@ def _status(
         PLANNED: planned.planned(observed, plan),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
         CACHE_PUBLISHED: artifacts.cache_published(observed, cached.artifact if cached else None),
-        STARTING: starting.starting(observed, block, remediation),
+        PROGRESSING: progressing.progressing(observed, block, remediation),
         CRASHED: crashed.crashed(observed, crashes, remediation),
         EXPOSED: exposed.exposed(observed),
         AUTOSCALED: scaled.autoscaled(observed),
@@ -118,7 +118,7 @@ def _status(
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
         url=exposed.url(observed),
-        conditions=set_conditions(observation.previous.conditions, reported, now=now),
+        conditions=set_conditions(observation.previous.conditions, reported, generation=observation.resource.metadata.generation, now=now),
         pinned_plan=summary_of_plan,
         plan=planned.deprecated_plan(observed, summary_of_plan),
         cache=cached,

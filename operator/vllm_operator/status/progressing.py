@@ -1,4 +1,4 @@
-"""Starting: whether Pods are starting, and the state of the worst one."""
+"""Progressing: whether the rollout of the current spec proceeds or is complete, and the state of the Pod that is furthest behind."""
 
 from typing import Any
 
@@ -25,22 +25,24 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
     Phase.NODE_LOST: (FALSE, Reason.NODE_LOST),
     Phase.WAITING_FOR_VOLUME: (TRUE, Reason.WAITING_FOR_VOLUME),
     Phase.IMAGE_PULLING: (TRUE, Reason.PULLING_IMAGE),
-    Phase.SCHEDULING: (TRUE, Reason.PROGRESSING),
-    Phase.CREATING: (TRUE, Reason.PROGRESSING),
-    Phase.STARTING: (TRUE, Reason.PROGRESSING),
+    Phase.SCHEDULING: (TRUE, Reason.STARTING),
+    Phase.CREATING: (TRUE, Reason.STARTING),
+    Phase.STARTING: (TRUE, Reason.STARTING),
     Phase.NOT_RESPONDING: (FALSE, Reason.NOT_RESPONDING),
 }
 
 
-def starting(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
-    """Judge Starting. `block` and `remediation` are those of the new status. Without a message, there is nothing to report."""
+def progressing(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
+    """Judge Progressing, as for a Deployment. `block` and `remediation` are parts of the new status."""
     observation, say = observed.observation, observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:
         return fetching
     if observed.unhealthy:
         return _of_pods(observed, block)
+    if (refusal := observation.outcome.refusal) is not None:
+        return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
     if observation.wanted == 0:
-        return Verdict(FALSE, Reason.SCALED_TO_ZERO, "")
+        return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
     if remediation is not None and remediation.state is RemediationState.STOPPED:
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if observed.serving >= observation.wanted:
@@ -50,10 +52,10 @@ def starting(observed: ObservedState, block: StartupStatus | None, remediation: 
     if failure := rollout.creation_failure(observed):
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
-        return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
+        return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
     if observed.pods:
-        return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pods[0]))
-    return Verdict(FALSE, Reason.NOT_STARTED, say("starting.no_pod") if observation.outcome.plan is not None else "")
+        return Verdict(TRUE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pods[0]))
+    return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod"))
 
 
 def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
@@ -81,9 +83,8 @@ def _state_text(observed: ObservedState, view: PodView, block: StartupStatus | N
             is_idle=stall_check.is_idle,
             done=done,
         )
-    name = "Progressing" if view.phase is Phase.STARTING else view.phase
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
-    return observed.messages.say(f"pod.{name}", pod=view, text=text, **facts)
+    return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
 
 def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
@@ -140,8 +141,8 @@ def _all_serve(observed: ObservedState) -> Verdict:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.unowned_claims))
     if observation.activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
-    if not rollout.is_rolled_out(observed) and observation.outcome.plan is not None:
+    if not rollout.is_rolled_out(observed):
         updated = rollout.updated_replicas(observed) or 0
         paused = rollout.paused(observed)
         return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=paused))
-    return Verdict(FALSE, Reason.STARTED, "")
+    return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
