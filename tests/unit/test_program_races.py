@@ -38,7 +38,7 @@ class Race:
         self.one = self.root / {"directory": "triton/x", "top": "triton", "file": "triton/x/key"}[kind]
         self.other = self.root / ".link"
         self.other.symlink_to({"directory": outside, "top": outside / "triton", "file": outside / "key"}[kind])
-        for path in (self.root, *self.root.rglob("*"), *outside.rglob("*")):
+        for path in (self.root, *self.root.rglob("*"), outside, *outside.rglob("*")):
             os.utime(path, ns=(10**18, 10**18), follow_symlinks=False)
 
     @contextmanager
@@ -86,14 +86,19 @@ def test_a_link_that_the_engine_exchanges_in_between_is_never_followed(
 
 
 def test_a_directory_that_becomes_a_link_when_it_is_listed_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decisive moment: after the directory was found, and before it is opened."""
-    race, found = Race(tmp_path, "directory"), os.stat
+    """The decisive moment of each inventory: after the directory was found, and before it is opened. So all inventories are equal."""
+    race, found, away = Race(tmp_path, "directory"), os.stat, tmp_path / "away"
 
     def stat(path: Any, **options: Any) -> os.stat_result:
+        if path == "x" and race.one.is_symlink():
+            race.one.rename(race.other)
+            away.rename(race.one)
         result = found(path, **options)
-        if path == "x" and not race.one.is_symlink():
-            race.one.rename(tmp_path / "away")
+        if path == "x":
+            race.one.rename(away)
             race.other.rename(race.one)
+        os.utime(race.one.parent, ns=(10**18, 10**18))
+        os.utime(race.root, ns=(10**18, 10**18))
         return result
 
     monkeypatch.setattr(os, "stat", stat)
