@@ -42,7 +42,7 @@ SPECS: tuple[Manifest, ...] = (
     {"parallelism": {"tensor": 2}},
     {"parallelism": {"tensor": 16}},
     {"accelerator": {"products": ["NVIDIA-B200"]}},
-    {"remediation": {"onHopelessCrash": "ScaleToZero"}},
+    {"remediation": {"onUnrecoverableCrash": "ScaleToZero"}},
     {"engine": {"version": "0.20.1", "args": [{"name": "--nonsense", "value": "1"}]}},
     {"podTemplate": {"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "b"}]}]}}},
 )

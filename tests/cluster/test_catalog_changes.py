@@ -51,7 +51,7 @@ async def test_another_catalog_after_a_restart_is_reported_and_applied_only_when
     await served.create(config_map("rules", served.namespace, ATTENTION_RULE))
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
         await operator.until_ready(within=60)
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "PlanDrifted"), within=60)
         message = condition(resource, "Planned")["message"]
         assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in message
         assert REPLAN_ANNOTATION in message
@@ -92,7 +92,7 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
         await served.create(
             config_map("rules", served.namespace, {**ATTENTION_RULE, "when": {"moon": "full"}}, ATTENTION_RULE | {"id": "second"})
         )
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "PlanDrifted"), within=60)
         await operator.until_says("rule our-attention: when: 'moon' is not a field", within=60)
         assert await running(served) == before
         assert (await operator.fetch("/readyz"))[0] == 200

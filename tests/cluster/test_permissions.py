@@ -180,7 +180,9 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
 async def stall(cluster: Cluster, sim: Simulator) -> None:
     """An engine that says that it serves and does not; its Pod is deleted, as the spec wishes."""
     await sim.script(path="ok", load="hold")
-    await cluster.create(llama(cluster.namespace, "stalls", startup={"stallSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1}))
+    await cluster.create(
+        llama(cluster.namespace, "stalls", startup={"stallTimeoutSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1})
+    )
     pod = await pod_of(cluster, "stalls")
     log = sim.log(pod)
     log.write(RUNNING + LOADING + b"INFO:     Application startup complete.\n", at=datetime.now(UTC) - timedelta(seconds=60))
@@ -295,7 +297,7 @@ async def use_presets(cluster: Cluster) -> None:
     for kind, metadata in (("VLLMPreset", {"name": name, "namespace": name}), ("ClusterVLLMPreset", {"name": name})):
         await cluster.create({"apiVersion": labels.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec})
         asking = kind.lower()
-        await cluster.create(llama(name, asking, replicas=0, preset={"kind": kind, "name": name}))
+        await cluster.create(llama(name, asking, replicas=0, presetRef={"kind": kind, "name": name}))
         await cluster.wait_for("VLLMDeployment", asking, uses_preset(f"{kind} {name}"))
         await cluster.delete("VLLMDeployment", asking)
         await cluster.delete(kind, name)

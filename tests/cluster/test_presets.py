@@ -46,7 +46,7 @@ async def test_a_preset_is_pinned_until_a_new_plan_is_requested(
 ) -> None:
     await sim.script(path="ok", pull="0", load="0")
     await served.create(preset(served.namespace))
-    await served.create(llama(served.namespace, preset=NAME))
+    await served.create(llama(served.namespace, presetRef=NAME))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     assert "with VLLMPreset gpu-defaults" in condition(resource, "Planned")["message"]
     plan = await pinned_plan(served, resource)
@@ -90,8 +90,8 @@ async def test_a_missing_preset_is_waited_for(served: Cluster, sim: Simulator, o
     for_all = {"kind": "ClusterVLLMPreset", "name": served.namespace}
     await sim.script(path="ok", pull="0", load="0")
     await served.create(preset(served.namespace, name="small"))
-    await served.create(llama(served.namespace, preset=NAME))
-    await served.create(llama(served.namespace, "for-all", preset=for_all))
+    await served.create(llama(served.namespace, presetRef=NAME))
+    await served.create(llama(served.namespace, "for-all", presetRef=for_all))
     told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "PresetMissing"))
     assert "Existing presets of this kind: small." in condition(told, "Planned")["message"]
     await served.wait_for("VLLMDeployment", "for-all", has("Planned", "False", "PresetMissing"))
@@ -118,7 +118,7 @@ async def test_without_the_crds_others_are_served_and_the_condition_says_how_to_
         await sim.script(path="ok", pull="0", load="0")
         await served.create(llama(served.namespace, "other"))
         await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
-        await served.create(llama(served.namespace, preset=NAME))
+        await served.create(llama(served.namespace, presetRef=NAME))
         told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "KindNotInstalled"))
         assert "The CRD vllmpresets.vllm-operator.dev" in condition(told, "Planned")["message"]
         assert "kubectl apply -f crds/" in condition(told, "Planned")["message"]

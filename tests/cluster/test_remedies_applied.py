@@ -144,7 +144,7 @@ async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
-    await served.create(llama(served.namespace, remediation={"onHopelessCrash": "ScaleToZero"}))
+    await served.create(llama(served.namespace, remediation={"onUnrecoverableCrash": "ScaleToZero"}))
     pod = await the_pod(served)
     for run in range(1, 6):
         log = sim.log(pod, run=run)

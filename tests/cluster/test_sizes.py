@@ -99,7 +99,7 @@ async def test_the_memory_that_a_start_measured_is_in_the_status_and_in_the_next
     assert told["status"]["pinnedPlan"]["revision"] == first["status"]["pinnedPlan"]["revision"]
     # nothing restarts because of it; the plan of a changed spec has it
     assert [pod] == await served.wait_for_pods()
-    await served.patch("VLLMDeployment", "llama", {"spec": {"startup": {"stallSeconds": 901}}})
+    await served.patch("VLLMDeployment", "llama", {"spec": {"startup": {"stallTimeoutSeconds": 901}}})
     before = first["status"]["pinnedPlan"]["revision"]
     second = await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["pinnedPlan"]["revision"] != before)
     plan = await pinned_plan(served, second)

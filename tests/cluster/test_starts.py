@@ -120,7 +120,7 @@ async def test_no_room_for_a_pod_is_reported_in_the_words_of_the_scheduler(serve
 
 
 async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
-    await stalled(served, sim, {"stallSeconds": 30})
+    await stalled(served, sim, {"stallTimeoutSeconds": 30})
     await wait_for_story(
         served,
         "Progressing=False StartStalled",
@@ -154,7 +154,7 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
     measured: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
-    await measured.create(llama(measured.namespace, startup={"stallSeconds": 30}))
+    await measured.create(llama(measured.namespace, startup={"stallTimeoutSeconds": 30}))
     pod = await the_running_pod(measured)
     idle = {"name": "vllm", "usage": {"cpu": "1204211n", "memory": "9Gi"}}
     await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
@@ -167,7 +167,7 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
 async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_ever(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
-    first = await stalled(served, sim, {"stallSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1})
+    first = await stalled(served, sim, {"stallTimeoutSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1})
     await served.wait_until_gone("Pod", first)
     second = await the_running_pod(served)
     assert second != first

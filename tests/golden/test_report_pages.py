@@ -170,7 +170,7 @@ STORIES: dict[str, tuple[Observation, ...]] = {
             ),
         ),
     ),
-    "hopeless-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
+    "unrecoverable-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
     "known-bad": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "KnownBad", NO_EXPERTS)), deployment=None),),
 }
 KSTATUS = {
@@ -193,11 +193,19 @@ KSTATUS = {
     "scaled-to-zero": "Current",
     "draining": "Current",
     "not-autoscaled": "Current",
-    "hopeless-crash": "Failed",
+    "unrecoverable-crash": "Failed",
     "known-bad": "Failed",
 }
 """What kstatus makes of the last page of each story."""
-DEGRADED = {"crash-loop", "unknown-crash", "out-of-memory", "startup-probe-killed", "one-of-four-crashed", "hopeless-crash", "known-bad"}
+DEGRADED = {
+    "crash-loop",
+    "unknown-crash",
+    "out-of-memory",
+    "startup-probe-killed",
+    "one-of-four-crashed",
+    "unrecoverable-crash",
+    "known-bad",
+}
 """Stories that Argo CD shows as degraded although kstatus may still wait."""
 
 
@@ -269,7 +277,7 @@ FAILURES = {"a spec that cannot be read": ("InvalidSpec", "Failed"), "a bug of t
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("name", ["second-start-serves", "hopeless-crash"])
+@pytest.mark.parametrize("name", ["second-start-serves", "unrecoverable-crash"])
 def test_kstatus_reads_a_failure_of_the_operator(name: str, failure: str) -> None:
     reason, expected = FAILURES[failure]
     before, _ = told(STORIES[name])

@@ -8,6 +8,7 @@ import yaml
 
 from support.manifests import CASES, read_case
 from support.observations import NOW
+from vllm_operator.api.adapters import SecretReference
 from vllm_operator.api.operation import Prefetch, Publish, Storage, WeightsSpec
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.artifacts import load_program
@@ -55,7 +56,7 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
     assert spec.cache is not None
     assert spec.cache.artifact is not None
     artifact = spec.cache.artifact.model_copy(
-        update={"reference": None, "policy": None, "publish": Publish.WHEN_PRIMED, "push_secret_name": "caches-write"}
+        update={"reference": None, "policy": None, "publish": Publish.WHEN_PRIMED, "push_secret_ref": SecretReference(name="caches-write")}
     )
     cache = spec.cache.model_copy(update={"storage": Storage.EMPTY_DIR, "claim_name": None, "volume": None, "artifact": artifact})
     resource = resource.model_copy(update={"spec": spec.model_copy(update={"cache": cache})})

@@ -37,7 +37,7 @@ async def log_in(cluster: Cluster, name: str, content: dict[str, str]) -> None:
 
 
 def with_artifact(cluster: Cluster, registry: Registry, *, replicas: int = 1, speed: str = SPEED, **cache: Any) -> Manifest:
-    artifact = {"repository": f"{registry.host}/{REPOSITORY}", "pullSecretName": "read", **cache.pop("artifact", {})}
+    artifact = {"repository": f"{registry.host}/{REPOSITORY}", "pullSecretRef": {"name": "read"}, **cache.pop("artifact", {})}
     return model(cluster, speed=speed, spec={"replicas": replicas, "cache": {**cache, "artifact": artifact}})
 
 
@@ -52,7 +52,7 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
 ) -> None:
     for name in ("read", "write"):
         await log_in(cluster, name, registry.account())
-    await cluster.create(with_artifact(cluster, registry, artifact={"publish": "WhenPrimed", "pushSecretName": "write"}))
+    await cluster.create(with_artifact(cluster, registry, artifact={"publish": "WhenPrimed", "pushSecretRef": {"name": "write"}}))
     await until_ready(cluster)
     first = await the_engine(cluster)
     template = (await cluster.get("Deployment", "llama"))["spec"]["template"]
@@ -102,7 +102,7 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
 async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_change(cluster: Cluster, registry: Registry) -> None:
     for name in ("read", "write"):
         await log_in(cluster, name, registry.account())
-    artifact = {"repository": f"{registry.host}/team/prewarmed", "publish": "WhenPrimed", "pushSecretName": "write"}
+    artifact = {"repository": f"{registry.host}/team/prewarmed", "publish": "WhenPrimed", "pushSecretRef": {"name": "write"}}
     created = await cluster.create(with_artifact(cluster, registry, storage="EmptyDir", artifact=artifact))
     first = await until_ready(cluster)
     assert condition(first, "CachePublished")["reason"] == "NotPrimed"

@@ -7,7 +7,7 @@ from support.fleet import Fleet
 from vllm_operator.cluster.client import POD
 
 REPOSITORY = "registry.example:5000/team/caches"
-ARTIFACT = {"repository": REPOSITORY, "pullSecretName": "read", "pushSecretName": "write"}
+ARTIFACT = {"repository": REPOSITORY, "pullSecretRef": {"name": "read"}, "pushSecretRef": {"name": "write"}}
 DIGEST = f"sha256:{'1' * 64}"
 FETCHED = {"result": "Fetched", "tag": "tag-1", "digest": DIGEST, "seconds": 1.2, "bytes": 76_000_000, "files": 836, "coldSeconds": 459}
 

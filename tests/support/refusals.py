@@ -233,10 +233,10 @@ REFUSALS = (
     ),
     Refusal("a negative number of replicas", {"replicas": -1}, ("greater than or equal to 0",)),
     Refusal("replicas as text", {"replicas": "two"}, ("spec.replicas", "must be of type integer")),
-    Refusal("a fraction of a second", {"startup": {"stallSeconds": 60.5}}, ("must be of type integer",)),
+    Refusal("a fraction of a second", {"startup": {"stallTimeoutSeconds": 60.5}}, ("must be of type integer",)),
     Refusal(
         "a start that may stall for longer than it may take",
-        {"startup": {"deadlineSeconds": 60, "stallSeconds": 600}},
+        {"startup": {"deadlineSeconds": 60, "stallTimeoutSeconds": 600}},
         ("raise deadlineSeconds",),
     ),
     Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("set strategy to RollingUpdate",)),

@@ -59,7 +59,7 @@ CRASHES = {
     ),
     "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
     "a crash whose log is still being read": Situation(
-        o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "is reading its log")
+        o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "DiagnosingCrash", ("exit code 1", "is reading its log")
     ),
     "killed for memory": Situation(
         o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)),

@@ -286,7 +286,7 @@ async def test_caches_that_only_one_pod_can_mount_cannot_be_published(fleet: Fle
     await fleet.serve(cache={"volume": {"accessMode": "ReadWriteOncePod"}, "artifact": PUBLISHED})
     fleet.ready(fleet.start())
     await fleet.settle()
-    assert bench.condition("CachePublished").reason == "NotCapturable"
+    assert bench.condition("CachePublished").reason == "NotPublishable"
     assert jobs(fleet) == []
 
 

@@ -16,7 +16,7 @@ X1 = ("vllm-a-x1", 0)
 RUN = ("uid-vllm-a-x1", 0)
 SILENT_900 = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(0), last_line_at=o.at(0))
 """Kernels are being warmed up, which may be silent for 900 s."""
-SPEC = {"startup": {"stallSeconds": 300}}
+SPEC = {"startup": {"stallTimeoutSeconds": 300}}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def metrics(cpu: Any, container: str = "vllm") -> dict[str, Any]:
 
 async def asked(cluster: FakeCluster, *, silent: float = 400, pod: dict[str, Any] | None = None, usage: CpuUsage | None = None) -> Any:
     states = {RUN: StartupState(stage=Stage.WEIGHT_LOAD, last_line_at=o.at(0))}
-    resource = o.resource(startup={"stallSeconds": 300})
+    resource = o.resource(startup={"stallTimeoutSeconds": 300})
     return await (usage or CpuUsage(cluster)).read(resource, [pod or o.starting_pod(since=0)], states, o.at(0) + timedelta(seconds=silent))
 
 

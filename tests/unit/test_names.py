@@ -255,7 +255,7 @@ async def test_what_serves_stays_when_a_template_names_such_a_claim(bench: Bench
 async def test_a_preset_with_such_a_claim_is_refused_and_named(bench: Bench) -> None:
     preset = {"metadata": {"name": "defaults", "namespace": "default"}, "spec": {"podTemplate": mounting(VICTIM)}}
     bench.cluster.put({"apiVersion": API_VERSION, "kind": "VLLMPreset", **preset})
-    bench.cluster.put(llama(preset={"name": "defaults"}))
+    bench.cluster.put(llama(presetRef={"name": "defaults"}))
     await bench.settle()
     assert bench.condition("Planned").reason == "PresetInvalid"
     assert "VLLMPreset defaults cannot be used for this object: podTemplate.spec.volumes[0]" in bench.message("Planned")

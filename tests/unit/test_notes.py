@@ -58,5 +58,5 @@ def test_an_engine_that_serves_with_an_unknown_flag_keeps_its_plan_after_an_upgr
     resource = deployment(engine={"version": "0.20.1", "args": [{"name": "max-model-length", "value": "4096"}]})
     pinned = made(deployment(), real_node("h200")).model_copy(update={"spec_digest": digest_of(resource.spec)})
     outcome = planned(resource, real_node("h200"), pinned=pinned)
-    assert (outcome.plan, outcome.planned.reason) == (pinned, "ResolvedDifferently")
+    assert (outcome.plan, outcome.planned.reason) == (pinned, "PlanDrifted")
     assert "Did you mean --max-model-len?" in outcome.planned.message

@@ -307,7 +307,7 @@ def test_what_would_be_chosen_otherwise_today_is_reported() -> None:
     pinned = fresh.model_copy(update={"catalog_version": "old", "image": "vllm/vllm-openai:v0.19.0", "env": fresh.env[1:]})
     outcome = planned(deployment(), real_node("h200"), pinned=pinned)
     assert outcome.plan == pinned
-    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "ResolvedDifferently")
+    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "PlanDrifted")
     assert "The image would change from vllm/vllm-openai:v0.19.0 to vllm/vllm-openai:v0.20.1-cu129." in outcome.drift
     assert "vllm-operator.dev/replan" in outcome.planned.message
 
@@ -318,7 +318,7 @@ def test_a_plan_that_stays_in_force_although_none_is_possible_today_says_so_in_f
     others = [real_node(kind) for kind in KINDS if kind != "h200"]
     outcome = planned(resource, *others, pinned=pinned)
     assert outcome.plan == pinned
-    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "ResolvedDifferently")
+    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "PlanDrifted")
     message = outcome.planned.message
     assert message.startswith(
         "Planned for NVIDIA H200 141GB (sm_90), 1 GPU per replica, vLLM 0.20.1. This plan stays in force. Today, no plan is"

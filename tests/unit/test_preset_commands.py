@@ -14,7 +14,7 @@ from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
 from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT, Manifest
 from vllm_operator.runtime.presets import Presets
 
-OBJECT = llama(preset={"name": "gpu-defaults"})
+OBJECT = llama(presetRef={"name": "gpu-defaults"})
 
 
 def preset(seed: str = "7", namespace: str = "default", **spec: Any) -> Manifest:

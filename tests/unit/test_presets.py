@@ -24,7 +24,7 @@ def preset(name: str = "gpu-defaults", kind: str = "VLLMPreset", **spec: Any) ->
 
 
 def with_preset(name: str = "gpu-defaults", **spec: Any) -> Manifest:
-    return llama(preset={"name": name}, **spec)
+    return llama(presetRef={"name": name}, **spec)
 
 
 def seeds(bench: Bench) -> list[str]:
@@ -62,7 +62,7 @@ async def test_a_preset_is_merged_before_planning_and_pinned_with_its_origin(ben
 
 async def test_a_preset_for_all_namespaces(bench: Bench) -> None:
     bench.cluster.put(preset(kind="ClusterVLLMPreset"))
-    bench.cluster.put(llama(preset={"kind": "ClusterVLLMPreset", "name": "gpu-defaults"}))
+    bench.cluster.put(llama(presetRef={"kind": "ClusterVLLMPreset", "name": "gpu-defaults"}))
     await bench.settle()
     assert seeds(bench) == ["7"]
     assert "with ClusterVLLMPreset gpu-defaults" in bench.message("Planned")
@@ -76,7 +76,7 @@ async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested
     await bench.settle()
     assert template(bench) == before
     assert bench.status().pinned_plan == revision
-    assert bench.condition("Planned").reason == "ResolvedDifferently"
+    assert bench.condition("Planned").reason == "PlanDrifted"
     assert "VLLMPreset gpu-defaults has changed in engine.args, podTemplate." in bench.message("Planned")
     assert REPLAN_ANNOTATION in bench.message("Planned")
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
@@ -223,8 +223,8 @@ async def test_the_objects_that_name_a_preset_are_its_users_until_they_are_gone(
     cluster.put(preset())
     presets = Presets(cluster)
     for name in ("a", "b"):
-        await presets.merge(VLLMDeployment.parse(llama(name, preset={"name": "gpu-defaults"})))
-    await presets.merge(VLLMDeployment.parse(llama("c", preset={"name": "other"})))
+        await presets.merge(VLLMDeployment.parse(llama(name, presetRef={"name": "gpu-defaults"})))
+    await presets.merge(VLLMDeployment.parse(llama("c", presetRef={"name": "other"})))
     await presets.merge(VLLMDeployment.parse(llama("d")))
     assert set(presets.users_of(PRESET, ("default", "gpu-defaults"))) == {("default", "a"), ("default", "b")}
     assert set(presets.users_of(PRESET, ("default", "other"))) == {("default", "c")}, "it is missing, and may be created later"

@@ -13,7 +13,12 @@ from vllm_operator.cli import prime
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
 
 DIGEST = f"sha256:{'1' * 64}"
-ARTIFACT = {"repository": "registry.example/team/caches", "publish": "WhenPrimed", "pullSecretName": "read", "pushSecretName": "write"}
+ARTIFACT = {
+    "repository": "registry.example/team/caches",
+    "publish": "WhenPrimed",
+    "pullSecretRef": {"name": "read"},
+    "pushSecretRef": {"name": "write"},
+}
 CACHE = {"storage": "EmptyDir", "artifact": ARTIFACT}
 NEW = {"version": "0.24.0"}
 PUBLISHED = {"result": "Published", "tag": "tag-1", "digest": DIGEST}

@@ -229,16 +229,16 @@ def test_remedies_lie_on_top_of_the_plan_and_leave_it_as_it_is() -> None:
 
 
 def test_a_hopeless_crash_frees_the_gpus_if_the_policy_says_so() -> None:
-    policy: dict[str, Any] = {"remediation": {"onHopelessCrash": "ScaleToZero"}}
-    hopeless = case("MigUuidNotInteger", captures={}, restarts=4, during_start=False)
-    stopped = decide(hopeless, **policy)
+    policy: dict[str, Any] = {"remediation": {"onUnrecoverableCrash": "ScaleToZero"}}
+    unrecoverable = case("MigUuidNotInteger", captures={}, restarts=4, during_start=False)
+    stopped = decide(unrecoverable, **policy)
     assert stopped.state is RemediationState.STOPPED
     assert carried_out(resource(stopped, **policy), o.plan())[0].spec.replicas == 0
     assert carried_out(resource(stopped, generation=4, **policy), o.plan())[0].spec.replicas == 1
-    assert decide(replace(hopeless, restarts=3), **policy).state is not RemediationState.STOPPED
-    assert decide(replace(hopeless, serving=1), **policy).state is not RemediationState.STOPPED
-    assert decide(hopeless).state is not RemediationState.STOPPED
-    retryable = replace(hopeless, signature=SIGNATURES["GpuMemoryInUse"])
+    assert decide(replace(unrecoverable, restarts=3), **policy).state is not RemediationState.STOPPED
+    assert decide(replace(unrecoverable, serving=1), **policy).state is not RemediationState.STOPPED
+    assert decide(unrecoverable).state is not RemediationState.STOPPED
+    retryable = replace(unrecoverable, signature=SIGNATURES["GpuMemoryInUse"])
     assert decide(retryable, **policy).state is not RemediationState.STOPPED
 
 

@@ -158,7 +158,7 @@ def test_the_startup_probe_lasts_as_long_as_a_start_may_take_and_the_rollout_lon
         {"replicas": 5},
         {"service": {"port": 80}},
         {"rollout": {"strategy": "RollingUpdate"}},
-        {"startup": {"stallSeconds": 60}},
+        {"startup": {"stallTimeoutSeconds": 60}},
     ],
     ids=str,
 )

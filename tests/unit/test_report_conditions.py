@@ -74,7 +74,7 @@ SITUATIONS = {
         ("13:55:00 UTC", "connecting the GPUs", "10 min", "kubectl logs vllm-a-x1"),
     ),
     "a patient user": Situation(
-        o.observe(o.starting_pod(since=-930), states={X1: HUNG}, spec={"startup": {"stallSeconds": 1200}}),
+        o.observe(o.starting_pod(since=-930), states={X1: HUNG}, spec={"startup": {"stallTimeoutSeconds": 1200}}),
         "Progressing",
         "True",
         "Starting",
@@ -238,7 +238,7 @@ SITUATIONS = {
         ("the frobnicator must be even",),
     ),
     "an end that an event may explain yet": Situation(
-        o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "CrashUnderExamination"
+        o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "DiagnosingCrash"
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "", ""),
     "all replicas have started": Situation(o.observe(o.ready_pod()), "Progressing", "True", "Started", ("All replicas have started",)),

@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "claimName": {"cache": {"claimName": "first-cache", "priming": "Never"}},
     "a volume of podTemplate": {**RETAIN, **IN_TEMPLATE},
     "the URI of an adapter": {**RETAIN, "adapters": [{"name": "sql", "uri": "pvc://first-cache/sql"}]},
-    "a preset": {**RETAIN, "preset": {"name": "shared"}},
+    "a preset": {**RETAIN, "presetRef": {"name": "shared"}},
 }
 
 

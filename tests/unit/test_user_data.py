@@ -79,7 +79,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_reported_to_old_ones(ope
     await operator.settle()
     assert operator.deployment() == before
     assert operator.attention() == ("FLASH_ATTN", "Engine")
-    assert operator.condition("Planned").reason == "ResolvedDifferently"
+    assert operator.condition("Planned").reason == "PlanDrifted"
     assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in operator.condition("Planned").message
     operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
     await operator.settle()

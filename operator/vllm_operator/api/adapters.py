@@ -18,6 +18,12 @@ AdapterName = Annotated[
 ]
 
 
+class SecretReference(Model):
+    """A Secret in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+
+
 class SecretKeyReference(Model):
     """A key of a Secret in the same namespace."""
 

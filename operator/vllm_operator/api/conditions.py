@@ -60,7 +60,7 @@ class Reason:
     # Planned
     RESOLVED = "Resolved"
     """The operator chose a GPU and backends."""
-    RESOLVED_DIFFERENTLY = "ResolvedDifferently"
+    PLAN_DRIFTED = "PlanDrifted"
     """The pinned plan is in force. The current catalog, nodes or preset would result in a different plan."""
     NO_MATCHING_GPU = "NoMatchingGPU"
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
@@ -77,7 +77,7 @@ class Reason:
     REVISION_REFUSED = "RevisionRefused"
     """The ControllerRevision of a plan whose rollout is held back cannot be created. The message says why."""
     PRESET_MISSING = "PresetMissing"
-    """The preset that `spec.preset` names does not exist. The message says which do."""
+    """The preset that `spec.presetRef` names does not exist. The message says which do."""
     PRESET_INVALID = "PresetInvalid"
     """The preset contains an invalid value, or contradicts the object. The message says where."""
     # CacheWarm
@@ -112,7 +112,7 @@ class Reason:
     """A Job, or a primer, is packing the caches and pushing them."""
     NOT_PRIMED = "NotPrimed"
     """No Pod with these caches has been Ready yet, or no primer has run that could publish them."""
-    NOT_CAPTURABLE = "NotCapturable"
+    NOT_PUBLISHABLE = "NotPublishable"
     """Neither a Job nor a primer can publish the caches. The message says why."""
     PUSH_DENIED = "PushDenied"
     """The registry refused the push, or the Secret for it is missing."""
@@ -164,7 +164,7 @@ class Reason:
     # Crashed
     NO_CRASH = "NoCrash"
     """A Pod that no longer exists crashed. No replica is ready yet."""
-    CRASH_UNDER_EXAMINATION = "CrashUnderExamination"
+    DIAGNOSING_CRASH = "DiagnosingCrash"
     """The Pod crashed a moment ago. The operator is reading its log."""
     RECOVERED = "Recovered"
     """The Pod crashed earlier and is ready now."""
@@ -188,7 +188,7 @@ class Reason:
     SCALED_TO_ZERO = "ScaledToZero"
     """`spec.replicas` is 0. Also a reason of Progressing."""
     STOPPED = "Stopped"
-    """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash. Also a reason of
+    """Scaled to zero as set in `remediation.onUnrecoverableCrash`, because a restart cannot fix the crash. Also a reason of
     Progressing."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled

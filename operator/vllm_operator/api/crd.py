@@ -126,7 +126,7 @@ def preset_definition(kind: PresetKind) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind of presets."""
     is_namespaced = kind is PresetKind.VLLM_PRESET
     where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
-    schema = _object_schema(f"Defaults for {where} that name it in spec.preset.", spec=schema_of(PresetSpec))
+    schema = _object_schema(f"Defaults for {where} that name it in spec.presetRef.", spec=schema_of(PresetSpec))
     version = {"schema": {"openAPIV3Schema": schema}}
     return _definition(kind.value, PRESET_PLURALS[kind], version, scope="Namespaced" if is_namespaced else "Cluster")
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
+from vllm_operator.api.adapters import SecretReference
 from vllm_operator.api.base import ArtifactReference, HostPath, Model, Name, Repository, VolumeSize, checked_by
 
 
@@ -120,12 +121,12 @@ class ArtifactSpec(Model):
         default=None,
         description="Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred.",
     )
-    pull_secret_name: Name | None = Field(
+    pull_secret_ref: SecretReference | None = Field(
         default=None,
         description="Secret of type kubernetes.io/dockerconfigjson for fetching. A key `ca.crt` in it adds a certificate authority. "
         "Default: anonymous access.",
     )
-    push_secret_name: Name | None = Field(
+    push_secret_ref: SecretReference | None = Field(
         default=None,
         description="Secret of the same form for publishing. Only the container that publishes mounts it. Default: anonymous access.",
     )
@@ -262,7 +263,7 @@ class StartupSpec(Model):
         description="Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to read "
         "the weights at 100 MiB/s, and to download them at this speed if they are on the hub; three hours for weights of unknown size.",
     )
-    stall_seconds: int | None = Field(
+    stall_timeout_seconds: int | None = Field(
         default=None,
         ge=30,
         le=86400,
@@ -287,7 +288,7 @@ class RemediationMode(StrEnum):
     AUTO = "Auto"
 
 
-class OnHopelessCrash(StrEnum):
+class OnUnrecoverableCrash(StrEnum):
     """What to do about a crash that a restart cannot fix."""
 
     KEEP_RESTARTING = "KeepRestarting"
@@ -302,7 +303,7 @@ class RemediationSpec(Model):
         description="Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest.",
     )
     max_attempts: int | None = Field(default=None, ge=1, le=10, description="Maximum number of remedies for one spec. Default: 2.")
-    on_hopeless_crash: OnHopelessCrash | None = Field(
+    on_unrecoverable_crash: OnUnrecoverableCrash | None = Field(
         default=None,
         description="What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. "
         "KeepRestarting: nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting.",

@@ -166,7 +166,7 @@ class Plan(Model):
     spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
     catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
-    preset: PlannedPreset | None = Field(default=None, description="Preset of the plan. Absent without `spec.preset`.")
+    preset: PlannedPreset | None = Field(default=None, description="Preset of the plan. Absent without `spec.presetRef`.")
     model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")
     engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")

@@ -1,4 +1,4 @@
-"""VLLMPreset and ClusterVLLMPreset: defaults of a platform team for VLLMDeployments that name them in `spec.preset`.
+"""VLLMPreset and ClusterVLLMPreset: defaults of a platform team for VLLMDeployments that name them in `spec.presetRef`.
 
 Both kinds have the same spec: those parts of the spec of a VLLMDeployment that depend on the cluster and not on the model.
 """

@@ -226,8 +226,8 @@ LOAD_BALANCER_CLASS_STAYS = {
 }
 
 STALL_WITHIN_DEADLINE = {
-    "rule": "!has(self.stallSeconds) || !has(self.deadlineSeconds) || self.stallSeconds <= self.deadlineSeconds",
-    "message": "stallSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallSeconds",
+    "rule": "!has(self.stallTimeoutSeconds) || !has(self.deadlineSeconds) || self.stallTimeoutSeconds <= self.deadlineSeconds",
+    "message": "stallTimeoutSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallTimeoutSeconds",
 }
 
 GPUS_FOR_PARALLELISM = {

@@ -333,7 +333,7 @@ class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
-    preset: PresetReference | None = Field(
+    preset_ref: PresetReference | None = Field(
         default=None, description="Preset with defaults for the fields below, merged when a plan is made. Default: none."
     )
     model: ModelSpec = Field(description="The model to serve.")

@@ -75,7 +75,7 @@ class Cleaning:
 class PublicationState(StrEnum):
     """State of the publication of a cache directory."""
 
-    NOT_CAPTURABLE = "NotCapturable"
+    NOT_PUBLISHABLE = "NotPublishable"
     """The caches are on no PersistentVolumeClaim that a Job can mount."""
     NOT_PRIMED = "NotPrimed"
     """No Pod with these caches is Ready yet."""

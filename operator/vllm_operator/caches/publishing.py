@@ -83,7 +83,7 @@ def describe_publication(context: CacheContext) -> tuple[Publication | None, Pub
     if is_published_by_primer(context):
         return describe_primer_publication(context), None
     if address is None or "ReadWriteOncePod" in context.access_modes:
-        return Publication(state=PublicationState.NOT_CAPTURABLE), None
+        return Publication(state=PublicationState.NOT_PUBLISHABLE), None
     occasion = publication_occasion(context)
     if (attempt := _attempt(context, occasion)) is not None:
         return attempt, None
@@ -260,8 +260,8 @@ def _artifact_of(context: CacheContext) -> ArtifactSpec:
 
 def _volumes(context: CacheContext) -> list[dict[str, Any]]:
     """The volumes of the two containers, besides that of the caches."""
-    secret = _artifact_of(context).push_secret_name
-    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret, "optional": True}}] if secret else []
+    secret = _artifact_of(context).push_secret_ref
+    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret.name, "optional": True}}] if secret else []
     return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]
 
 
@@ -289,7 +289,7 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
     """The container that pushes what the other one has packed, with the Secret for pushing."""
-    secret = _artifact_of(context).push_secret_name
+    secret = _artifact_of(context).push_secret_ref
     settings = {
         **travel_settings(context.resource, context.plan, _engine(context)),
         "output": PACKED_ROOT,

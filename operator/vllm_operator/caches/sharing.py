@@ -99,7 +99,7 @@ def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
     """Return whether a VLLMDeployment asks to delete a PVC that it created together with itself, or may do so through its preset."""
     field = next((field for suffix, field in _SUFFIXES.items() if claim.endswith(suffix)), "")
     asked = reading.text(resource, "spec", field, "onDelete")
-    return asked == OnDelete.DELETE.value if asked else bool(reading.mapping(resource, "spec", "preset"))
+    return asked == OnDelete.DELETE.value if asked else bool(reading.mapping(resource, "spec", "presetRef"))
 
 
 def describe_users(claim: str, users: tuple[str, ...]) -> str:

@@ -156,7 +156,7 @@ async def resource_slices(client: KubeClient) -> Objects:
 
 async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     """The presets of the kind that a VLLMDeployment names; none if it names none, or without the CRD."""
-    reference = mapping(resource, "spec", "preset")
+    reference = mapping(resource, "spec", "presetRef")
     if not reference:
         return []
     kind = CLUSTER_PRESET if reference.get("kind") == CLUSTER_PRESET.kind else PRESET

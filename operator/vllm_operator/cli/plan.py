@@ -250,7 +250,7 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
 
 def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment | Verdict:
     """Merge the preset that an object names into its spec, as it is among these objects; or return why that is not possible."""
-    reference, namespace = resource.spec.preset, resource.metadata.namespace
+    reference, namespace = resource.spec.preset_ref, resource.metadata.namespace
     if reference is None:
         return resource
     presets = {

@@ -68,7 +68,7 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
             resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
             key, state, message = _state(resource)
             published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
-            can_publish = published and published.get("reason") != Reason.NOT_CAPTURABLE
+            can_publish = published and published.get("reason") != Reason.NOT_PUBLISHABLE
             if key and not reported_cache_claim(resource) and not can_publish:
                 print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
                 return NOT_FILLED_STATUS

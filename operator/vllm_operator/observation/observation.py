@@ -7,7 +7,7 @@ events that were already created, is read from the previous status.
 `ObservedState` is an observation with its Pods read, worst first. Conditions are derived from it.
 
 A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit
-is `spec.startup.stallSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
+is `spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
 compiles for minutes without a log line. CPU use tells more, if the cluster measures it. A start without CPU use gets no extra time for
 a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared
 memory) use CPU too.
@@ -175,7 +175,7 @@ def check_stall(
     view: PodView,
     state: StartupState | None,
     *,
-    stall_seconds: int | None,
+    stall_timeout_seconds: int | None,
     silent_seconds: int | None,
     now: datetime,
     cores: float | None = None,
@@ -185,7 +185,7 @@ def check_stall(
     Args:
         view: The Pod.
         state: What the log of its current run says.
-        stall_seconds: `spec.startup.stallSeconds`.
+        stall_timeout_seconds: `spec.startup.stallTimeoutSeconds`.
         silent_seconds: For how long the current stage is known to be silent.
         now: The current time.
         cores: CPUs in use; None if unknown.
@@ -193,7 +193,7 @@ def check_stall(
     since = last_sign(view, state, now)
     if since is None:
         return None
-    allowed = stall_seconds or DEFAULT_STALL_SECONDS
+    allowed = stall_timeout_seconds or DEFAULT_STALL_SECONDS
     known = max(allowed, silent_seconds or 0)
     is_idle = None if cores is None else cores < IDLE_CORES
     limit = known if is_idle is None else allowed if is_idle else BUSY_FACTOR * known
@@ -286,12 +286,12 @@ class ObservedState:
         if view.phase is not Phase.STARTING or view.container:
             return None
         startup = self.observation.resource.spec.startup
-        stall_seconds = startup.stall_seconds if startup else None
+        stall_timeout_seconds = startup.stall_timeout_seconds if startup else None
         silent_seconds = allowed_silence_seconds(self.stage(view), self.knowledge.startup)
         return check_stall(
             view,
             self.state(view),
-            stall_seconds=stall_seconds,
+            stall_timeout_seconds=stall_timeout_seconds,
             silent_seconds=silent_seconds,
             now=self.observation.now,
             cores=self.observation.cores.get(view.uid),

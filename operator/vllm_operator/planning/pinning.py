@@ -116,9 +116,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
-        verdict = Verdict(
-            ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING)
-        )
+        verdict = Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING))
         return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
@@ -132,7 +130,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
         f"{summarize(shown, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
         f"To apply a new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to a new value."
     )
-    return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)
+    return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:

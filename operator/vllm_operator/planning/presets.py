@@ -34,7 +34,7 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
         resource: The object with its own spec and its pinned plan.
         found: The spec of the preset as it is today, or why it is not known.
     """
-    reference, pinned = resource.spec.preset, resource.pinned
+    reference, pinned = resource.spec.preset_ref, resource.pinned
     if reference is None:
         return resource
     if pinned is not None:
@@ -62,7 +62,7 @@ def missing_preset(reference: PresetReference, namespace: str, existing: Iterabl
     more = f" and {len(names) - NAMES_LIMIT} more" if len(names) > NAMES_LIMIT else ""
     existing_ones = f"{', '.join(names[:NAMES_LIMIT])}{more}" if names else "none"
     message = (
-        f"{reference} does not exist{where}. Existing presets of this kind: {existing_ones}. Create it, or change spec.preset. "
+        f"{reference} does not exist{where}. Existing presets of this kind: {existing_ones}. Create it, or change spec.presetRef. "
         "What runs stays as it is."
     )
     return Verdict(ConditionStatus.FALSE, Reason.PRESET_MISSING, message)
@@ -115,7 +115,7 @@ def _manifest(resource: VLLMDeployment) -> dict[str, Any]:
 
 def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> str:
     """How the preset differs from what the plan has pinned, as a sentence; empty if the object would be the same."""
-    reference = resource.spec.preset
+    reference = resource.spec.preset_ref
     if reference is None:
         return ""
     if isinstance(found, Verdict):

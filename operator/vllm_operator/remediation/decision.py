@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from vllm_operator.api.operation import OnHopelessCrash, OnStall, RemediationMode, RemediationSpec
+from vllm_operator.api.operation import OnStall, OnUnrecoverableCrash, RemediationMode, RemediationSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
@@ -28,8 +28,8 @@ from vllm_operator.remediation.in_force import current, in_words, recorded, reme
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
-HOPELESS_RUNS = 5
-"""A Pod whose runs end in the same crash this often is hopeless. With the kubelet's back-off, that takes about five minutes."""
+UNRECOVERABLE_RUNS = 5
+"""A Pod whose runs end in the same crash this often cannot recover. With the kubelet's back-off, that takes about five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Decision:
             nothing was decided for the current spec.
         cache_damage: Whether the caches of the plan are damaged and replaced by an empty directory; None without a plan.
         restart_pods: Stalled Pods to delete after the status is written.
-        is_hopeless: Whether every start ends in the same crash until the spec changes.
+        is_unrecoverable: Whether every start ends in the same crash until the spec changes.
     """
 
     remediation: RemediationStatus | None = None
     cache_damage: CacheDamage | None = None
     restart_pods: tuple[PodReference, ...] = ()
-    is_hopeless: bool = False
+    is_unrecoverable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
         remediation=remediation,
         cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else None,
         restart_pods=tuple(PodReference(view.name, view.uid) for view in _pods_to_restart(observed, remediation)),
-        is_hopeless=is_stopped or (case is not None and ends_every_start(case, remediation)),
+        is_unrecoverable=is_stopped or (case is not None and ends_every_start(case, remediation)),
     )
 
 
@@ -222,7 +222,7 @@ def ends_every_start(case: Case, kept: RemediationStatus | None) -> bool:
     """Return whether every start ends in this crash, and neither a restart nor the operator can change that."""
     if case.serving or not _is_permanent(case.signature) or _is_superseded(kept, case):
         return False
-    return case.restarts + 1 >= HOPELESS_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
+    return case.restarts + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
 
 
 def _settings(resource: VLLMDeployment) -> RemediationSpec:
@@ -274,8 +274,8 @@ def _given_up(status: RemediationStatus, reason: str) -> RemediationStatus:
 
 def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> RemediationStatus:
     """Scale to zero if that is the policy and no restart can help."""
-    is_asked = _settings(resource).on_hopeless_crash is OnHopelessCrash.SCALE_TO_ZERO
-    if not is_asked or case.serving or not _is_permanent(case.signature) or case.restarts + 1 < HOPELESS_RUNS:
+    is_asked = _settings(resource).on_unrecoverable_crash is OnUnrecoverableCrash.SCALE_TO_ZERO
+    if not is_asked or case.serving or not _is_permanent(case.signature) or case.restarts + 1 < UNRECOVERABLE_RUNS:
         return status
     message = (
         f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} ({case.signature.id}), because a restart cannot help. "

@@ -32,8 +32,8 @@ def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan
         return template
     engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
     volumes = list(spec.get("volumes") or ())
-    if artifact.pull_secret_name:
-        volumes.append(render_secret_volume(artifact.pull_secret_name))
+    if artifact.pull_secret_ref:
+        volumes.append(render_secret_volume(artifact.pull_secret_ref.name))
     container = _container(resource, plan, engine, artifact)
     return {**template, "spec": {**spec, "initContainers": [*present, container], "volumes": volumes}}
 
@@ -53,10 +53,10 @@ def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], 
         **({"reference": artifact.reference} if artifact.reference else {}),
         **({"required": True} if artifact.policy is ArtifactPolicy.REQUIRED else {}),
         **({"rejected": plan.cache_artifact.rejected} if plan.cache_artifact.rejected else {}),
-        **({"secret": ARTIFACT_SECRET_ROOT} if artifact.pull_secret_name else {}),
+        **({"secret": ARTIFACT_SECRET_ROOT} if artifact.pull_secret_ref else {}),
     }
     mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT]
-    if artifact.pull_secret_name:
+    if artifact.pull_secret_ref:
         mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
     env = [{"name": FETCH_VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)]
     return render_init_container(engine, FETCH_CONTAINER, run_program("fetch"), mounts, env, reports=True)

@@ -181,7 +181,7 @@ class CpuUsage:
     ) -> Mapping[str, float]:
         """Return the CPUs that the engines of silent starts use, by uid of the Pod. Pods without metrics are left out."""
         startup = resource.spec.startup
-        allowed = timedelta(seconds=(startup.stall_seconds if startup else None) or DEFAULT_STALL_SECONDS)
+        allowed = timedelta(seconds=(startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS)
         self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
         found: dict[str, float] = {}
         for pod in pods:

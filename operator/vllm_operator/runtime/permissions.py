@@ -118,7 +118,7 @@ GATEWAY: tuple[Permission, ...] = (
 )
 """Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
 
-_NO_PRESET = "VLLMDeployments with spec.preset get no plan"
+_NO_PRESET = "VLLMDeployments with spec.presetRef get no plan"
 PRESETS: tuple[Permission, ...] = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
 """Needed only for objects that name a preset. The CRDs may be missing."""
 

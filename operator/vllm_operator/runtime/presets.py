@@ -32,7 +32,7 @@ class Presets:
         Raises:
             ClusterError: The API server does not answer. Try again.
         """
-        reference, key = resource.spec.preset, (resource.metadata.namespace, resource.metadata.name)
+        reference, key = resource.spec.preset_ref, (resource.metadata.namespace, resource.metadata.name)
         if reference is None:
             self.forget(key)
             return resource

@@ -105,8 +105,8 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     repository = spec.artifact.repository
     say = observed.messages.say
     match publication.state:
-        case PublicationState.NOT_CAPTURABLE:
-            return Verdict(FALSE, Reason.NOT_CAPTURABLE, say("publishing.not_capturable"))
+        case PublicationState.NOT_PUBLISHABLE:
+            return Verdict(FALSE, Reason.NOT_PUBLISHABLE, say("publishing.not_capturable"))
         case PublicationState.REFUSED:
             return Verdict(FALSE, Reason.PUBLISH_FAILED, say("publishing.refused", why=publication.why))
         case PublicationState.NEEDS_PRIMER:
@@ -120,7 +120,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
         return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
     facts: dict[str, Any] = {
         "result": result,
-        "secret": spec.artifact.push_secret_name,
+        "secret": secret.name if (secret := spec.artifact.push_secret_ref) is not None else None,
         "repository": repository,
         "tag": artifact.tag,
         "digest": artifact.published_digest,
@@ -147,7 +147,8 @@ def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -
             "tag": artifact.tag,
         }
         is_pinned = spec is not None and spec.reference is not None
-        return "fetching.failed", {**facts, "is_pinned": is_pinned, "secret": spec.pull_secret_name if spec is not None else None}
+        secret = spec.pull_secret_ref if spec is not None else None
+        return "fetching.failed", {**facts, "is_pinned": is_pinned, "secret": secret.name if secret is not None else None}
     facts = {"tag": artifact.tag or artifact.digest}
     start = last_start(observed)
     if artifact.fetch != "Fetched":

@@ -68,7 +68,7 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
     chosen = crashes.most_informative
     if chosen is None:
         text = being_read(observed, crashes.in_force[0])
-        return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(observed, text))
+        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, text))
     others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
     return Verdict(
         TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, crashes, chosen.status, remediation, others=others))
@@ -78,7 +78,7 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
 def _restarted_at_once(observed: ObservedState, finding: Finding) -> Verdict:
     """A crash after which the Pod was restarted before the operator had read its log."""
     serves = finding.view.phase is Phase.READY
-    return Verdict(FALSE, Reason.RECOVERED if serves else Reason.CRASH_UNDER_EXAMINATION, being_read(observed, finding, serves=serves))
+    return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, being_read(observed, finding, serves=serves))
 
 
 def _where(decided: RemediationStatus | None, last: CrashStatus | None) -> str:

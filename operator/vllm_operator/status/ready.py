@@ -29,11 +29,11 @@ def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdic
     return _not_ready(observed, crashes, judged)
 
 
-def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_hopeless: bool) -> Verdict | None:
+def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
     """Judge Stalled: why waiting does not help; None if it may help. A new node, a volume or another user may fix other problems."""
     if judged[ACCEPTED].status is FALSE:
         return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
-    if is_hopeless:
+    if is_unrecoverable:
         return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash", reason=judged[CRASHED].reason))
     return None
 

@@ -105,7 +105,7 @@ def _status(
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     judged[READY] = draining.with_draining(observed, ready.ready(observed, crashes, judged))
-    if (verdict := ready.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
+    if (verdict := ready.stalled(observed, judged, is_unrecoverable=decision.is_unrecoverable)) is not None:
         judged[STALLED] = verdict
     reported, now = ready.reportable(observed, judged), reading.stamp(observation.now) or ""
     recorded_remediation, last_crash = to_record(remediation, crashes.last)
