@@ -79,23 +79,18 @@ class Contender:
             self.process.send_signal(signal.SIGTERM)
             await self.process.wait()
 
-    async def reconciliations(self) -> float:
-        """How many it has completed since it started; 0 for the floor."""
+    async def count(self, metric: str) -> float:
+        """The sum of a counter since it started; 0 for the floor."""
         if not self.port:
             return 0.0
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
             return sum(
-                float(value) for value in re.findall(r"^vllm_operator_reconcile_total\S* (\S+)$", await response.text(), re.MULTILINE)
+                float(value) for value in re.findall(rf"^vllm_operator_{metric}_total\S* (\S+)$", await response.text(), re.MULTILINE)
             )
 
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
-
-    def memory(self) -> float:
-        """The peak of the resident memory in MiB."""
-        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.pid()}/status").read_text())
-        return int(found[1]) / 1024 if found else 0.0
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -145,7 +140,7 @@ OPERATOR_ENVIRONMENT = {
 }
 
 
-def this_checkout(profile: Path | None) -> Contender:
+def this_checkout(profile: Path | None = None) -> Contender:
     """The operator as it is here, with changes that are not committed."""
     command = [sys.executable, "-m", "vllm_operator", "run"]
     return Contender("here", command, ROOT, "vllm-operator/", environment=OPERATOR_ENVIRONMENT, profile=profile)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -80,6 +81,14 @@ class Seen:
 
     def stop(self) -> None:
         self._task.cancel()
+
+
+def memory(pid: int | str = "self") -> dict[str, float]:
+    """RSS, private dirty memory and the peak of the RSS of a process in MiB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text() + Path(f"/proc/{pid}/status").read_text()
+    names = {"Rss": "Rss", "Private_Dirty": "Private_Dirty", "Peak": "VmHWM"}
+    found = {name: re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE) for name, field in names.items()}
+    return {name: int(match[1]) / 1024 for name, match in found.items() if match}
 
 
 def model(name: str, version: str = "0.20.1", **spec: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
 from bench.figures import Figure, Request, between, delays, foreign_share, of, parse_requests, quantile, reads_each, writes_each, writes_of
-from bench.load import AGENT, GROUP, NAMESPACE, Api, Seen, model
+from bench.load import AGENT, GROUP, NAMESPACE, Api, Seen, memory, model
 from testenv import Environment
 
 QUIET_SECONDS = 6.0
@@ -173,7 +173,7 @@ class Turn:
         count = len(objects)
         self._add(name, "CPU of the operator for each object", "ms", 1000 * (after.contender - before.contender) / count)
         self._add(name, "CPU of the API server for each object", "ms", 1000 * (after.server - before.server) / count)
-        self._reconciled = await self._contender.reconciliations()
+        self._reconciled = await self._contender.count("reconcile")
         if not self._contender.is_floor:
             self._add(name, "reconciliations of each object", "", (self._reconciled - reconciled) / count)
         writes = writes_each(self._requests, self._contender.agent, count)
@@ -184,7 +184,7 @@ class Turn:
         for target, number in reads.items():
             self._add(name, f"reads of {target} for each object", "", number)
         self._add(name, "reads for each object", "", sum(reads.values()))
-        self._add(name, "peak memory of the operator", "MiB", self._contender.memory())
+        self._add(name, "peak memory of the operator", "MiB", memory(self._contender.pid())["Peak"])
         self._add(name, "until the last write", "s", worked)
         self._add(name, "foreign CPUs", "", foreign_share(elapsed, after.busy - before.busy, after.own - before.own))
 

@@ -8,9 +8,6 @@ affects them, so compare only numbers of one machine.
 
 import argparse
 import asyncio
-import os
-import re
-import subprocess
 import sys
 import threading
 import time
@@ -22,69 +19,13 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.byte_code import with_byte_code
-from bench.load import GROUP, NAMESPACE, Api, Seen, model, prepare, spec_of, spread
+from bench.contenders import Contender, cpu_of, this_checkout
+from bench.load import GROUP, NAMESPACE, Api, Seen, memory, model, prepare, spec_of, spread
 from testenv import Environment
 from testenv.cri import LogWriter
 from testenv.nodes import gpu_node
 
 ANNOTATION = "sim.vllm-operator.dev/"
-
-
-class Operator:
-    """The operator as a process."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        self._environment = with_byte_code(
-            os.environ
-            | {
-                "KUBECONFIG": str(kubeconfig),
-                "VLLM_OPERATOR_HTTP_PORT": "0",
-                "VLLM_OPERATOR_HUB_ENDPOINT": "",
-                "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
-                "VLLM_OPERATOR_IDENTITY": "bench",
-            }
-        )
-        self.port = 0
-
-    async def start(self) -> None:
-        command = [sys.executable, "-m", "vllm_operator", "run"]
-        self.process = await asyncio.create_subprocess_exec(*command, env=self._environment, stderr=subprocess.PIPE)
-        self._ready = asyncio.Event()
-        self._reader = asyncio.create_task(self._read())
-        async with asyncio.timeout(60):
-            await self._ready.wait()
-
-    async def _read(self) -> None:
-        assert self.process.stderr
-        async for line in self.process.stderr:
-            if found := re.search(rb"metrics on port (\d+)", line):
-                self.port = int(found[1])
-            if b"serving" in line:
-                self._ready.set()
-            if b"WARNING" in line or b"ERROR" in line or b"Traceback" in line:
-                print(line.decode().rstrip(), file=sys.stderr)
-
-    async def stop(self) -> float:
-        started = time.monotonic()
-        self.process.terminate()
-        await self.process.wait()
-        return time.monotonic() - started
-
-    def rss(self, peak: bool = False) -> float:
-        """Return the resident memory in MiB."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"Vm{'HWM' if peak else 'RSS'}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]  # Linux always tells it
-
-    def cpu(self) -> float:
-        """Return the CPU time in seconds."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    async def writes(self) -> int:
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
-            text = await response.text()
-        return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm_operator_writes_total")))
 
 
 def flood_log(log: LogWriter, stop: threading.Event) -> None:
@@ -97,7 +38,7 @@ def flood_log(log: LogWriter, stop: threading.Event) -> None:
 class Bench:
     """The measurements and their table."""
 
-    def __init__(self, environment: Environment, api: Api, operator: Operator, spec: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, environment: Environment, api: Api, operator: Contender, spec: Mapping[str, Any] | None = None) -> None:
         """`spec` has fields of all CRs."""
         self.spec = spec or {}
         self.environment = environment
@@ -131,7 +72,7 @@ class Bench:
         answers = Seen(self.api, f"{GROUP}/vllmdeployments", lambda r: (r.get("status") or {}).get("pinnedPlan"))
         await asyncio.sleep(0.2)
         names = [f"burst-{index}" for index in range(number)]
-        cpu, began = self.operator.cpu(), time.monotonic()
+        cpu, began = cpu_of(self.operator.pid()), time.monotonic()
         created = dict(zip(names, await asyncio.gather(*map(self.create, names)), strict=True))
         made = time.monotonic() - began
         await deployments.until(names)
@@ -143,13 +84,13 @@ class Bench:
         deployments.stop()
         answers.stop()
         await self.settle()
-        spent = self.operator.cpu() - cpu
+        spent = cpu_of(self.operator.pid()) - cpu
         self.row(f"burst of {number}: operator's CPU until all is quiet", f"{spent:.1f} s, {spent / number * 1000:.0f} ms each")
 
     async def settle(self) -> None:
-        before = -1
+        before = -1.0
         async with asyncio.timeout(300):
-            while before != (before := await self.operator.writes()):  # noqa: ASYNC110 - a counter has no event
+            while before != (before := await self.operator.count("writes")):  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(3)
 
     async def logs(self, starts: int) -> None:
@@ -203,19 +144,21 @@ class Bench:
 
     async def idle(self, seconds: float) -> None:
         await self.settle()
-        before, cpu = await self.operator.writes(), self.operator.cpu()
+        before, cpu = await self.operator.count("writes"), cpu_of(self.operator.pid())
         await asyncio.sleep(seconds)
-        self.row(f"writes in {seconds:.0f} idle seconds", str(await self.operator.writes() - before))
-        self.row(f"operator's CPU in {seconds:.0f} idle seconds", f"{self.operator.cpu() - cpu:.2f} s")
+        self.row(f"writes in {seconds:.0f} idle seconds", f"{await self.operator.count('writes') - before:.0f}")
+        self.row(f"operator's CPU in {seconds:.0f} idle seconds", f"{cpu_of(self.operator.pid()) - cpu:.2f} s")
 
     async def restart(self) -> None:
-        self.row("operator stops within", f"{await self.operator.stop():.2f} s")
         started = time.monotonic()
-        await self.operator.start()
+        await self.operator.stop()
+        self.row("operator stops within", f"{time.monotonic() - started:.2f} s")
+        started = time.monotonic()
+        await self.operator.start(self.environment.kubeconfig)
         self.row("operator starts and serves within", f"{time.monotonic() - started:.2f} s")
         await asyncio.sleep(2)
         await self.settle()
-        self.row("writes at a restart, nothing changed", str(await self.operator.writes()))
+        self.row("writes at a restart, nothing changed", f"{await self.operator.count('writes'):.0f}")
 
     async def outage(self, seconds: float) -> None:
         plane = self.environment.control_plane
@@ -248,8 +191,8 @@ async def main() -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
             api = Api(environment, session)
             await prepare(api)
-            operator = Operator(environment.kubeconfig)
-            await operator.start()
+            operator = this_checkout()
+            await operator.start(environment.kubeconfig)
             try:
                 await measure(Bench(environment, api, operator, spec_of(volumes=options.volumes)), options, ready)
             finally:
@@ -257,19 +200,18 @@ async def main() -> None:
 
 
 async def measure(bench: Bench, options: argparse.Namespace, ready: float) -> None:
-    operator = bench.operator
+    def used() -> str:
+        now = memory(bench.operator.pid())
+        return f"{now['Rss']:.0f} MiB, peak {now['Peak']:.0f} MiB"
+
     bench.row("control plane ready within", f"{ready:.1f} s")
-    bench.row("RSS of the operator, nothing to serve", f"{operator.rss():.0f} MiB")
+    bench.row("RSS of the operator, nothing to serve", used())
     await bench.one_at_a_time(options.single)
     await bench.burst(options.burst)
-    bench.row("RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB")
+    bench.row("RSS of the operator after that", used())
     if options.starts:
-        before = operator.rss()
         await bench.logs(options.starts)
-        kibibytes = (operator.rss() - before) * 1024 / options.starts
-        bench.row(
-            "RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB, {kibibytes:.0f} KiB a Pod"
-        )
+        bench.row("RSS of the operator after that", used())
     await bench.idle(options.idle)
     await bench.restart()
     if options.outage:

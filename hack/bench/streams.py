@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.imports import memory
+from bench.load import memory
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -2,8 +2,8 @@
 
     python hack/bench/tenants.py --objects 100
 
-As in `fleet.py`, everything of the operator is real, except that the cluster is in memory. Printed is by how much a timer of 50 ms is late
-while all objects change all the time, and what one event costs of objects that are as large as the API server allows.
+Everything of the operator is real, except that the cluster is in memory: no HTTP, no kopf, no API server. Printed is by how much a timer of
+50 ms is late while all objects change all the time, and what one event costs of objects that are as large as the API server allows.
 """
 
 import argparse
@@ -18,16 +18,64 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.fleet import KINDS, Fleet
+from support.fake_cluster import FakeCluster
+from support.gpus import real_node
 from support.observations import container, terminated, waiting
-from vllm_operator.cluster.client import POD
+from support.operators import Bench, controlled_by_deployment, llama
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Manifest, children_of
+from vllm_operator.cluster.object_cache import ObjectCache
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
 
+KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 SECONDS = 10.0
 MESSAGE = "".join(f"RuntimeError: {number} CUDA out of memory Xid\n" for number in range(200))[:4096]
 CRASHED = {"containerStatuses": [container(waiting("CrashLoopBackOff"), restarts=3, last=terminated(message=MESSAGE))], "conditions": []}
+
+
+class Fleet(Bench):
+    """An operator that reads from an object cache, and the objects that it serves."""
+
+    def __init__(self, nodes: int, pods: int) -> None:
+        """`pods` for each object."""
+        self._pods = pods
+        like = real_node("h100-sxm")
+        named = [{**like, "metadata": {**like["metadata"], "name": f"gpu-{index}"}} for index in range(nodes)]
+        self.behind: Any = None
+        super().__init__(*named)
+
+    def make_reconciler(self, *_: Any) -> Any:
+        if self.behind is None:
+            self.behind = self.cluster
+            self.object_cache = ObjectCache(self.cluster)
+            cache: Any = self.object_cache  # it has the methods that the reconciler uses
+            self.cluster = cache
+        return super().make_reconciler()
+
+    async def add(self, name: str) -> None:
+        """Serve an object."""
+        cluster: FakeCluster = self.behind
+        self.object_cache.note(VLLM_DEPLOYMENT, cluster.put(llama(name, replicas=self._pods)))
+        await self.reconciler.reconcile(("default", name))
+        for claim in await self.object_cache.find(CLAIM, "default", labels=children_of(CLAIM, name)):
+            self.object_cache.note(CLAIM, cluster.edit(CLAIM, "default", claim["metadata"]["name"], {"status": {"phase": "Bound"}}))
+        await self.reconciler.reconcile(("default", name))
+        template = (await self.object_cache.get(DEPLOYMENT, name, "default"))["spec"]["template"]
+        for index in range(self._pods):
+            self.object_cache.note(POD, cluster.put(self._pod(name, index, template)))
+        counts = {"replicas": self._pods, "readyReplicas": self._pods, "updatedReplicas": self._pods}
+        live = cluster.edit(DEPLOYMENT, "default", name, {"status": counts})
+        self.object_cache.note(DEPLOYMENT, live)
+        for _ in range(4):
+            await self.reconciler.reconcile(("default", name))
+
+    def _pod(self, name: str, index: int, template: Manifest) -> Manifest:
+        metadata = {"name": f"{name}-{index}", "namespace": "default", **controlled_by_deployment(name, template["metadata"]["labels"])}
+        running = {"name": "vllm", "ready": True, "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [running]}
+        spec = {**template["spec"], "nodeName": f"gpu-{index}"}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
 async def fleet_of(objects: int, pods: int) -> Fleet:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.first_minute import new_machine, pack, served
+from support.new_machine import new_machine, pack, served
 from testenv import Environment
 from testenv.releases import DATA
 
