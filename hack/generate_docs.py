@@ -48,8 +48,7 @@ def api_reference() -> str:
     ]
     lines += [
         "## Plan\n",
-        "What the operator decided for one generation of the spec, each decision with its reason: the annotation "
-        "`vllm-operator.dev/plan` of the Deployment, compressed, or the data of a ControllerRevision. "
+        "What the operator decided for one generation of the spec, each decision with its reason: the data of a ControllerRevision. "
         "`kubectl vllm plan NAME --revision N` shows it as a page.\n",
         *_object(schema_of(Plan), "data"),
     ]

@@ -18,7 +18,7 @@ COMPARED = ("Deployment", "Service")
 
 
 def lost_plan(manifest: Manifest, objects: Sequence[Manifest]) -> list[str]:
-    """Says whether the plan that a VLLMDeployment names can be found among these objects: Deployments and ControllerRevisions."""
+    """Says whether the plan that a VLLMDeployment names can be found among these objects."""
     try:
         with_pinned_plan(VLLMDeployment.parse(manifest), objects)
     except InputError as error:

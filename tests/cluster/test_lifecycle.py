@@ -116,21 +116,25 @@ async def test_a_deletion_in_the_foreground_waits_for_the_children_and_ends(serv
     assert await served.list_all("Deployment") == []
 
 
-async def test_a_deployment_carries_its_plan_and_a_replaced_plan_is_kept_in_a_revision(served: Cluster, operator: OperatorProcess) -> None:
+async def test_each_plan_is_a_revision_and_a_deleted_one_comes_back(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache=ON_NODE))
     first = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     name = first["status"]["pinnedPlan"]["revision"]
     assert (await pinned_plan(served, first))["engineVersion"] == "0.20.1"
-    assert await served.list_all("ControllerRevision") == []
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     second = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["revision"] != name and is_observed(r))
+    newest = second["status"]["pinnedPlan"]["revision"]
     assert (await pinned_plan(served, second))["engineVersion"] == "0.24.0"
-    [revision] = await served.list_all("ControllerRevision")
-    assert (revision["metadata"]["name"], int(revision["revision"]), revision["data"]["engineVersion"]) == (name, 1, "0.20.1")
-    value, template = await carried(served)
+    stored = sorted(await served.list_all("ControllerRevision"), key=lambda revision: int(revision["revision"]))
+    assert [(revision["metadata"]["name"], int(revision["revision"])) for revision in stored] == [(name, 1), (newest, 2)]
+    value, template = await applied(served)
+    assert value == newest
+    await served.delete("ControllerRevision", newest)
+    again = await served.wait_for("ControllerRevision", newest, lambda it: it["metadata"]["uid"] != stored[1]["metadata"]["uid"])
+    assert again["data"] == stored[1]["data"]
     await served.patch("Deployment", "llama", {"metadata": {"annotations": {PLAN_ANNOTATION: None}}})
     await served.wait_for("Deployment", "llama", lambda it: it["metadata"]["annotations"].get(PLAN_ANNOTATION) == value)
-    assert (await carried(served))[1] == template, "no rollout"
+    assert (await applied(served))[1] == template, "no rollout"
 
 
 async def test_an_undone_rollout_is_rolled_forward_also_by_an_operator_that_was_down(served: Cluster, operator: OperatorProcess) -> None:
@@ -141,7 +145,7 @@ async def test_an_undone_rollout_is_rolled_forward_also_by_an_operator_that_was_
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     name = first["status"]["pinnedPlan"]["revision"]
     second = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["revision"] != name and is_observed(r))
-    value, template = await carried(served)
+    value, template = await applied(served)
     assert value != old["metadata"]["annotations"][PLAN_ANNOTATION]
     for is_down in (False, True):
         if is_down:
@@ -155,8 +159,8 @@ async def test_an_undone_rollout_is_rolled_forward_also_by_an_operator_that_was_
         assert now["status"]["pinnedPlan"]["revision"] == second["status"]["pinnedPlan"]["revision"]
 
 
-async def carried(cluster: Cluster) -> tuple[str, Manifest]:
-    """The plan that the Deployment carries, and its Pod template."""
+async def applied(cluster: Cluster) -> tuple[str, Manifest]:
+    """The name of the plan that the Deployment was rendered from, and its Pod template."""
     deployment = await cluster.get("Deployment", "llama")
     return plan_of(deployment), deployment["spec"]["template"]
 

@@ -14,8 +14,6 @@ from typing import Any, Self
 import aiohttp
 
 from support.cluster import Cluster
-from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.rendering.carried_plan import carried_name, read_carried
 
 Manifest = dict[str, Any]
 
@@ -162,12 +160,8 @@ def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
 
 
 async def pinned_plan(cluster: Cluster, resource: Manifest) -> Manifest:
-    """The whole plan in force, which the Deployment carries or the ControllerRevision contains that the status names."""
-    name, parsed = resource["status"]["pinnedPlan"]["revision"], VLLMDeployment.parse(resource)
-    deployment = await cluster.get("Deployment", resource["metadata"]["name"])
-    if carried_name(parsed, deployment) == name:
-        return read_carried(parsed, deployment).to_json()
-    plan: Manifest = (await cluster.get("ControllerRevision", name))["data"]
+    """The whole plan in force, from the ControllerRevision that the status names."""
+    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["pinnedPlan"]["revision"]))["data"]
     return plan
 
 

@@ -18,7 +18,6 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.rendering.carried_plan import carried_name, read_carried
 from vllm_operator.rendering.revision import read_revision
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
@@ -124,12 +123,9 @@ class Bench:
         return VLLMDeploymentStatus.model_validate(self.resource(name).get("status") or {})
 
     def plan(self, name: str = "llama") -> Plan:
-        """The pinned plan, which the status names: from the Deployment that carries it, or from its ControllerRevision."""
+        """The pinned plan, from the ControllerRevision that the status names."""
         summary, resource = self.status(name).pinned_plan, VLLMDeployment.parse(self.resource(name))
         assert summary is not None
-        carrying = [item for item in self.cluster.all(DEPLOYMENT) if item["metadata"]["name"] == name]
-        if carrying and carried_name(resource, carrying[0]) == summary.revision:
-            return read_carried(resource, carrying[0])
         [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == summary.revision]
         return read_revision(resource, revision)
 

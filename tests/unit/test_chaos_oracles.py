@@ -20,7 +20,7 @@ from support.operators import Bench
 from support.operators import llama as bench_llama
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import DEPLOYMENT
+from vllm_operator.cluster.client import REVISION
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
@@ -115,7 +115,7 @@ async def test_a_plan_that_is_lost_is_found() -> None:
     bench = Bench()
     bench.cluster.put(bench_llama())
     await bench.settle()
-    assert lost_plan(bench.resource(), bench.cluster.all(DEPLOYMENT)) == []
+    assert lost_plan(bench.resource(), bench.cluster.all(REVISION)) == []
     [said] = lost_plan(bench.resource(), [])
     assert "the pinned plan is lost" in said
 

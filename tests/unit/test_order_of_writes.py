@@ -1,4 +1,4 @@
-"""In which order an object's children, its former plan and its status are written, alone and while others wait."""
+"""In which order an object's plan, its children and its status are written."""
 
 from typing import Any
 
@@ -18,10 +18,11 @@ def kinds(bench: Bench) -> list[str]:
     return written
 
 
-async def test_an_object_costs_three_writes(bench: Bench) -> None:
+async def test_an_object_costs_four_writes(bench: Bench) -> None:
     bench.cluster.put(llama(**ON_NODE))
     await bench.settle()
-    assert sorted(kinds(bench)) == ["Deployment", "Service", "VLLMDeployment"]
+    written = kinds(bench)
+    assert (written[0], sorted(written)) == ("ControllerRevision", ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"])
     await bench.settle()
     assert kinds(bench) == []
 
@@ -35,7 +36,7 @@ async def test_an_object_with_claims_costs_two_more_and_looks_for_each_claim_onc
     await bench.reconciler.reconcile(KEY)
     assert bench.cluster.calls["get"] - read == 1 + 2, "the object, and its claims, which may exist without labels"
     written = [kind for kind in kinds(bench) if kind != "Event"]  # nobody provisions volumes here, which is reported
-    assert sorted(written) == ["Deployment", *["PersistentVolumeClaim"] * 2, "Service", "VLLMDeployment"]
+    assert sorted(written) == ["ControllerRevision", "Deployment", *["PersistentVolumeClaim"] * 2, "Service", "VLLMDeployment"]
 
 
 async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_applied_again(bench: Bench, fleet: Fleet) -> None:
@@ -57,12 +58,12 @@ async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_a
     assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations(), "the directory of this plan"
 
 
-async def test_an_update_writes_the_deployment_first_and_the_status_when_its_controller_has_seen_it(bench: Bench, fleet: Fleet) -> None:
+async def test_an_update_writes_the_plan_first_and_the_status_when_the_deployment_was_seen(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(**ON_NODE)
     kinds(bench)
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
     assert (await bench.reconciler.reconcile(KEY)).name == "waiting"
-    assert kinds(bench) == ["Deployment", "ControllerRevision"]
+    assert kinds(bench) == ["ControllerRevision", "Deployment"]
     await bench.settle()
     assert kinds(bench) == ["VLLMDeployment"]
 
@@ -74,17 +75,17 @@ async def test_what_failed_is_written_the_next_time(bench: Bench, kind: Kind) ->
     with pytest.raises(Unavailable):
         await bench.reconciler.reconcile(KEY)
     await bench.settle()
-    assert sorted(kinds(bench)) == ["Deployment", "Service", "VLLMDeployment"]
+    assert sorted(kinds(bench)) == ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"]
     assert bench.condition("Planned").reason == "Resolved"
 
 
-async def test_a_former_plan_that_could_not_be_recorded_is_recorded_before_the_status_names_the_next(bench: Bench, fleet: Fleet) -> None:
+async def test_a_plan_that_could_not_be_stored_is_stored_before_anything_is_applied(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(**ON_NODE)
     kinds(bench)
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
     bench.cluster.fail("create", REVISION, Unavailable("later"), times=1)
     with pytest.raises(Unavailable):
         await bench.reconciler.reconcile(KEY)
-    assert kinds(bench) == ["Deployment"]
+    assert kinds(bench) == []
     await bench.settle()
-    assert kinds(bench)[:2] == ["ControllerRevision", "VLLMDeployment"]
+    assert kinds(bench) == ["ControllerRevision", "Deployment", "VLLMDeployment"]

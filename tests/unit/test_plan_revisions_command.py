@@ -10,7 +10,7 @@ import yaml
 
 from support.operators import Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
-from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT
 
 Run = Callable[..., tuple[int, str]]
@@ -18,7 +18,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 async def objects() -> list[dict[str, Any]]:
-    """An object whose image was changed, for which then a new plan was requested, with its Deployment and its revisions."""
+    """An object whose image was changed, for which then a new plan was requested, with its revisions."""
     bench = Bench()
     bench.cluster.put(llama())
     await bench.settle()
@@ -26,7 +26,7 @@ async def objects() -> list[dict[str, Any]]:
     await bench.settle()
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
     await bench.settle()
-    return [bench.resource(), bench.deployment(), *sorted(bench.cluster.all(REVISION), key=lambda revision: int(revision["revision"]))]
+    return [bench.resource(), *sorted(bench.cluster.all(REVISION), key=lambda revision: int(revision["revision"]))]
 
 
 @pytest.fixture
@@ -74,16 +74,12 @@ def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[
     assert status == 1  # there are no nodes in the file
     assert "Running Pods are not affected" in page
     named = objects[0]["status"]["pinnedPlan"]["revision"]
-    status, page = run("plan", "llama", "--diff", without="Deployment")
-    assert (status, f"contains its plan, {named}" in page) == (2, True)
+    status, page = run("plan", "llama", "--diff", without="ControllerRevision")
+    assert (status, f"ControllerRevision {named}, which contains the plan of llama, is missing" in " ".join(page.split())) == (2, True)
 
 
-def test_a_deployment_of_another_object_or_with_another_plan_is_not_read(run: Run, objects: list[dict[str, Any]]) -> None:
-    annotations = objects[1]["metadata"]["annotations"]
-    annotations[PLAN_ANNOTATION] = annotations[PLAN_ANNOTATION][:-8]
-    status, page = run("plan", "llama", "--revision", "3")
-    assert (status, f"The annotation {PLAN_ANNOTATION} of Deployment llama cannot be read" in " ".join(page.split())) == (2, True)
-    for owner in objects[1]["metadata"]["ownerReferences"]:
+def test_a_revision_of_another_object_is_not_read(run: Run, objects: list[dict[str, Any]]) -> None:
+    for owner in objects[3]["metadata"]["ownerReferences"]:
         owner["uid"] = "of-another"
     assert "has no revision 3; it has 1, 2" in run("plan", "llama", "--revision", "3")[1]
 

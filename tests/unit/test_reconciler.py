@@ -40,10 +40,11 @@ POD_STATUS: dict[str, Any] = {
 }
 
 
-async def test_a_new_object_becomes_a_claim_a_service_a_deployment_and_a_status(bench: Bench) -> None:
+async def test_a_new_object_becomes_a_plan_a_claim_a_service_a_deployment_and_a_status(bench: Bench) -> None:
     bench.cluster.put(llama())
     result = await bench.reconciler.reconcile(KEY)
     assert list(dict.fromkeys((write.verb, write.kind) for write in bench.cluster.writes)) == [
+        ("create", "ControllerRevision"),
         ("apply", "PersistentVolumeClaim"),
         ("apply", "Service"),
         ("apply", "Deployment"),

@@ -12,7 +12,7 @@ from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.volumes import plan_weights
-from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
+from vllm_operator.cluster.client import CLAIM
 
 GIB = 2**30
 WITH_CACHES = PlannedWeights(place="WithCaches")
@@ -137,22 +137,3 @@ async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fl
     said = bench.message("CacheWarm")
     assert bool(said) == bool(words), "only a directory on a node may be warm for the next Pod"
     assert all(word in said for word in words), said
-
-
-async def test_an_object_of_an_older_operator_is_left_as_it_is(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    status = bench.resource()["status"]
-    plan = bench.plan().model_copy(update={"weights": None, "resource_per_node": None})
-    old = {**status, "pinnedPlan": None, "plan": plan.to_json()}
-    bench.cluster.remove(CLAIM, "default", "llama-weights")
-    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", old)
-    bench.restart()
-    await fleet.settle()
-    [volume] = [v for v in (fleet.deployment() or {})["spec"]["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v]
-    assert volume["persistentVolumeClaim"]["claimName"] == "llama-cache"
-    before = fleet.deployment()
-    await fleet.change(replicas=2)
-    after = fleet.deployment()
-    assert before is not None
-    assert after is not None
-    assert after["spec"]["template"] == before["spec"]["template"], "scaling moves no weights"

@@ -39,7 +39,7 @@ PRIME_ANNOTATION = f"{GROUP}/prime"
 APPLIED_ANNOTATION = f"{GROUP}/applied-digest"
 """On a child: digest of the manifest that the operator last applied."""
 PLAN_ANNOTATION = f"{GROUP}/plan"
-"""On a Deployment: the plan that it was rendered from, compressed (`rendering/carried_plan.py`)."""
+"""On a Deployment: name of the ControllerRevision with the plan that it was rendered from."""
 
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""

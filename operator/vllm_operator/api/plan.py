@@ -1,4 +1,4 @@
-"""The plan, which its Deployment carries or a ControllerRevision contains, and its summary in the status.
+"""The plan, which a ControllerRevision contains, and its summary in the status.
 
 `Plan` is the result of the planner. A pinned plan can be rendered without being made again, so an upgrade of the operator does not
 replace running Pods.
@@ -282,9 +282,7 @@ class ObservedBackend(Model):
 class PlanSummary(Model):
     """The pinned plan in short. The condition Planned says it in words."""
 
-    revision: str = Field(
-        max_length=253, description="Name of the plan. It is in an annotation of the Deployment, or in the ControllerRevision of this name."
-    )
+    revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
     architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
     resource: str | None = Field(

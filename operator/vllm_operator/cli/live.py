@@ -51,7 +51,7 @@ CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 class LiveCluster:
     """What a plan depends on, as the operator sees it.
 
-    `objects` are the ControllerRevisions, the Deployment, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools.
+    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools.
     `pods` are those that hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that
     the operator uses, by setting.
     """
@@ -72,7 +72,7 @@ def read_live(namespace: str, name: str) -> LiveCluster:
 
 
 def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    """Read a VLLMDeployment and the objects that contain its plans. Raises InputError."""
+    """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
     return asyncio.run(_read_deployment(namespace, name))
 
 
@@ -96,13 +96,9 @@ async def _deployment(client: KubeClient, namespace: str, name: str) -> tuple[di
 
 
 async def find_plans(client: ClusterClient, namespace: str, name: str) -> list[dict[str, Any]]:
-    """The ControllerRevisions of a VLLMDeployment and its Deployment, if the account may read it. Raises ClusterError."""
+    """Return the ControllerRevisions of a VLLMDeployment. Raises ClusterError."""
     found = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    revisions = [{**entry, "kind": REVISION.kind} for entry in found]  # items of a list have no kind
-    try:
-        return [*revisions, {**await client.get(DEPLOYMENT, name, namespace), "kind": DEPLOYMENT.kind}]
-    except (NotFound, Forbidden):
-        return revisions
+    return [{**entry, "kind": REVISION.kind} for entry in found]  # items of a list have no kind
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """`vllm-operator plan`: the plan for a VLLMDeployment, with its reasons.
 
 The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in force, which is in
-an annotation of the Deployment or in a ControllerRevision. `--revision` shows the plan of a revision.
+a ControllerRevision. `--revision` shows the plan of a revision.
 
 Exit status: 0 planned, 1 refused (the reason is printed), 2 invalid input. With `--diff`, as of `diff`: 0 no difference, 1 a difference, 2
 the comparison failed.
@@ -207,7 +207,7 @@ def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[s
     presets = [entry for kind in PresetKind for entry in _of_kind(objects, kind)]
     for each in (manifest, *presets):
         _check(each, path)
-    return manifest, [*nodes, *_of_kind(objects, "ControllerRevision"), *_of_kind(objects, "Deployment"), *presets]
+    return manifest, [*nodes, *_of_kind(objects, "ControllerRevision"), *presets]
 
 
 def _one_deployment(given: Sequence[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""The plans of a VLLMDeployment as the command line reads them: in ControllerRevisions, and in the Deployment."""
+"""The plans of a VLLMDeployment as the command line reads them from ControllerRevisions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from pydantic import ValidationError
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.plan import Plan
@@ -12,8 +10,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.documents import name_of, parse_deployment, read_objects
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.pods import reading
-from vllm_operator.rendering.carried_plan import carried_name, read_carried
-from vllm_operator.rendering.revision import RevisionError, controls, is_revision_of, next_number, number_of, read_revision
+from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 
 NEWEST = 0
 """Stands for the number of the newest revision."""
@@ -21,14 +18,11 @@ NEWEST = 0
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A plan with its number. `plan` is None if its content cannot be read; then `problem` says why.
-
-    `recorded` is the time when it was written into a ControllerRevision: usually when it was replaced. Empty if only the Deployment has it.
-    """
+    """A plan with its number. `plan` is None if its content cannot be read; then `problem` says why. `made` is the time of its creation."""
 
     number: int
     name: str
-    recorded: str
+    made: str
     plan: Plan | None
     problem: str = ""
 
@@ -87,56 +81,32 @@ def causes(before: Plan, plan: Plan) -> Iterator[str]:
 
 
 def read_revisions(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> list[Revision]:
-    """The revisions among these objects that the VLLMDeployment controls, oldest first, with the pinned one that its Deployment carries."""
-    revisions = [entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry)]
-    found = sorted((_read(resource, entry) for entry in revisions), key=lambda revision: (revision.number, revision.recorded))
-    pinned = resource.status.pinned_plan.revision if resource.status.pinned_plan is not None else None
-    if pinned is None or pinned in [revision.name for revision in found]:
-        return found
-    carrying = (entry for entry in objects if _is_carrying(resource, entry, pinned))
-    return [*found, *(_read_carried(resource, entry, pinned, next_number(revisions)) for entry in carrying)]
+    """Return the revisions among these objects that the VLLMDeployment controls, oldest first."""
+    own = (entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry))
+    return sorted((_read(resource, entry) for entry in own), key=lambda revision: (revision.number, revision.made))
 
 
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment:
-    """The object with its pinned plan: the revision that its status names, or as an earlier version of the operator wrote it.
+    """Return the object with its pinned plan, from the revision that its status names.
 
     Raises:
         InputError: The status names a revision that is not in the objects, or whose content cannot be read.
     """
-    status = resource.status
-    if status.pinned_plan is not None:
-        name = status.pinned_plan.revision
-        revision = next((entry for entry in read_revisions(resource, objects) if entry.name == name), None)
-        if revision is None:
-            raise InputError(f"neither the Deployment of {resource.metadata.name} nor a ControllerRevision contains its plan, {name}")
-        if revision.plan is None:
-            raise InputError(revision.problem)
-        return resource.with_pinned(revision.plan)
-    if status.plan is None:
+    if resource.status.pinned_plan is None:
         return resource
-    try:
-        return resource.with_pinned(Plan.model_validate(status.plan))
-    except ValidationError as error:
-        raise InputError(f"status.plan of {resource.metadata.name} is not a plan that this version can read") from error
+    name = resource.status.pinned_plan.revision
+    revision = next((entry for entry in read_revisions(resource, objects) if entry.name == name), None)
+    if revision is None:
+        raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")
+    if revision.plan is None:
+        raise InputError(revision.problem)
+    return resource.with_pinned(revision.plan)
 
 
 def _read(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Revision:
     number, name = number_of(manifest), reading.text(manifest, "metadata", "name")
-    recorded = reading.text(manifest, "metadata", "creationTimestamp")
+    made = reading.text(manifest, "metadata", "creationTimestamp")
     try:
-        return Revision(number, name, recorded, read_revision(resource, manifest))
+        return Revision(number, name, made, read_revision(resource, manifest))
     except RevisionError as error:
-        return Revision(number, name, recorded, None, str(error))
-
-
-def _read_carried(resource: VLLMDeployment, deployment: Mapping[str, Any], name: str, number: int) -> Revision:
-    try:
-        return Revision(number, name, "", read_carried(resource, deployment))
-    except RevisionError as error:
-        return Revision(number, name, "", None, str(error))
-
-
-def _is_carrying(resource: VLLMDeployment, entry: Mapping[str, Any], revision: str) -> bool:
-    """Whether this is the Deployment of the replicas, and says to carry this plan."""
-    is_deployment = (entry.get("kind"), reading.text(entry, "metadata", "name")) == ("Deployment", resource.metadata.name)
-    return is_deployment and controls(resource, entry) and carried_name(resource, entry) == revision
+        return Revision(number, name, made, None, str(error))

@@ -7,7 +7,7 @@ Children are found by label. Tools and webhooks change labels, so the Deployment
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> S
 
 async def _find_relabeled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
     """The Deployments and the Service that have lost the operator's labels."""
-    if not _plan_of(resource):
+    if not reading.mapping(resource, "status", "pinnedPlan"):
         return []  # nothing was applied yet
     metadata = resource["metadata"]
     wanted = [(DEPLOYMENT, metadata["name"]), (SERVICE, metadata["name"])]
@@ -110,11 +110,6 @@ async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> 
         return await client.get(kind, name, namespace)
     except NotFound:
         return None
-
-
-def _plan_of(resource: Manifest) -> Mapping[str, Any]:
-    """The plan in the status: its summary, or what an earlier version of the operator wrote; empty if there is none."""
-    return reading.mapping(resource, "status", "pinnedPlan") or reading.mapping(resource, "status", "plan")
 
 
 def is_claim_template_in_use(snapshot: Snapshot, child: Manifest) -> bool:

@@ -7,5 +7,4 @@ pod             Pod template: container, volumes, and the user's `spec.podTempla
 artifact        init container that fetches caches from a registry
 resource_claim  ResourceClaimTemplate for DRA
 revision        name of a plan, and the ControllerRevision that contains it
-carried_plan    annotation of the Deployment that contains its plan
 """

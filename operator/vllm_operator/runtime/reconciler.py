@@ -2,7 +2,7 @@
 
 The steps are always the same:
 
-    observe -> logs -> plan -> caches -> pin -> apply -> decide -> status
+    observe -> logs -> plan -> caches -> persist the plan -> apply -> decide -> status
 
 A log that is read for the first time soon changes the status. Until it has been read, an object whose spec is in the status is left
 alone. If `apply` fails, the later steps still run: the status is written, then the error is raised.
@@ -51,6 +51,7 @@ from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopene
 from vllm_operator.planning.planner import plan
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
+from vllm_operator.rendering.revision import with_plan_name
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.created_objects import CreatedObjects
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
@@ -60,7 +61,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
 from vllm_operator.runtime.optional_objects import OptionalObjects
-from vllm_operator.runtime.plan_revisions import PlanRevisions
+from vllm_operator.runtime.plan_store import PlanStore
 from vllm_operator.runtime.presets import Presets
 from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
 from vllm_operator.runtime.status_writer import StatusWriter
@@ -154,7 +155,7 @@ class Reconciler:
         self._trust = trust or ArtifactTrust()
         self._presets = presets or Presets(client)
         self._now = now
-        self._revisions = PlanRevisions(client, count=metrics.wrote)
+        self._plans = PlanStore(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
         self._created = CreatedObjects(client, namespaces=namespaces)
@@ -181,7 +182,7 @@ class Reconciler:
         self._follow_logs(key, resource, snapshot)
         if resource.status.observed_generation == resource.metadata.generation and not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)  # a follower that has caught up adds the key to the queue
-        pinned = await self._revisions.read(resource, snapshot)
+        pinned = await self._plans.read(resource, snapshot)
         if not isinstance(pinned, Verdict):
             pinned = await self._presets.merge(pinned)
         if isinstance(pinned, Verdict):
@@ -192,10 +193,8 @@ class Reconciler:
                 return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
             outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
-        cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
+        cache_outcome, revision = await self._persist_plan(resource, snapshot, cache_outcome)
         applied = await self._apply(snapshot, cache_outcome)
-        await self._revisions.record_former(resource, snapshot, revision)
-        await self._revisions.confirm(resource, snapshot, cache_outcome.manifests, applied.children)
         if applied.failure is not None and not _is_reported(applied.failure, resource):
             raise applied.failure
         try:
@@ -226,7 +225,7 @@ class Reconciler:
             return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
-            await self._revisions.prune(resource, snapshot, revision)
+            await self._plans.prune(resource, snapshot, revision)
         await self._restart_stalled(resource, decision)
         before = resource.status
         if (reported.status.remediation, reported.status.last_crash) != (before.remediation, before.last_crash):
@@ -297,14 +296,16 @@ class Reconciler:
             message = f"The GPUs of the cluster cannot be read now; the operator tries again. {error}"
             return Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, message)
 
-    async def _pin(self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
-        """Let the Deployment carry the plan, or record it. Return the name of its revision. What cannot be recorded is not applied."""
-        if cache_outcome.outcome.plan is None:
-            return cache_outcome, None
-        pin = await self._revisions.pin(resource, snapshot, cache_outcome.outcome.plan, cache_outcome.manifests)
-        if isinstance(pin, Verdict):
-            return await self._caches.reconcile(resource, snapshot, *_without_plan(pin)), None
-        return replace(cache_outcome, manifests=pin.manifests), pin.revision
+    async def _persist_plan(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
+        """Store the plan before anything is applied; return the name of its revision. A plan that cannot be stored is not applied."""
+        if outcome.outcome.plan is None:
+            return outcome, None
+        revision = await self._plans.persist(resource, snapshot, outcome.outcome.plan)
+        if isinstance(revision, Verdict):
+            return await self._caches.reconcile(resource, snapshot, *_without_plan(revision)), None
+        deployment = (DEPLOYMENT.kind, resource.metadata.name)
+        named = [with_plan_name(it, revision) if (it["kind"], it["metadata"]["name"]) == deployment else it for it in outcome.manifests]
+        return replace(outcome, manifests=named), revision
 
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
