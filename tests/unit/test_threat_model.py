@@ -210,6 +210,14 @@ def test_each_line_about_who_can_delete_what_is_held_by_a_test() -> None:
     assert [test for found in named.values() for test in found if f"def {test}(" not in tests] == []
 
 
+def test_each_threat_names_tests_that_exist() -> None:
+    files = {path.name for path in GOLDEN.parent.rglob("test_*.py")}
+    threats = table(DOCS / "design" / "0002-threat-model.md", "Threats")
+    named = {line: re.findall(r"`(test_\w+\.py)`", text) for line, text in threats.items()}
+    assert all(named.values())
+    assert [test for found in named.values() for test in found if test not in files] == []
+
+
 @pytest.mark.parametrize("name", ["default", "own-rules-and-signatures", "own-rules-for-two-namespaces"])
 def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
     text = (GOLDEN / "chart" / f"{name}.yaml").read_text("utf-8")
