@@ -33,8 +33,7 @@ def _unexplained(resource: Manifest) -> Iterator[str]:
     if not conditions:
         return
     types = [condition["type"] for condition in conditions]
-    is_complete = types == [type for type in ORDER if type in types] and set(ALWAYS) <= set(types)
-    if not is_complete and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
+    if types != [type for type in ORDER if type in types] or not set(ALWAYS) <= set(types):
         yield f"conditions are {types}"
     if (status.get("observedGeneration") or 0) > generation:
         yield f"it is about generation {status['observedGeneration']}, the newest is {generation}"
@@ -71,8 +70,6 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
     if (status.get("readyReplicas") or 0) != serving:
         yield f"it tells of {status.get('readyReplicas')} ready replicas, {serving} Pods are Ready"
     wanted = resource["spec"].get("replicas", 1)
-    if status.get("ready") != f"{serving}/{wanted}":
-        yield f"the column READY is {status.get('ready')}, and {serving} of {wanted} Pods are Ready"
     if (conditions[READY]["status"] == "True") != (serving == wanted):
         yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
     if serving == wanted and is_condition(CRASHED, "True"):

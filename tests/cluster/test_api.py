@@ -131,15 +131,15 @@ async def test_the_spec_and_the_status_are_written_apart(api: Cluster) -> None:
 
 
 async def test_kubectl_get_shows_what_matters_in_one_line(api: Cluster) -> None:
-    await send(api, "POST", manifest("shown", {}, {"namespace": api.namespace}))
+    await send(api, "POST", manifest("shown", {"replicas": 2}, {"namespace": api.namespace}))
     ready = {"type": "Ready", "status": "False", "reason": "Starting", "message": "Compiles kernels."}
     url = f"http://shown.{api.namespace}.svc:8000"
-    status = {"ready": "1/2", "readyReplicas": 1, "conditions": [ready], "startup": {"stage": "KernelWarmup"}, "url": url}
+    status = {"readyReplicas": 1, "conditions": [ready], "startup": {"stage": "KernelWarmup"}, "url": url}
     await api.patch("VLLMDeployment", "shown", {"status": status}, subresource="status")
     shown = await kubectl(api, "get", "vllm", "shown")
     header, line = (row.split() for row in shown.splitlines())
-    assert header == ["NAME", "MODEL", "GPU", "READY", "STATUS", "STAGE", "URL", "AGE"]
-    assert line[:-1] == ["shown", "hf://meta-llama/Llama-3.1-8B-Instruct", "1/2", "Starting", "KernelWarmup", url]
+    assert header == ["NAME", "MODEL", "GPU", "DESIRED", "READY", "STATUS", "STAGE", "URL", "AGE"]
+    assert line[:-1] == ["shown", "hf://meta-llama/Llama-3.1-8B-Instruct", "2", "1", "Starting", "KernelWarmup", url]
 
 
 async def test_kubectl_explains_every_level_of_the_api(api: Cluster) -> None:

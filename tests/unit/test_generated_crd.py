@@ -98,7 +98,7 @@ def test_every_object_has_fields_or_is_left_unchecked_on_purpose(path: str, sche
     assert has_fields != bool(schema.get(UNCHECKED))
 
 
-def test_only_what_kubernetes_itself_or_an_earlier_version_defines_is_left_unchecked() -> None:
+def test_only_what_kubernetes_itself_defines_is_left_unchecked() -> None:
     unchecked = {path for path, schema in NODES if schema.get(UNCHECKED)}
     value_from = "spec.engine.env[].valueFrom"
     assert unchecked == {
@@ -109,7 +109,6 @@ def test_only_what_kubernetes_itself_or_an_earlier_version_defines_is_left_unche
         f"{value_from}.fieldRef",
         f"{value_from}.resourceFieldRef",
         *(f"spec.networkPolicy.ingressFrom[].{field}" for field in ("podSelector", "namespaceSelector", "ipBlock")),
-        "status.plan",
     }
 
 
@@ -153,7 +152,7 @@ def test_conditions_are_distinguished_by_type() -> None:
 
 def test_columns_that_everybody_sees_fit_a_terminal() -> None:
     shown = [column["name"] for column in VERSION["additionalPrinterColumns"] if not column.get("priority")]
-    assert shown == ["Model", "GPU", "Ready", "Status", "Stage", "URL", "Age"]
+    assert shown == ["Model", "GPU", "Desired", "Ready", "Status", "Stage", "URL", "Age"]
 
 
 @pytest.mark.parametrize("column", VERSION["additionalPrinterColumns"], ids=lambda column: column["name"])

@@ -191,7 +191,7 @@ def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixt
         (yaml.safe_dump(manifest(replicas="two")), "spec.replicas"),
         (yaml.safe_dump({**manifest(), "apiVersion": "vllm-operator.dev/v2"}), "must be vllm-operator.dev/v1alpha1"),
         (yaml.safe_dump({**manifest(), "metadata": {"name": "demo", "labels": ["a"]}}), "metadata.labels: "),
-        (yaml.safe_dump({**manifest(), "status": {"plan": 5}}), "status.plan: "),
+        (yaml.safe_dump({**manifest(), "status": {"url": 5}}), "status.url: "),
     ],
 )
 def test_bad_input_is_named(files: Any, capsys: pytest.CaptureFixture[str], content: str, want: str) -> None:

@@ -9,7 +9,7 @@ from support import observations as o
 from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
-from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
+from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.observation.observation import Observation
 from vllm_operator.observation.starts import read_stages
@@ -154,9 +154,8 @@ def test_cold_and_warm_starts_are_measured_apart() -> None:
     cache = second.status.cache
     assert cache is not None
     assert (cache.cold_start_seconds, cache.warm_start_seconds) == (459, 35)
-    assert cache.cold_stages == "ProcessStart=20,KernelWarmup=439"
-    assert cache.warm_stages == "ProcessStart=20,KernelWarmup=15"
-    assert cache.stages is None
+    assert cache.cold_stage_seconds == {"ProcessStart": 20, "KernelWarmup": 439}
+    assert cache.warm_stage_seconds == {"ProcessStart": 20, "KernelWarmup": 15}
 
 
 def saved(status: VLLMDeploymentStatus) -> tuple[int | None, int | None]:
@@ -188,11 +187,13 @@ def test_counts_outlive_a_change_of_the_key() -> None:
 
 
 STAGES = {
-    "both starts": (CacheStatus(cold_stages="WeightLoad=42,KernelWarmup=292", warm_stages="WeightLoad=14"), [(42, 14), (292, None)]),
-    "an earlier version wrote them": (CacheStatus(stages=[StageDuration(stage="WeightLoad", cold_seconds=42)]), [(42, None)]),
+    "both starts": (
+        CacheStatus(cold_stage_seconds={"KernelWarmup": 292, "WeightLoad": 42}, warm_stage_seconds={"WeightLoad": 14}),
+        [(42, 14), (292, None)],
+    ),
     "nothing is known": (CacheStatus(), []),
     "what somebody else wrote is left out": (
-        CacheStatus(cold_stages="WeightLoad=-1,=,,KernelWarmup=7,Nap=9,Ready=99999999"),
+        CacheStatus(cold_stage_seconds={"": 1, "KernelWarmup": 7, "Nap": 9}),
         [(7, None)],
     ),
 }
@@ -210,8 +211,9 @@ def test_measures_of_another_key_are_dropped() -> None:
 
 
 def test_what_a_stage_took_before_says_what_to_expect() -> None:
-    stages = [StageDuration(stage="TorchCompile", cold_seconds=152, warm_seconds=4)]
-    status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=CacheState.PRIMING, stages=stages))
+    cold, warm = {"TorchCompile": 152}, {"TorchCompile": 4}
+    cache = CacheStatus(key=o.KEY, state=CacheState.PRIMING, cold_stage_seconds=cold, warm_stage_seconds=warm)
+    status = VLLMDeploymentStatus(cache=cache)
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), cache=CacheEvidence(misses=1))
     seen = o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))
     written = report(seen)
@@ -227,8 +229,8 @@ def test_what_a_stage_took_before_says_what_to_expect() -> None:
 
 
 def test_a_stage_that_lasts_longer_than_it_should_has_no_time_left_to_tell() -> None:
-    stages = [StageDuration(stage="TorchCompile", cold_seconds=152)]
-    status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=CacheState.PRIMING, stages=stages))
+    cache = CacheStatus(key=o.KEY, state=CacheState.PRIMING, cold_stage_seconds={"TorchCompile": 152})
+    status = VLLMDeploymentStatus(cache=cache)
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-200), last_line_at=o.at(-1), cache=CacheEvidence(misses=1))
     startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
     assert startup is not None

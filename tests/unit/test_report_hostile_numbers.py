@@ -6,8 +6,7 @@ import pytest
 
 from support import observations as o
 from support.reports import report
-from vllm_operator.api.status import StageDuration
-from vllm_operator.observation.starts import learn
+from vllm_operator.observation.starts import StageDuration, learn
 from vllm_operator.startup.state import Progress, Stage, StartupState
 
 X1, X2 = "vllm-a-x1", "vllm-a-x2"

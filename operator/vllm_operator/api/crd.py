@@ -168,7 +168,8 @@ def _columns() -> list[dict[str, Any]]:
     return [
         _column("Model", ".spec.model.uri", "URI of the model."),
         _column("GPU", ".status.pinnedPlan.architecture", "Architecture of the chosen GPU."),
-        _column("Ready", ".status.ready", "Ready Pods of the desired ones."),
+        _column("Desired", ".spec.replicas", "Desired number of Pods.", type="integer"),
+        _column("Ready", ".status.readyReplicas", "Number of ready Pods.", type="integer"),
         _column("Status", f"{READY}.reason", "Reason of the condition Ready."),
         _column("Stage", ".status.startup.stage", "Stage of the start."),
         _column("URL", ".status.url", "URL of the engine for clients in the cluster."),

@@ -3,12 +3,16 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vllm_operator.api.base import Model, Text, cut_depth, list_atomic, list_map, map_atomic, open_map
+from vllm_operator.api.base import Model, Text, list_atomic, list_map, map_atomic
 from vllm_operator.api.plan import PlanSummary
 
+LONGEST_STAGE_SECONDS = 7 * 86_400
+"""A longer stage was measured by a clock that was changed in between."""
 Timestamp = Annotated[str, Field(max_length=32, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_SECONDS)]], Field(max_length=16)]
+"""Seconds by stage."""
 
 
 class ConditionStatus(StrEnum):
@@ -44,14 +48,6 @@ class CacheState(StrEnum):
     PRIMING = "Priming"
     WARM = "Warm"
     QUARANTINED = "Quarantined"
-
-
-class StageDuration(Model):
-    """Duration of one stage of a start."""
-
-    stage: str = Field(max_length=64, description="Name of the stage.")
-    cold_seconds: int | None = Field(default=None, ge=0, description="Duration in the last cold start, in seconds.")
-    warm_seconds: int | None = Field(default=None, ge=0, description="Duration in the last warm start, in seconds.")
 
 
 class QuarantinedCache(Model):
@@ -122,15 +118,16 @@ class CacheStatus(Model):
         description="Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the "
         "one that published the artifact.",
     )
-    counted_until: str | None = Field(default=None, max_length=40, description="Time when the last of these starts ended.")
-    cold_stages: str | None = Field(
-        default=None,
-        max_length=512,
-        description="Longer stages of that cold start and their durations in seconds, for example KernelWarmup=292,CUDAGraphCapture=77. "
-        "The next start is estimated from them.",
+    counted_until: Timestamp | None = Field(
+        default=None, description="Time when the last of these starts ended.", json_schema_extra={"format": "date-time"}
     )
-    warm_stages: str | None = Field(
-        default=None, max_length=512, description="Longer stages of that warm start and their durations in seconds."
+    cold_stage_seconds: StageSeconds | None = Field(
+        default=None,
+        description="Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.",
+        json_schema_extra=map_atomic(),
+    )
+    warm_stage_seconds: StageSeconds | None = Field(
+        default=None, description="Durations of the longer stages of that warm start, in seconds.", json_schema_extra=map_atomic()
     )
     quarantined: list[QuarantinedCache] | None = Field(
         default=None,
@@ -140,12 +137,6 @@ class CacheStatus(Model):
     )
     priming_skipped: Text | None = Field(default=None, description="Why requested priming was skipped.")
     artifact: ArtifactStatus | None = Field(default=None, description="Caches in a registry.")
-    stages: list[StageDuration] | None = Field(
-        default=None,
-        max_length=16,
-        description="Deprecated: what earlier versions of the operator wrote instead of `coldStages` and `warmStages`.",
-        json_schema_extra=list_map("stage"),
-    )
 
 
 class PodStartup(Model):
@@ -291,8 +282,6 @@ class VLLMDeploymentStatus(Model):
         default=None, ge=-1, description="Generation of the spec that the status was observed for. -1 until the first reconciliation."
     )
     replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
-    # `kubectl get` shows both numbers in one column, and a column has one path.
-    ready: str | None = Field(default=None, max_length=16, description="Ready Pods of the desired ones, for example 1/2.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(
@@ -308,19 +297,7 @@ class VLLMDeploymentStatus(Model):
     )
     # Both change as a whole. With an owner per field, each write costs the API server 50 % more.
     pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())
-    # The CRD must not prune this field before the operator has copied the plan into a ControllerRevision.
-    plan: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(
-        default=None,
-        description="Deprecated: the pinned plan as earlier versions of the operator wrote it. The operator moves it into a "
-        "ControllerRevision and removes this field.",
-        json_schema_extra=open_map(),
-    )
     cache: CacheStatus | None = Field(default=None, description="Observed state of the caches.")
     startup: StartupStatus | None = Field(default=None, description="The start in progress.")
     last_crash: CrashStatus | None = Field(default=None, description="The last crash.")
     remediation: RemediationStatus | None = Field(default=None, description="Remedies and restarts for this spec.")
-
-    @property
-    def has_plan(self) -> bool:
-        """Whether a plan was pinned, in a ControllerRevision or in the deprecated field."""
-        return self.pinned_plan is not None or self.plan is not None

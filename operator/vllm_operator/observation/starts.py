@@ -1,18 +1,27 @@
 """Starts whose logs show whether caches were loaded or built: what they found, and how long they and their stages took."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
 from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import CacheState, CacheStatus, StageDuration
+from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheStatus
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.rollout import is_rolled_out
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+
+
+@dataclass(frozen=True, slots=True)
+class StageDuration:
+    """Seconds of a stage in the last cold and in the last warm start."""
+
+    stage: str
+    cold_seconds: int | None = None
+    warm_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +113,6 @@ def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
     return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else None
 
 
-LONGEST_STAGE_SECONDS = 7 * 86_400
-"""A longer stage was measured by a clock that was changed in between."""
 SHORTEST_KEPT_SECONDS = 5
 """Shorter stages are not kept in the status."""
 
@@ -117,19 +124,9 @@ def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, dateti
 
 
 def read_stages(cache: CacheStatus) -> list[StageDuration]:
-    """Return the durations in the status, or those that an earlier version of the operator wrote there."""
-    cold, warm = (dict(_read_seconds(text or "")) for text in (cache.cold_stages, cache.warm_stages))
-    if not cold and not warm:
-        return cache.stages or []
-    stages = (stage for stage in Stage if stage in cold or stage in warm)
-    return [StageDuration(stage=stage, cold_seconds=cold.get(stage), warm_seconds=warm.get(stage)) for stage in stages]
-
-
-def _read_seconds(text: str) -> Iterator[tuple[str, int]]:
-    for entry in text.split(","):
-        stage, _, seconds = entry.partition("=")
-        if seconds.isascii() and seconds.isdigit() and int(seconds) <= LONGEST_STAGE_SECONDS:
-            yield stage, int(seconds)
+    """Return the durations in the status, in the order of the stages."""
+    cold, warm = cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {}
+    return [StageDuration(stage, cold.get(stage), warm.get(stage)) for stage in Stage if stage in cold or stage in warm]
 
 
 def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:
@@ -139,8 +136,9 @@ def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool)
         seconds = round((ended - began).total_seconds())
         if seconds > LONGEST_STAGE_SECONDS:
             continue
-        entry = durations.get(stage, StageDuration(stage=stage))
+        entry = durations.get(stage, StageDuration(stage))
         if seconds >= SHORTEST_KEPT_SECONDS or stage in durations:
-            durations[stage] = entry.model_copy(update={"warm_seconds" if is_warm else "cold_seconds": max(0, seconds)})
+            seconds = max(0, seconds)
+            durations[stage] = replace(entry, warm_seconds=seconds) if is_warm else replace(entry, cold_seconds=seconds)
     order = list(Stage)
     return sorted(durations.values(), key=lambda entry: order.index(Stage(entry.stage)) if entry.stage in order else len(order))[:16]

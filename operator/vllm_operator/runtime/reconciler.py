@@ -220,7 +220,7 @@ class Reconciler:
         decision, reported = self._decide(observation)
         is_applied = bool(applied.written) and applied.failure is None and not applied.refusals
         tells_nothing = not reported.events and cache_outcome.activity.skipped is None
-        if resource.status.has_plan and is_applied and tells_nothing and not _is_seen(observation.deployment):
+        if resource.status.pinned_plan is not None and is_applied and tells_nothing and not _is_seen(observation.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
@@ -374,7 +374,7 @@ def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
     An unavailable API server accepts no status either. A conflict is usually gone at the next attempt, so it is not worth a first
     status, which would describe children that do not exist yet.
     """
-    return not isinstance(failure, Unavailable) and (resource.status.has_plan or not isinstance(failure, Conflict))
+    return not isinstance(failure, Unavailable) and (resource.status.pinned_plan is not None or not isinstance(failure, Conflict))
 
 
 def _result(reported: Report, applied: Applied, look_again: float | None) -> Result:

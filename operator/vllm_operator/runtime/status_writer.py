@@ -40,10 +40,7 @@ class StatusWriter:
         for event in reported.events:
             await self._record(manifest, event)
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
-        written = resource.status
-        if written.pinned_plan is not None and reported.status.plan is None:
-            written = written.model_copy(update={"plan": None})  # one that is still there belongs to somebody else: apply cannot remove it
-        if reported.status != written:
+        if reported.status != resource.status:
             await self._apply(manifest, reported.status)
 
     async def write_failure(self, manifest: Manifest, reason: str, message: str) -> None:

@@ -4,7 +4,7 @@ The condition says what the last start did (loaded or built). The state says wha
 condition is Miss and the state is Warm.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -88,8 +88,8 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
-        cold_stages=_in_one_line((stage.stage, stage.cold_seconds) for stage in stages),
-        warm_stages=_in_one_line((stage.stage, stage.warm_seconds) for stage in stages),
+        cold_stage_seconds={each.stage: each.cold_seconds for each in stages if each.cold_seconds is not None} or None,
+        warm_stage_seconds={each.stage: each.warm_seconds for each in stages if each.warm_seconds is not None} or None,
         quarantined=list(damage.quarantined) or None if damage is not None else None,
         priming_skipped=activity.skipped,
         artifact=artifact,
@@ -102,10 +102,6 @@ def _unexpected_claim(observation: Observation) -> str | None:
     resource, claim = observation.resource, observation.claim_name
     expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
     return None if claim == expected else claim or ""
-
-
-def _in_one_line(seconds: Iterable[tuple[str, int | None]]) -> str | None:
-    return ",".join(f"{stage}={number}" for stage, number in seconds if number is not None) or None
 
 
 def cache_warm(

@@ -1,7 +1,6 @@
 """Accepted and Planned, the plan with what the engine's log says about it, and its summary in the status."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.plan import BackendChoice, ChosenBy, MeasuredMemory, ObservedBackend, Plan, PlanSummary
@@ -168,13 +167,6 @@ def _memory(observed: ObservedState, plan: Plan, measured: MeasuredMemory | None
         f"weights: predicted {plan.memory.weights_mebibytes / 1024:.1f} GiB, measured {measured.weights_mebibytes / 1024:.1f}; "
         f"KV cache: predicted {plan.memory.kv_cache_mebibytes / 1024:.1f} GiB, measured {measured.kv_cache_mebibytes / 1024:.1f}"
     )
-
-
-def deprecated_plan(observed: ObservedState, written: PlanSummary | None) -> dict[str, Any] | None:
-    """`status.plan`: what an earlier version of the operator wrote there, until a ControllerRevision contains it."""
-    observation = observed.observation
-    needed = observation.outcome.plan is not None or observation.deployment is not None
-    return observation.previous.plan if written is None and needed else None
 
 
 def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:

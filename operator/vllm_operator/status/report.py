@@ -114,13 +114,11 @@ def _status(
     return VLLMDeploymentStatus(
         observed_generation=observation.resource.metadata.generation,
         replicas=rollout.replicas(observed),
-        ready=f"{observed.serving}/{observation.wanted}",
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
         url=exposed.url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, generation=observation.resource.metadata.generation, now=now),
         pinned_plan=summary_of_plan,
-        plan=planned.deprecated_plan(observed, summary_of_plan),
         cache=cached,
         startup=block,
         last_crash=last_crash,
