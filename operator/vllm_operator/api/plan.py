@@ -103,7 +103,10 @@ class WeightsPlace(StrEnum):
 class PlannedWeights(Model):
     """Storage of downloaded weights."""
 
-    place: WeightsPlace = Field(description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.")
+    place: WeightsPlace = Field(
+        default=WeightsPlace.WITH_CACHES,
+        description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.",
+    )
     volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
 
 
@@ -207,7 +210,7 @@ class Plan(Model):
     )
     deadline_seconds: int = Field(ge=0, description="Time limit of a start, in seconds.")
     requests: PlannedRequests = Field(default_factory=PlannedRequests, description="CPU and memory that the engine container requests.")
-    weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
+    weights: PlannedWeights = Field(default_factory=PlannedWeights, description="Storage of downloaded weights.")
     resource_per_node: int | None = Field(
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )

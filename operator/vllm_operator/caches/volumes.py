@@ -55,9 +55,9 @@ def weights_claim_name(resource: VLLMDeployment) -> str:
     return named or f"{resource.metadata.name}-weights"
 
 
-def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights | None) -> StorageSpec | None:
+def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights) -> StorageSpec | None:
     """Return the storage of the weights of a plan; None if they are beside the caches."""
-    if planned is None or planned.place is WeightsPlace.WITH_CACHES:
+    if planned.place is WeightsPlace.WITH_CACHES:
         return None
     cache = spec.cache or CacheSpec()
     desired: StorageSpec = spec.weights or StorageSpec(storage=cache.storage)
