@@ -33,7 +33,12 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import UserEntries
 from vllm_operator.cluster.client import Key, Kind, Manifest
-from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
+from vllm_operator.cluster.connection import (
+    ConnectionOutdated,
+    MissingConnectionError,
+    context_namespace,
+    load_configuration,
+)
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -99,7 +104,7 @@ def _with_qualified_names(settings: Settings) -> Settings:
     try:
         names["lease"] = qualified_name(settings.lease)
     except ValueError:  # not in a Pod
-        names["lease"] = f"{context_namespace(configuration_paths())}/{settings.lease}"
+        names["lease"] = f"{context_namespace()}/{settings.lease}"
     return replace(settings, **names)
 
 
@@ -260,6 +265,7 @@ class Operator:
             )
             return 1
         log.info("probes and metrics on port %d", self._health.port)
+        self._start("connection", self._client.watch_connection())
         if self.leadership is not None:
             self._start("leadership", self.leadership.run())
         try:
@@ -388,7 +394,7 @@ def _log_end(task: asyncio.Task[object]) -> None:
     if isinstance(failure, LeadershipLost):  # expected where two operators run, so the traceback of a bug would mislead
         log.warning("%s. The operator exits, to be started again as a standby", failure)
         return
-    if isinstance(failure, WatchesOutdated):
+    if isinstance(failure, WatchesOutdated | ConnectionOutdated):
         log.warning("%s. The operator exits, to be started again", failure)
         return
     log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)

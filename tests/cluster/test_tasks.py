@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-ENDS = ("leadership", "object cache", "preconditions", "user data", "worker", "workers")
+ENDS = ("connection", "leadership", "object cache", "preconditions", "user data", "worker", "workers")
 """Their end is the operator's end: it exits with 1 and is started again."""
 RESTARTED = ("log", "stream of a log")
 """They are started again, and that is counted. The log's task owns the one that reads its stream."""

@@ -1,5 +1,6 @@
 """Certificates that are replaced while the client runs, in front of a server with real TLS."""
 
+import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,8 +13,8 @@ import yaml
 from aiohttp import web
 
 from vllm_operator.cluster import connection
-from vllm_operator.cluster.client import CONFIG_MAP, Unavailable
-from vllm_operator.cluster.connection import load_configuration
+from vllm_operator.cluster.client import CONFIG_MAP, Unauthorized, Unavailable
+from vllm_operator.cluster.connection import ConnectionOutdated, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 
 pytestmark = pytest.mark.skipif(which("openssl") is None, reason="there is no openssl to make a certificate with")
@@ -33,6 +34,7 @@ class Server:
         self.folder = folder
         self.port = 0
         self.clients: list[str] = []
+        self.refuses = False
         self._runner: web.AppRunner | None = None
 
     async def start(self, certificate: str) -> None:
@@ -54,6 +56,8 @@ class Server:
         assert request.transport is not None
         subject: Any = dict(entry[0] for entry in request.transport.get_extra_info("peercert")["subject"])
         self.clients.append(subject["commonName"])
+        if self.refuses:
+            return web.json_response({}, status=401)
         return web.json_response({"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}})
 
     async def stop(self) -> None:
@@ -87,6 +91,7 @@ async def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     }
     (folder / "config").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.01)
     made = KubeClient(await load_configuration(), reload=load_configuration, timeout_seconds=5)
     yield made
     await made.close()
@@ -96,49 +101,67 @@ async def read(client: KubeClient) -> object:
     return await client.get(CONFIG_MAP, "c", "default")
 
 
-async def test_a_server_with_a_certificate_of_a_new_ca_is_trusted_once_the_bundle_has_it(server: Server, client: KubeClient) -> None:
+async def until_outdated(client: KubeClient) -> None:
+    with pytest.raises(ConnectionOutdated):
+        await asyncio.wait_for(client.watch_connection(), 5)
+
+
+async def started_again() -> KubeClient:
+    """The client of the next process."""
+    return KubeClient(await load_configuration(), reload=load_configuration, timeout_seconds=5)
+
+
+async def test_a_ca_that_has_changed_ends_the_process_and_the_next_one_trusts_it_alone(server: Server, client: KubeClient) -> None:
     await read(client)
     await server.start("server-2")
     with pytest.raises(Unavailable, match="certificate verify failed"):
         await read(client)
     copyfile(server.folder / "server-2.pem", server.folder / "ca.pem")
-    assert await read(client), "a failed handshake makes the client look at the files at once"
+    await until_outdated(client)
+    fresh = await started_again()
+    assert await read(fresh)
     await server.start("server-1")
     with pytest.raises(Unavailable, match="certificate verify failed"):
-        await read(client)  # the old CA is no longer trusted
+        await read(fresh)
+    await fresh.close()
 
 
-async def test_a_ca_in_the_kubeconfig_itself_is_replaced_too(server: Server, client: KubeClient) -> None:
-    await read(client)
-    await server.start("server-2")
-    path = server.folder / "config"
-    path.write_text(path.read_text().replace("ca.pem", "server-2.pem"))
-    with pytest.raises(Unavailable, match="certificate verify failed"):
-        await read(client)
-    assert await read(client)
-
-
-async def test_a_new_client_certificate_is_used_for_new_connections(
-    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_certificate_that_has_changed_ends_the_process_and_the_next_one_uses_it(server: Server, client: KubeClient) -> None:
     await read(client)
     for suffix in ("pem", "key"):
         copyfile(server.folder / f"client-2.{suffix}", server.folder / f"client.{suffix}")
-    await read(client)
-    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.0)
-    await read(client)
-    assert server.clients == ["client-1", "client-1", "client-2"]
+    await until_outdated(client)
+    fresh = await started_again()
+    await read(fresh)
+    await fresh.close()
+    assert server.clients == ["client-1", "client-2"]
 
 
-async def test_a_certificate_that_is_none_is_said_and_not_used(
-    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_certificates_that_are_written_again_with_the_same_content_change_nothing(server: Server, client: KubeClient) -> None:
+    """As kubelets do with each new token of a ServiceAccount."""
+    (server.folder / "new.pem").write_bytes((server.folder / "ca.pem").read_bytes())
+    (server.folder / "new.pem").rename(server.folder / "ca.pem")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.watch_connection(), 0.2)
+
+
+async def test_a_certificate_that_is_none_is_said_and_waited_for(
+    server: Server, client: KubeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.0)
     await read(client)
     (server.folder / "client.pem").write_text("half of a")
-    assert await read(client)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.watch_connection(), 0.2)
     assert "cannot be used" in caplog.text
     copyfile(server.folder / "client-2.pem", server.folder / "client.pem")
     copyfile(server.folder / "client-2.key", server.folder / "client.key")
-    await read(client)
-    assert server.clients == ["client-1", "client-1", "client-2"]
+    await until_outdated(client)
+
+
+async def test_reloaded_credentials_with_another_certificate_end_the_process(server: Server, client: KubeClient) -> None:
+    path = server.folder / "config"
+    path.write_text(path.read_text().replace("client.pem", "client-2.pem").replace("client.key", "client-2.key"))
+    server.refuses = True
+    with pytest.raises(Unauthorized):
+        await read(client)
+    await until_outdated(client)

@@ -1,5 +1,6 @@
 """Commands end with a sentence, whatever a file holds and whatever a terminal can show."""
 
+import json
 import os
 import subprocess
 import sys
@@ -58,13 +59,17 @@ def test_an_alias_that_repeats_something_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_kubeconfig_that_is_none_names_no_namespace(tmp_path: Path, config: bytes) -> None:
-    odd, good = tmp_path / "odd", tmp_path / "good"
-    odd.write_bytes(config)
-    good.write_text("current-context: b\ncontexts: [{name: b, context: {namespace: models}}]", "utf-8")
+    (tmp_path / "odd").write_bytes(config)
+    good = {
+        "current-context": "b",
+        "contexts": [{"name": "b", "context": {"cluster": "c", "user": "u", "namespace": "models"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://api.example.com"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (tmp_path / "good").write_text(json.dumps(good), "utf-8")
 
-    assert context_namespace([odd]) == "default"
-    if b"current" not in config:
-        assert context_namespace([odd, good]) == "models"
+    assert context_namespace({"KUBECONFIG": str(tmp_path / "odd")}) == "default"
+    assert context_namespace({"KUBECONFIG": f"{tmp_path}/missing:{tmp_path}/good"}) == "models"
 
 
 def test_a_terminal_that_knows_few_characters_shows_the_others_in_another_way(tmp_path: Path) -> None:

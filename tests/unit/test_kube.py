@@ -273,7 +273,7 @@ WRITES: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
 
 
 def test_every_verb_that_writes_is_tried_at_the_fence() -> None:
-    reads = {"get", "get_path", "find", "pages", "stream_log", "close"}
+    reads = {"get", "get_path", "find", "pages", "stream_log", "watch_connection", "close"}
     verbs = {name for name, member in vars(KubeClient).items() if callable(member) and not name.startswith("_")}
     assert verbs == {*WRITES, *reads}
 
@@ -294,7 +294,6 @@ async def test_nothing_is_written_without_the_lease(server: Server, fenced: Kube
 async def test_a_process_that_stands_still_with_a_request_in_its_hands_does_not_send_it(server: Server, verb: str) -> None:
     clock, server.accepted = Clock(), OLD
     fence = Fence(clock)
-    client = KubeClient(server.configuration(OLD), fence=fence, timeout_seconds=2)
     fence.writes_until = 101.0
     frozen = aiohttp.TraceConfig()
 
@@ -302,7 +301,9 @@ async def test_a_process_that_stands_still_with_a_request_in_its_hands_does_not_
         clock.now += 60
 
     frozen.on_connection_create_end.append(stand_still)
-    client.configuration.trace_configs.append(frozen)
+    configuration = server.configuration(OLD)
+    configuration.trace_configs = [frozen]
+    client = KubeClient(configuration, fence=fence, timeout_seconds=2)
     with pytest.raises(Unavailable):
         await WRITES[verb](client)
     await client.close()
@@ -312,7 +313,6 @@ async def test_a_process_that_stands_still_with_a_request_in_its_hands_does_not_
 async def test_a_body_that_waits_is_not_sent_either(server: Server) -> None:
     clock, server.accepted = Clock(), OLD
     fence = Fence(clock)
-    client = KubeClient(server.configuration(OLD), fence=fence, timeout_seconds=2)
     fence.writes_until = 101.0
     frozen = aiohttp.TraceConfig()
 
@@ -320,7 +320,9 @@ async def test_a_body_that_waits_is_not_sent_either(server: Server) -> None:
         clock.now += 60
 
     frozen.on_request_headers_sent.append(stand_still)  # they are kept until the body is there
-    client.configuration.trace_configs.append(frozen)
+    configuration = server.configuration(OLD)
+    configuration.trace_configs = [frozen]
+    client = KubeClient(configuration, fence=fence, timeout_seconds=2)
     with pytest.raises(Unavailable):
         await client.create(ANY)
     await client.close()

@@ -14,8 +14,9 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
+from vllm_operator.cluster.connection import ssl_context
 from vllm_operator.runtime import watches
-from vllm_operator.runtime.watches import Sessions, connection_info, make_settings, register_events
+from vllm_operator.runtime.watches import Sessions, make_settings, register_events
 
 
 def pod(name: str, version: int) -> Manifest:
@@ -168,7 +169,7 @@ async def test_each_list_with_which_a_watch_begins_is_reported(server: Server, p
     assert (server.lists, server.watched, seen.listed) == (2, ["10", "10"], [POD, POD])
 
 
-def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_verified_without_the_strict_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 verifies strictly by default, which the certificate authorities of some clusters do not satisfy."""
 
     def strict(*_: object, **__: object) -> ssl.SSLContext:
@@ -177,7 +178,7 @@ def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPa
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
-    context = connection_info(configuration_for("https://api.invalid")).as_ssl_context()
+    context = ssl_context(configuration_for("https://api.invalid"))
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
 

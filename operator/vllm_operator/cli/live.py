@@ -30,7 +30,7 @@ from vllm_operator.cluster.client import (
     Unavailable,
     children_of,
 )
-from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
+from vllm_operator.cluster.connection import MissingConnectionError, context_namespace, load_configuration
 from vllm_operator.cluster.inventory import ON_NODES, has_gpu_sign
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.planning.inventory.usage import requested_devices
@@ -126,7 +126,7 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
 
 async def namespace_or_current(given: str | None) -> str:
     """The given namespace, else that of the current context."""
-    return given if given is not None else await asyncio.to_thread(context_namespace, configuration_paths())
+    return given if given is not None else await asyncio.to_thread(context_namespace)
 
 
 async def screens(

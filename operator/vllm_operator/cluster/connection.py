@@ -1,7 +1,7 @@
 """How to connect to the API server: a kubeconfig, or the ServiceAccount of the Pod.
 
-`KUBECONFIG` comes first, then the ServiceAccount in a Pod, then `~/.kube/config`. Credentials rotate: the token of the ServiceAccount
-is read again every minute, and the client reloads everything after a 401 and when a file has changed.
+`KUBECONFIG` comes first, then the ServiceAccount in a Pod, then `~/.kube/config`. Tokens rotate: that of the ServiceAccount is read again
+every minute, and the client reloads the others after a 401. Other certificates need new connections: then the process starts again.
 """
 
 import asyncio
@@ -9,21 +9,19 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
-from kubernetes.aio.config.kube_config import load_kube_config
-from yaml import YAMLError, safe_load
+from kubernetes.aio.config.kube_config import list_kube_config_contexts, load_kube_config
+from yaml import YAMLError
 
+from vllm_operator import __version__
 from vllm_operator.cluster.responses import CHUNK_BYTES
 from vllm_operator.cluster.sockets import check_socket
 
@@ -32,13 +30,19 @@ log = logging.getLogger(__name__)
 RELOAD_SECONDS = 10.0
 """Minimum time between two reloads of refused credentials."""
 CHECK_SECONDS = 10.0
-"""Minimum time between two checks of the files of the connection."""
+"""Time between two checks of the certificates."""
 _CONNECTION_FIELDS = ("host", "proxy", "ssl_ca_cert", "ca_cert_data", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+_NO_KUBECONFIG = (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError)
+"""What the loader raises for a file that is not a kubeconfig."""
 ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a ServiceAccount."
 
 
 class MissingConnectionError(Exception):
     """There is no usable kubeconfig and no ServiceAccount. The message says what was tried."""
+
+
+class ConnectionOutdated(Exception):  # noqa: N818 - named for what has happened
+    """The certificates, or the address of the API server, have changed. This process must exit, to be started with the new ones."""
 
 
 async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
@@ -50,8 +54,8 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
     environment = os.environ if environment is None else environment
     configuration = Configuration()
     paths = environment.get("KUBECONFIG", "")
-    home = Path(environment.get("HOME", "/")) / ".kube" / "config"
-    has_home = await asyncio.to_thread(home.is_file)
+    home = _home_kubeconfig(environment)
+    has_home = await asyncio.to_thread(os.path.isfile, home)
     try:
         if paths:
             _check_files(paths)
@@ -59,44 +63,73 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
         elif environment.get("KUBERNETES_SERVICE_HOST"):
             load_incluster_config(client_configuration=configuration)
         elif has_home:
-            await load_kube_config(config_file=str(home), client_configuration=configuration, persist_config=False)
+            await load_kube_config(config_file=home, client_configuration=configuration, persist_config=False)
         else:
             raise MissingConnectionError(
                 f"There is no kubeconfig: KUBECONFIG is not set, {home} does not exist, and this is not a Pod. {ADVICE}"
             )
-        _check_certificates(configuration)
-    except (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        # the loader raises all of these for YAML that is not a kubeconfig
+        ssl_context(configuration)
+    except _NO_KUBECONFIG as error:
         raise MissingConnectionError(
             f"The kubeconfig {paths or home or ''} cannot be used: {' '.join(str(error).split())}. {ADVICE}"
         ) from error
     if not environment.get("KUBERNETES_SERVICE_HOST"):  # a Pod reaches its own API server without a proxy
         configuration.proxy = configuration.proxy or proxy_for(configuration.host, environment)
-    # Certificates are verified, except for the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
-    configuration.disable_strict_ssl_verification = True
     return configuration
 
 
-def configuration_paths() -> list[Path]:
-    """The paths of the kubeconfig files, in order of precedence."""
-    given = os.environ.get("KUBECONFIG", "")
-    return [Path(path).expanduser() for path in given.split(os.pathsep) if path] or [Path.home() / ".kube" / "config"]
+def ssl_context(configuration: Configuration) -> ssl.SSLContext:
+    """How certificates are verified: without the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
+
+    Raises:
+        OSError, ValueError: No connection can use the certificates.
+    """
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """The connections with one set of certificates, and how many requests use them."""
+def open_session(
+    configuration: Configuration,
+    *,
+    headers: Mapping[str, str] | None = None,
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+    traces: Sequence[aiohttp.TraceConfig] = (),
+) -> aiohttp.ClientSession:
+    """Open a session. All connections to the API server are made here. Their owners limit their number.
 
-    rest: RESTClientObject
-    users: int = 0
+    Raises:
+        OSError, ValueError: No connection can use the certificates.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(configuration)),
+        headers={"User-Agent": f"vllm-operator/{__version__}", **(headers or {})},
+        proxy=configuration.proxy,
+        middlewares=(*middlewares, check_socket),
+        read_bufsize=CHUNK_BYTES,
+        trace_configs=[*traces, *(configuration.trace_configs or ())],
+    )
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self.rest.close()
+
+async def authorization(configuration: Configuration) -> str | None:
+    """The Authorization header; None without a token or a password.
+
+    Raises:
+        ConfigException, OSError, ValueError: The token of the ServiceAccount cannot be read.
+    """
+    token: str | None = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+    if token or not configuration.username:
+        return token
+    return str(configuration.get_basic_auth_token())
 
 
 class Connection:
-    """Connections to the API server, with credentials and certificates that are kept current."""
+    """Connections to the API server, with a token that is kept current."""
 
     def __init__(
         self,
@@ -115,39 +148,13 @@ class Connection:
             traces: What aiohttp calls for each request.
         """
         self.configuration = configuration
+        self.session = open_session(configuration, traces=traces)
         self._timeout = timeout_seconds
         self._reload = reload
-        self._traces = traces
         self._reloading = asyncio.Lock()
         self._reloaded_at = -RELOAD_SECONDS
-        self._checked_at = time.monotonic()
-        self._versions = file_versions(configuration)
-        self._session = self._open_session(configuration)
-        self._retired: set[Session] = set()
-
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[Session]:
-        """The current session. One that was replaced stays open until its last request ends."""
-        session = self._session
-        session.users += 1
-        try:
-            yield session
-        finally:
-            session.users -= 1
-            if session in self._retired and not session.users:
-                self._retired.remove(session)
-                await session.close()
-
-    async def authorization(self) -> str | None:
-        """The Authorization header; None without a token or a password.
-
-        Raises:
-            ConfigException, OSError, ValueError: The token of the ServiceAccount cannot be read.
-        """
-        token: str | None = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token or not self.configuration.username:
-            return token
-        return str(self.configuration.get_basic_auth_token())
+        self._certificates = read_certificates(configuration)
+        self._is_outdated = False
 
     async def refresh(self, refused: str | None) -> bool:
         """Reload credentials that the API server refused, at most every ten seconds; return whether there are others now.
@@ -158,102 +165,54 @@ class Connection:
         if self._reload is None:
             return False
         async with self._reloading:  # of all requests that were refused together, one reloads
-            if await self.authorization() != refused:
+            if await authorization(self.configuration) != refused:
                 return True
             if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
                 return False
             self._reloaded_at = time.monotonic()
             async with asyncio.timeout(self._timeout):
                 fresh = await self._reload()
-            await self._adopt(fresh)
+            if any(getattr(fresh, name) != getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
+                self._is_outdated = True
+                return False
+            for name in ("api_key", "refresh_api_key_hook", "username", "password"):
+                setattr(self.configuration, name, getattr(fresh, name))
             return True
 
-    def check_soon(self) -> None:
-        """Check the files before the next request."""
-        self._checked_at = -CHECK_SECONDS
+    async def watch(self) -> None:
+        """Check the certificates every ten seconds, until cancelled. Certificates that cannot be used are not complete yet.
+
+        Raises:
+            ConnectionOutdated: The process has to start again.
+        """
+        while not self._is_outdated:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                if await asyncio.to_thread(read_certificates, self.configuration) != self._certificates:
+                    await asyncio.to_thread(ssl_context, self.configuration)
+                    self._is_outdated = True
+            except (OSError, ValueError) as error:
+                log.warning("the certificates of the connection have changed and cannot be used: %s", error)
+        raise ConnectionOutdated("The certificates of the connection, or the address of the API server, have changed")
 
     async def close(self) -> None:
         """Close all connections."""
-        for session in (self._session, *self._retired):
-            await session.close()
-
-    async def check_files(self) -> None:
-        """Open a new session if the kubeconfig, the CA bundle or the client certificate has changed. Check every ten seconds.
-
-        Open requests continue on the old session. If the files cannot be used, the old session stays, and the next check tries again.
-        """
-        if self._reload is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
-            return
-        self._checked_at = time.monotonic()
-        async with self._reloading:
-            if await asyncio.to_thread(file_versions, self.configuration) == self._versions:
-                return
-            try:
-                async with asyncio.timeout(self._timeout):
-                    fresh = await self._reload()
-                await self._adopt(fresh)
-            except (MissingConnectionError, TimeoutError, OSError, ValueError) as error:  # OSError: an invalid certificate
-                log.warning("the files of the connection have changed and cannot be used: %s", error or "reading them takes too long")
-            else:
-                log.info("the files of the connection have changed; new connections use them")
-
-    async def _adopt(self, fresh: Configuration) -> None:
-        """Use a reloaded configuration. Open a new session unless at most the token differs."""
-        versions = await asyncio.to_thread(file_versions, fresh)
-        if versions == self._versions and all(getattr(fresh, name) == getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
-            self.configuration.api_key = fresh.api_key
-            self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
-            return
-        session = self._open_session(fresh)
-        old, self._session, self.configuration, self._versions = self._session, session, fresh, versions
-        if old.users:
-            self._retired.add(old)
-        else:
-            await old.close()
-
-    def _open_session(self, configuration: Configuration) -> Session:
-        if self._traces:
-            configuration.trace_configs = list(self._traces)
-        # each stream needs a connection; its owner limits their number
-        configuration.connection_pool_maxsize = 0
-        # aiohttp buffers twice this much of a stream; lines are split elsewhere
-        # with `trust_env`, it would look for a proxy and a .netrc file before each request, in a thread
-        configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False, "middlewares": (check_socket,)}
-        return Session(RESTClientObject(configuration))
+        await self.session.close()
 
 
-def file_versions(configuration: Configuration) -> tuple[tuple[int, int, int] | None, ...]:
-    """Versions of the kubeconfig, the CA bundle and the client certificate, to detect changes. None: no such file. Blocks on file I/O."""
-    named = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    return tuple(_version_of(path) for path in (*configuration_paths(), *(Path(name) for name in named if name)))
+def read_certificates(configuration: Configuration) -> list[bytes]:
+    """The CA bundle and the client certificate. A new token replaces these files as well, with the same content. Raises OSError."""
+    return [Path(name).read_bytes() for name in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if name]
 
 
-def _version_of(path: Path) -> tuple[int, int, int] | None:
+def context_namespace(environment: Mapping[str, str] | None = None) -> str:
+    """The namespace of the current context of the kubeconfig; `default` if it has none."""
+    environment = os.environ if environment is None else environment
     try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def context_namespace(paths: list[Path]) -> str:
-    """The namespace of the current context; `default` if it has none."""
-    documents = []
-    for path in paths:
-        try:
-            document = safe_load(path.read_text("utf-8"))
-        except (OSError, ValueError, YAMLError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            documents.append(document)
-    current = next((document["current-context"] for document in documents if document.get("current-context")), None)
-    for document in documents:
-        contexts = document.get("contexts")
-        for entry in contexts if isinstance(contexts, list) else ():
-            if isinstance(entry, dict) and entry.get("name") == current:
-                context = entry.get("context")
-                return str((context.get("namespace") if isinstance(context, dict) else None) or "default")
-    return "default"
+        _, current = list_kube_config_contexts(environment.get("KUBECONFIG") or _home_kubeconfig(environment))
+        return str(current["context"].get("namespace") or "default")
+    except (*_NO_KUBECONFIG, RecursionError):
+        return "default"
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
@@ -274,11 +233,8 @@ def _covers(entry: str, name: str) -> bool:
         return False
 
 
-def _check_certificates(configuration: Configuration) -> None:
-    """Raise OSError or ValueError for certificates that no connection can use."""
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+def _home_kubeconfig(environment: Mapping[str, str]) -> str:
+    return str(Path(environment.get("HOME", "/")) / ".kube" / "config")
 
 
 def _check_files(paths: str) -> None:

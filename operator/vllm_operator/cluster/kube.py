@@ -1,4 +1,4 @@
-"""The client of a real API server, on the transport of the `kubernetes` package.
+"""The client of a real API server, with `aiohttp`. Of the `kubernetes` package, only the configuration is used.
 
 Its typed models are not used: they take 13 times as long as `json.loads`, and drop fields that they do not know. HTTP statuses
 and errors of `aiohttp` become the errors of `vllm_operator.cluster.client`.
@@ -8,21 +8,18 @@ import asyncio
 import json
 import logging
 import re
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config.config_exception import ConfigException
 
-from vllm_operator import __version__
 from vllm_operator.cluster.client import (
     ACCESS_REVIEW,
     LEASE,
@@ -41,7 +38,7 @@ from vllm_operator.cluster.client import (
     Unavailable,
     kind_of,
 )
-from vllm_operator.cluster.connection import Connection, MissingConnectionError, Session
+from vllm_operator.cluster.connection import Connection, MissingConnectionError, authorization
 from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks
 from vllm_operator.pods import reading
@@ -73,17 +70,15 @@ class KubeClient:
         Args:
             configuration: How to connect.
             timeout_seconds: For each request.
-            reload: Loads the configuration again, after a 401 and when its files have changed.
+            reload: Loads the configuration again after a 401.
             fence: Until when this process may write; always if None.
         """
         self.refused: Callable[[], None] = lambda: None
         """Called when the API server refuses a request for lack of a permission or of valid credentials."""
         self.fence = fence
-        self._before_sending: ContextVar[Callable[[], object] | None] = ContextVar("before sending", default=None)
         self._timeout = timeout_seconds
         self._lost_at = -RETURNING_SECONDS
-        traces = (self._trace(),) if fence is not None else ()
-        self._connection = Connection(configuration, timeout_seconds=timeout_seconds, reload=reload, traces=traces)
+        self._connection = Connection(configuration, timeout_seconds=timeout_seconds, reload=reload, traces=(_checked_at_sending(),))
 
     @property
     def configuration(self) -> Configuration:
@@ -213,35 +208,28 @@ class KubeClient:
         if request.tail_lines:
             query["tailLines"] = request.tail_lines
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before its first line
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
         path, seconds = POD.path(request.namespace, request.pod, "log"), None if request.follow else self._timeout
-        async with self._stream(path, query, timeout, "get", "pods/log", seconds=seconds) as chunks:
-            yield chunks
-
-    @asynccontextmanager
-    async def _stream(
-        self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str, *, seconds: float | None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a response that is read as it arrives, and wait `seconds` for its headers. Retry once after a 401, with new credentials."""
         for attempt in (1, 2):
-            await self._connection.check_files()
-            async with self._connection.use() as session:
-                credentials = await self._authorization()
-                try:
-                    async with asyncio.timeout(seconds):
-                        response = await self._send(session, "GET", path, credentials, query=query, limit=limit)
-                except TimeoutError as error:
-                    raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error
-                try:
-                    if response.status == 401 and attempt == 1 and await self._refresh(credentials):
-                        continue
-                    if response.status >= 400:
-                        data = b"".join([chunk async for chunk in read_chunks(response)])
-                        raise self._error(response, data, verb, resource)
-                    yield read_chunks(response)
-                    return
-                finally:
-                    response.response.close()
+            credentials = await self._authorization()
+            try:
+                async with asyncio.timeout(seconds):
+                    response = await self._send("GET", path, credentials, query=query, limit=limit)
+            except TimeoutError as error:
+                raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error
+            try:
+                if response.status == 401 and attempt == 1 and await self._refresh(credentials):
+                    continue
+                if response.status >= 400:
+                    raise self._error(response, await read_body(response), "get", "pods/log")
+                yield read_chunks(response)
+                return
+            finally:
+                response.close()
+
+    async def watch_connection(self) -> None:
+        """Wait until the connection is outdated. Raises ConnectionOutdated."""
+        await self._connection.watch()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -267,19 +255,13 @@ class KubeClient:
     ) -> Manifest:
         """Send a request and return the JSON response. Retry once after a 401, with reloaded credentials."""
         for attempt in (1, 2):
-            await self._connection.check_files()
-            async with self._connection.use() as session:
-                credentials = await self._authorization()
-                check = self._check_of(method, kind)
-                seconds = self._timeout if check is None else min(self._timeout, check())
-                sending = self._before_sending.set(check)
-                try:
-                    response = await self._send(
-                        session, method, path, credentials, body=body, content_type=content_type, query=query, limit=seconds
-                    )
-                finally:
-                    self._before_sending.reset(sending)
-                data = await read_body(response)
+            credentials = await self._authorization()
+            check = self._check_of(method, kind)
+            limit = aiohttp.ClientTimeout(total=self._timeout if check is None else min(self._timeout, check()))
+            response = await self._send(
+                method, path, credentials, body=body, content_type=content_type, query=query, limit=limit, check=check
+            )
+            data = await read_body(response)
             if response.status == 401 and attempt == 1 and await self._refresh(credentials):
                 continue
             break
@@ -303,51 +285,46 @@ class KubeClient:
             return None
         return self.fence.seconds_left
 
-    def _trace(self) -> aiohttp.TraceConfig:
-        """Check the fence again when headers and body are sent: getting a connection may take a while."""
-
-        async def check(*_: object) -> None:
-            if (ask := self._before_sending.get()) is not None:
-                ask()
-
-        trace = aiohttp.TraceConfig()
-        trace.on_request_headers_sent.append(check)
-        trace.on_request_chunk_sent.append(check)
-        return trace
-
     async def _send(
         self,
-        session: Session,
         method: str,
         path: str,
         credentials: str | None,
         *,
         body: Any = None,
-        content_type: str = "application/json",
+        content_type: str = "",
         query: Mapping[str, Any] | None = None,
-        limit: Any,
-    ) -> RESTResponse:
-        accepted = "application/json" if not path.endswith("/log") else "*/*"
-        headers = {"Content-Type": content_type, "Accept": accepted, "User-Agent": f"vllm-operator/{__version__}"}
+        limit: aiohttp.ClientTimeout,
+        check: Callable[[], object] | None = None,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json" if not path.endswith("/log") else "*/*"}
+        if body is not None:
+            headers["Content-Type"] = content_type
         if credentials:
             headers["Authorization"] = credentials
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         try:
-            return await session.rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
+            return await self._connection.session.request(
+                method,
+                url,
+                headers=headers,
+                data=body if body is None or isinstance(body, str) else json.dumps(body),
+                timeout=limit,
+                server_hostname=self.configuration.tls_server_name,
+                trace_request_ctx=check,
+            )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._lost(error, method, path) from error
 
     def _lost(self, error: Exception, method: str, path: str) -> Unavailable:
         """Note that a request got no response."""
         self._lost_at = time.monotonic()
-        if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
-            self._connection.check_soon()  # a certificate may have been replaced
         return Unavailable(f"{describe(error)} ({method} {self.configuration.host}{path})")
 
     async def _authorization(self) -> str | None:
         """The Authorization header. Raises Unauthorized if the token cannot be read."""
         try:
-            return await self._connection.authorization()
+            return await authorization(self.configuration)
         except (ConfigException, OSError, ValueError) as error:
             raise Unauthorized(f"The token of the ServiceAccount cannot be read: {describe(error)}") from error
 
@@ -361,12 +338,25 @@ class KubeClient:
         except (ConfigException, OSError, ValueError) as error:
             raise Unauthorized(f"{REJECTED} They cannot be read again: {describe(error)}") from error
 
-    def _error(self, response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+    def _error(self, response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")
             self.refused()
         return error_of(response, data, verb, resource)
+
+
+def _checked_at_sending() -> aiohttp.TraceConfig:
+    """Check the fence again when headers and body are sent: getting a connection may take a while, for which a process may stand still."""
+
+    async def check(_: object, context: SimpleNamespace, __: object) -> None:
+        if (ask := context.trace_request_ctx) is not None:
+            ask()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(check)
+    trace.on_request_chunk_sent.append(check)
+    return trace
 
 
 def _checked(manifest: Manifest, kind: Kind, name: str | None, namespace: str | None) -> Manifest:

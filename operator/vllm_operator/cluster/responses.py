@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator
 
 import aiohttp
-from kubernetes.aio.client.rest import RESTResponse
 
 from vllm_operator.cluster.client import (
     ClusterError,
@@ -36,19 +35,18 @@ _KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no prefe
 names the Pod, but the rest is about the node."""
 
 
-async def read_body(response: RESTResponse) -> bytes:
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Read the whole body. Raises Unavailable."""
     try:
-        data: bytes = await response.read()
+        return await response.read()
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(describe(error)) from error
-    return data
 
 
-async def read_chunks(response: RESTResponse) -> AsyncIterator[bytes]:
+async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Read a body as it arrives, in chunks of at most `CHUNK_BYTES`. Raises Unavailable."""
     try:
-        while chunk := await response.response.content.read(CHUNK_BYTES):
+        while chunk := await response.content.read(CHUNK_BYTES):
             yield chunk
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(describe(error)) from error
@@ -61,7 +59,7 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+def error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
     """Make an error of a response that is not a success."""
     try:
         status = json.loads(data)

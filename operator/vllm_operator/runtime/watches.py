@@ -11,7 +11,6 @@ Nodes are not watched, because they are large and change with every heartbeat.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.cluster.client import Kind, Manifest, selector_of
-from vllm_operator.cluster.sockets import check_socket
+from vllm_operator.cluster.connection import authorization, open_session
 
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
 """Delays between attempts to reach the API server. They are short, because a longer one delays the first event after an outage."""
@@ -136,8 +135,8 @@ class Sessions:
         await asyncio.sleep(max(0.0, self._opened_at + SESSION_SECONDS - clock()))
         self._opened_at = clock()
         await self.close()
-        info = connection_info(self._configuration())
-        base = urlsplit(info.server).path.rstrip("/")
+        configuration = self._configuration()
+        base = urlsplit(configuration.host).path.rstrip("/")
 
         async def report_list(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             response = await send(request)
@@ -147,45 +146,11 @@ class Sessions:
                 self._listed(kind)
             return response
 
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-            headers=info.as_http_headers(),
-            proxy=info.proxy_url,
-            middlewares=(report_list, check_socket),
-        )
-        return kopf.AiohttpSession(server=info.server, aiohttp_session=self._session)
+        token = await authorization(configuration)
+        self._session = open_session(configuration, headers={"Authorization": token} if token else {}, middlewares=(report_list,))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
 
     async def close(self) -> None:
         """Close the session. kopf closes it only if it ends without an error."""
         if self._session is not None:
             await self._session.close()
-
-
-class ConnectionInfo(kopf.ConnectionInfo):
-    """A connection that verifies certificates as the operator's client does."""
-
-    def as_ssl_context(self) -> ssl.SSLContext:
-        """Verify certificates without the strict checks of Python 3.13 (`cluster/connection.py`)."""
-        context = super().as_ssl_context()
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        return context
-
-
-def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """Return the connection of the operator's client in kopf's form."""
-    if configuration.refresh_api_key_hook is not None:
-        configuration.refresh_api_key_hook(configuration)
-    scheme, _, token = str(configuration.api_key.get("BearerToken") or "").rpartition(" ")
-    return ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
-        insecure=not configuration.verify_ssl,
-        username=configuration.username or None,
-        password=configuration.password or None,
-        scheme=(scheme or "Bearer").capitalize() if token else None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-        proxy_url=configuration.proxy,
-    )
