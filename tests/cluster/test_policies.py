@@ -21,17 +21,17 @@ async def test_free_gpus_decide_and_the_status_says_why(served: Cluster, gpu_nod
     other: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": served.namespace}}
     await served.create({**other, "spec": {"nodeName": node, "containers": [container]}})
 
-    async def chosen(name: str, policy: str) -> tuple[str, str]:
+    async def chosen(name: str, policy: str) -> tuple[str, list[str]]:
         await served.create(llama(served.namespace, name, accelerator={"policy": policy, "products": products}))
         resource = await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
-        product: str = (await pinned_plan(served, resource))["product"]
-        return product, resource["status"]["pinnedPlan"]["compared"]
+        plan = await pinned_plan(served, resource)
+        return plan["product"], [f"{each['gpu']}: {each['verdict']}" for each in plan["candidates"]]
 
     async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
         await operator.until_ready(within=60)
         product, compared = await chosen("free", "MostFree")
         assert product == "NVIDIA-H100-80GB-HBM3"
-        assert compared.startswith("1 x NVIDIA H100 80GB (sm_90): chosen; room for 8 replicas | ")
+        assert compared[0] == "1 x NVIDIA H100 80GB (sm_90): chosen; room for 8 replicas"
         assert (await chosen("small", "SmallestThatFits"))[0] == "NVIDIA-H100-80GB-HBM3"
         assert "Traceback" not in operator.log, operator.log
 
@@ -59,7 +59,7 @@ async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_be
         plan = await pinned_plan(served, first)
         assert plan["product"] == "NVIDIA-H100-80GB-HBM3"
         assert any("no NVIDIA L40S (sm_89) was free" in note for note in plan["notes"])
-        assert "1 x NVIDIA L40S (sm_89): fits, but none is free" in first["status"]["pinnedPlan"]["compared"]
+        assert ("1 x NVIDIA L40S (sm_89)", "fits, but none is free") in [(each["gpu"], each["verdict"]) for each in plan["candidates"]]
         await served.delete("Pod", "other")
         await served.wait_until_gone("Pod", "other")
         assert (await pinned_plan(served, await planned("second")))["product"] == "NVIDIA-L40S"

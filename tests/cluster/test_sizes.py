@@ -82,7 +82,7 @@ async def test_the_memory_that_a_start_measured_is_in_the_status_and_in_the_next
     await served.wait_until_runs(pod)
     first = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
     predicted = (await pinned_plan(served, first))["memory"]
-    assert "memory" not in first["status"]["pinnedPlan"]
+    assert "measured" not in first["status"]["pinnedPlan"]
     measured = {"weightsMebibytes": predicted["weightsMebibytes"] + 512, "kvCacheMebibytes": predicted["kvCacheMebibytes"] - 1024}
     log = sim.log(pod)
     for line in (
@@ -90,12 +90,10 @@ async def test_the_memory_that_a_start_measured_is_in_the_status_and_in_the_next
         f"gpu_worker.py:436] Available KV cache memory: {measured['kvCacheMebibytes'] / 1024:.3f} GiB",
     ):
         log.write(f"(EngineCore pid=7) INFO {datetime.now(UTC):%m-%d %H:%M:%S} [{line}\n".encode())
-    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "memory" in it["status"]["pinnedPlan"])
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "measured" in it["status"]["pinnedPlan"])
     assert told["status"]["pinnedPlan"]["measured"] == measured
-    assert told["status"]["pinnedPlan"]["memory"] == (
-        f"weights: predicted {predicted['weightsMebibytes'] / 1024:.1f} GiB, measured {measured['weightsMebibytes'] / 1024:.1f}; "
-        f"KV cache: predicted {predicted['kvCacheMebibytes'] / 1024:.1f} GiB, measured {measured['kvCacheMebibytes'] / 1024:.1f}"
-    )
+    fields = ("weightsMebibytes", "kvCacheMebibytes")
+    assert told["status"]["pinnedPlan"]["predicted"] == {field: predicted[field] for field in fields}
     assert told["status"]["pinnedPlan"]["revision"] == first["status"]["pinnedPlan"]["revision"]
     # nothing restarts because of it; the plan of a changed spec has it
     assert [pod] == await served.wait_for_pods()

@@ -68,14 +68,6 @@ def test_a_status_fits_on_a_screen(moment: str, name: str) -> None:
     assert all(len(plain([line])) <= 100 or "kubectl patch" in plain([line]) for line in lines)
 
 
-def test_a_status_says_why_the_gpu_was_chosen_unless_the_engine_has_crashed() -> None:
-    chosen = "1 x 1g.10gb of NVIDIA H100 80GB (sm_90): chosen"
-    assert chosen not in plain(status_of("settled", "tinyllama"))
-    resource = next(each for each in recorded("settled")["objects"] if each["metadata"]["name"] == "tinyllama")
-    resource["status"]["conditions"] = [each for each in resource["status"]["conditions"] if each["type"] != "Crashed"]
-    assert chosen in plain(status_page(resource, [], NOW, width=100))
-
-
 def picture(lines: list[Line], title: str, *, width: int) -> str:
     """What a terminal shows, as SVG; without the fonts that rich would have it load from elsewhere."""
     canvas = Console(record=True, width=width, file=io.StringIO(), highlight=False, force_terminal=True)

@@ -9,13 +9,18 @@ from support import observations as o
 from support.gpus import real_node
 from support.plans import deployment, made
 from support.reports import report
-from vllm_operator.api.plan import PlannedMemory
+from vllm_operator.api.plan import EngineMemory, PlannedMemory
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import MeasuredMemory, Stage, StartupState
 
 X1, Y2 = ("vllm-a-x1", 0), ("vllm-a-y2", 0)
-SAID = "weights: predicted 42.1 GiB, measured 41.7; KV cache: predicted 20.0 GiB, measured 20.4"
+SAID = (
+    EngineMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480),
+    EngineMemory(weights_mebibytes=42_701, kv_cache_mebibytes=20_890),
+)
+"""Predicted and measured."""
+NOTHING = (None, None)
 
 
 def memory_of(*lines: str) -> MeasuredMemory:
@@ -52,9 +57,10 @@ def observed(states: dict[tuple[str, int], StartupState], predicted: PlannedMemo
 PREDICTED = PlannedMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
 
 
-def shown(observation: Any) -> str | None:
+def shown(observation: Any) -> tuple[EngineMemory | None, EngineMemory | None]:
     summary = report(observation).status.pinned_plan
-    return summary.memory if summary is not None else None
+    assert summary is not None
+    return summary.predicted, summary.measured
 
 
 def test_the_status_has_predicted_and_measured_memory() -> None:
@@ -70,16 +76,16 @@ def test_what_was_measured_stays_when_the_log_is_gone() -> None:
     first = observed({X1: started()}, PREDICTED)
     later = replace(o.after(first, report(first), seconds=60), startups={})
     assert shown(later) == SAID
-    assert shown(replace(later, revision="vllm-a-another")) is None
+    assert shown(replace(later, revision="vllm-a-another")) == NOTHING
 
 
 @pytest.mark.parametrize("state", [started(None), started(kv_cache=None)])
 def test_half_of_it_is_not_shown(state: StartupState) -> None:
-    assert shown(observed({X1: state}, PREDICTED)) is None
+    assert shown(observed({X1: state}, PREDICTED)) == NOTHING
 
 
 def test_a_plan_without_a_prediction_shows_nothing() -> None:
-    assert shown(observed({X1: started()}, None)) is None
+    assert shown(observed({X1: started()}, None)) == NOTHING
 
 
 def test_a_new_plan_has_the_prediction() -> None:

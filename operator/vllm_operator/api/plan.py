@@ -117,8 +117,8 @@ class PlannedMemory(Model):
     kv_cache_mebibytes: int = Field(description="KV cache in MiB. Negative if the rest does not fit.")
 
 
-class MeasuredMemory(Model):
-    """Memory of one GPU as the log of an engine says."""
+class EngineMemory(Model):
+    """Memory of one GPU that an engine uses."""
 
     weights_mebibytes: int = Field(description="Weights in MiB.")
     kv_cache_mebibytes: int = Field(description="KV cache in MiB.")
@@ -288,22 +288,14 @@ class PlanSummary(Model):
     revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
     architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
-    resource: str | None = Field(
+    resource_name: str | None = Field(
         default=None,
         max_length=256,
         description="Resource that each Pod requests. Absent if it is nvidia.com/gpu.",
     )
     image: str = Field(max_length=1024, description="Container image.")
-    compared: str | None = Field(
-        default=None,
-        max_length=2048,
-        description="If the spec allows several kinds of GPUs: the first three, each with the reason why it was chosen or not. "
-        "`vllm-operator plan` shows all.",
-    )
-    memory: str | None = Field(
-        default=None, max_length=256, description="Memory of one GPU, as predicted and as the engine measured it at its start."
-    )
-    measured: MeasuredMemory | None = Field(default=None, description="Memory of one GPU as the engine measured it at its start.")
+    predicted: EngineMemory | None = Field(default=None, description="Memory of one GPU as predicted, once it was measured.")
+    measured: EngineMemory | None = Field(default=None, description="Memory of one GPU as the engine measured it at its start.")
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,
         max_length=32,

@@ -226,12 +226,22 @@ def _gpu(resource: Manifest, width: int) -> list[Line]:
     gpu, *parts = _PARTS.split(message)
     lines = _paragraph("GPU", gpu, width)
     plan = reading.mapping(resource, "status", "pinnedPlan")
-    # the screen of a crash is about the crash, and has no room for other GPUs
-    is_crashed = reading.named(resource, CRASHED, "status", "conditions").get("status") == "True"
-    compared = [] if is_crashed else reading.text(plan, "compared").split(" | ")
-    for part in (*filter(None, compared), *parts, reading.text(plan, "memory")):
+    for part in (*parts, _memory(plan)):
         lines += _paragraph("", part, width, DIM)
     return lines + _paragraph("Image", reading.text(plan, "image"), width)
+
+
+def _memory(plan: Manifest) -> str:
+    """Compare the memory of one GPU as predicted with what the engine measured; empty without a measurement."""
+    values = [
+        (name, reading.integer(plan, "predicted", field), reading.integer(plan, "measured", field))
+        for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes"))
+    ]
+    return "; ".join(
+        f"{name}: predicted {predicted / 1024:.1f} GiB, measured {measured / 1024:.1f}"
+        for name, predicted, measured in values
+        if predicted is not None and measured is not None
+    )
 
 
 def _replicas(resource: Manifest) -> str:

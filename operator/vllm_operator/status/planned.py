@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.plan import BackendChoice, ChosenBy, MeasuredMemory, ObservedBackend, Plan, PlanSummary
+from vllm_operator.api.plan import BackendChoice, ChosenBy, EngineMemory, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
@@ -19,8 +19,6 @@ from vllm_operator.text import wording
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
-CANDIDATES_SHOWN = 3
-"""Candidates in the status. All are in the plan."""
 _WORTH_READING = 60
 """A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
 
@@ -103,10 +101,9 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         revision=observation.revision,
         replan_token=plan.replan_token,
         architecture=plan.architecture,
-        resource=plan.resource if plan.resource != GPU_RESOURCE else None,
+        resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
-        compared=_compared(plan),
-        memory=_memory(observed, plan, measured),
+        predicted=_predicted(plan) if measured is not None else None,
         measured=measured,
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
@@ -137,13 +134,7 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
     return [name for name in known or () if name in names]
 
 
-def _compared(plan: Plan) -> str | None:
-    """The first GPUs that the spec allows, if there was a choice: in one line, so that a status fits on a screen."""
-    allowed = [each for each in plan.candidates or () if each.count is not None]
-    return " | ".join(f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]) if len(allowed) > 1 else None
-
-
-def _measured(observed: ObservedState, plan: Plan) -> MeasuredMemory | None:
+def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
     """The memory of a GPU from the first Pod by name that runs the plan and whose log has all of it; else what was known before."""
     for view in sorted(observed.pods, key=lambda view: view.name):
         state = observed.state(view)
@@ -151,22 +142,15 @@ def _measured(observed: ObservedState, plan: Plan) -> MeasuredMemory | None:
             continue
         if rollout.is_current(observed, view) and observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key:
             sizes = (round(gib * 1024) for gib in (state.memory.weights_gib, state.memory.kv_cache_gib))
-            return MeasuredMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
+            return EngineMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
     before = observed.observation.previous.pinned_plan
     return before.measured if before is not None and before.revision == observed.observation.revision else None
 
 
-def _memory(observed: ObservedState, plan: Plan, measured: MeasuredMemory | None) -> str | None:
-    """The memory of a GPU as predicted and as measured, in words."""
+def _predicted(plan: Plan) -> EngineMemory | None:
     if plan.memory is None:
         return None
-    if measured is None:  # an earlier version of the operator wrote the words alone
-        before = observed.observation.previous.pinned_plan
-        return before.memory if before is not None and before.revision == observed.observation.revision else None
-    return (
-        f"weights: predicted {plan.memory.weights_mebibytes / 1024:.1f} GiB, measured {measured.weights_mebibytes / 1024:.1f}; "
-        f"KV cache: predicted {plan.memory.kv_cache_mebibytes / 1024:.1f} GiB, measured {measured.kv_cache_mebibytes / 1024:.1f}"
-    )
+    return EngineMemory(weights_mebibytes=plan.memory.weights_mebibytes, kv_cache_mebibytes=plan.memory.kv_cache_mebibytes)
 
 
 def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
