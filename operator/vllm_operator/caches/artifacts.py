@@ -7,13 +7,13 @@ Pod template except where to look for it, and a publication replaces no Pod.
 
 import ast
 import copy
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from vllm_operator.api.digests import digest
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
@@ -113,7 +113,7 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
         "readable": readable,
         "image": plan.image,
         "parts": parts,
-        "settings": _digest(_settings(resource, plan, engine), 12),
+        "settings": digest(_settings(resource, plan, engine), 12),
         "named": _named_settings(resource, plan, engine),
     }
 
@@ -156,10 +156,6 @@ def _is_local(word: str, plan: Plan) -> bool:
     return word in (f"u{parts.get('user')}", f"g{parts.get('generation')}")
 
 
-def _digest(value: Any, length: int) -> str:
-    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()[:length]
-
-
 def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> list[Any]:
     """The model and everything that is passed to the engine, without what has a value of its own in each Pod."""
     words: list[str] = []
@@ -193,7 +189,7 @@ def _named_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
         elif flags:
             flags[next(reversed(flags))].append(word)
     named = {"model": [model, revision], **flags, **dict(variables)}
-    return {name: _digest(value, 8) for name, value in list(named.items())[:_MAX_NAMED] if not is_secret(name.upper())}
+    return {name: digest(value, 8) for name, value in list(named.items())[:_MAX_NAMED] if not is_secret(name.upper())}
 
 
 def is_secret(name: str) -> bool:

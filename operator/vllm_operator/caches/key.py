@@ -7,12 +7,11 @@ model, because the files of a model have keys of their own inside the directory.
 Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are followed by a digest of all parts.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vllm_operator.api.digests import digest
 from vllm_operator.api.plan import Plan, PlannedVariable
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.catalog.caches import Caches
@@ -82,7 +81,7 @@ def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str 
     text = " ".join(flag if value is None else f"{flag}={value}" for flag, value in flags)
     if not flags:
         return None
-    return text if len(text) <= _MAX_VALUE_LENGTH else _digest([[flag, value or ""] for flag, value in flags])
+    return text if len(text) <= _MAX_VALUE_LENGTH else digest([[flag, value or ""] for flag, value in flags], _DIGEST_LENGTH)
 
 
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
@@ -98,7 +97,7 @@ def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[s
 def key_with_image(plan: Plan, image: str) -> str:
     """Return the key of a plan with another image (a reference or a digest)."""
     values = [[part.name, image if part.name == "image" else part.value] for part in plan.cache_key_parts]
-    return f"{plan.cache_key.rpartition('-')[0]}-{_digest(values)}"
+    return f"{plan.cache_key.rpartition('-')[0]}-{digest(values, _DIGEST_LENGTH)}"
 
 
 def digest_of(image: str) -> str | None:
@@ -149,13 +148,9 @@ def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
 
 
 def _key(readable: tuple[str, ...], parts: tuple[PlannedVariable, ...]) -> str:
-    digest = _digest([[part.name, part.value] for part in parts])
     text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
-    return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digest}"
-
-
-def _digest(values: list[list[str]]) -> str:
-    return hashlib.sha256(json.dumps(values, separators=(",", ":")).encode()).hexdigest()[:_DIGEST_LENGTH]
+    digits = digest([[part.name, part.value] for part in parts], _DIGEST_LENGTH)
+    return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digits}"
 
 
 def _short_product(product: str | None) -> str:

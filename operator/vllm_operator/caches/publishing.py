@@ -13,13 +13,13 @@ the Pod of a primer when the engine is ready (`vllm_operator.caches.rollouts` sa
 """
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from vllm_operator.api.digests import digest
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
@@ -168,7 +168,7 @@ def publication_occasion(context: CacheContext) -> str:
     settings = travel_settings(context.resource, context.plan, _engine(context))
     key = context.address.key if context.address else context.plan.cache_key
     content = [settings["repository"], key, settings["settings"]]
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:12]
+    return digest(content, 12)
 
 
 def publishing_name(name: str, occasion: str) -> str:

@@ -6,7 +6,6 @@ take 100 MiB otherwise.
 """
 
 import asyncio
-import marshal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -139,7 +138,7 @@ class InventoryCache(Generic[Content]):
         self._seconds = seconds
         self._sees_all_pods = sees_all_pods
         self._clock = clock
-        self._seen: tuple[Sequence[bytes], Sequence[Manifest], tuple[Manifest, ...]] | None = None
+        self._seen: tuple[Sequence[Manifest], Sequence[Manifest], tuple[Manifest, ...]] | None = None
         self._node_pools_from = 0.0
         self._made: Content | None = None
         self._inventory = SharedRead(self._read_inventory, clock, "nodes")
@@ -193,16 +192,15 @@ class InventoryCache(Generic[Content]):
         slices = await self._slices()
         with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
         nodes = [
-            _packed(node)
+            _node_part(node)
             async for page in self._client.pages(NODE)
             for node in page.items
             if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
         ]
         seen = nodes, slices, await self._node_pools()
         if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
-            unpacked = [marshal.loads(node) for node in nodes]
-            self._made = self._make(unpacked, seen[1], node_pools=seen[2])
-            self._gpu_nodes = tuple(node["metadata"]["name"] for node in unpacked)
+            self._made = self._make(nodes, seen[1], node_pools=seen[2])
+            self._gpu_nodes = tuple(node["metadata"]["name"] for node in nodes)
             self._seen = seen
         return self._made
 
@@ -253,13 +251,12 @@ def _named(metadata: Manifest) -> Manifest:
     return {key: metadata[key] for key in ("name", "deletionTimestamp") if key in metadata}
 
 
-def _packed(node: Manifest) -> bytes:
-    """The parts of a node that matter here, without those that change with every heartbeat, serialized: equal parts give equal bytes."""
+def _node_part(node: Manifest) -> Manifest:
+    """The parts of a node that matter here, without those that change with every heartbeat."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
-    part = {
+    return {
         "metadata": {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata},
         "spec": node.get("spec") or {},
         "status": {**{key: status[key] for key in ("capacity", "allocatable", "nodeInfo") if key in status}, "conditions": conditions},
     }
-    return marshal.dumps(part, 2)  # later versions of the format depend on the number of references

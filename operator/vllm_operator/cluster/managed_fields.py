@@ -11,7 +11,6 @@ kinds of changes do not change owners, and stay: defaults of the API server, and
 Format of the record: https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from vllm_operator.api import labels
+from vllm_operator.api.digests import digest
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.pods.reading import read_quantity
 
@@ -35,10 +35,9 @@ _RECORDED_METADATA = ("labels", "annotations", "ownerReferences")
 
 def with_digest(desired: Manifest) -> Manifest:
     """A desired manifest with the annotation that holds its digest."""
-    content = json.dumps(desired, sort_keys=True, separators=(",", ":"))
     annotations = {
         **(desired["metadata"].get("annotations") or {}),
-        labels.APPLIED_ANNOTATION: hashlib.sha256(content.encode()).hexdigest()[:16],
+        labels.APPLIED_ANNOTATION: digest(desired, 16),
     }
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
