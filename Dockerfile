@@ -22,6 +22,9 @@ RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --no-index --whe
     python3 -m pip --python /opt/vllm-operator/bin/python install --quiet --no-deps --no-index /wheels/*.whl
 COPY hack/image_contents.py hack/
 RUN /opt/vllm-operator/bin/python hack/image_contents.py /opt/vllm-operator
+# The programs for Pods of VLLMDeployments, which an init container copies from here.
+COPY hack/build_tools.py hack/
+RUN python3 hack/build_tools.py /opt/vllm-operator/tools.pyz
 
 FROM ${BASE}
 ARG VERSION=unknown

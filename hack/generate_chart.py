@@ -20,7 +20,7 @@ METADATA = CHART / "Chart.yaml"
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
 OWN_VALUES = frozenset(
-    {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "integrations", "lease", "identity"}
+    {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "integrations", "lease", "identity", "tools_image"}
 )
 """Settings that have a value of their own in the chart, or none because the chart needs them as they are."""
 HEADER = "| value | default | meaning |\n|---|---|---|\n"

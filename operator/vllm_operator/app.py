@@ -176,6 +176,7 @@ class Operator:
             presets=self.presets,
             integrations=settings.integrations,
             namespaces=settings.namespaces,
+            tools_image=settings.tools_image,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from vllm_operator.api.names import is_namespace
+from vllm_operator.pods.tools import TOOLS_IMAGE
 
 PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
@@ -109,6 +110,9 @@ class Settings:
     artifact_naming: ArtifactNaming = ArtifactNaming.TAG
     """With `digest`, `spec.cache.artifact.reference` is required, so that whoever can push to the repository cannot change what runs.
     With `tag`, `repository` is enough."""
+    tools_image: str = TOOLS_IMAGE
+    """The operator's own image. Pods of VLLMDeployments get the operator's programs from it, so their nodes must be able to pull it. It is
+    part of a plan: a new value applies to new plans."""
     http_host: str = "0.0.0.0"
     """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
     http_port: int = 8080

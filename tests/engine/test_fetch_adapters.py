@@ -3,14 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.model_hub import Hub, serve
-from vllm_operator.rendering.adapters import load_program
+from support.tools import command
 
 CONFIG = {"r": 16}
 
@@ -30,8 +29,7 @@ def run(folder: Path, url: str, *adapters: dict[str, str]) -> subprocess.Complet
         "ADAPTERS": json.dumps(adapters),
         "PATH": os.environ["PATH"],
     }
-    command = [sys.executable, "-I", "-B", "-c", load_program()]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command("fetch-adapters"), env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
 def adapter(folder: Path, name: str = "sql", **more: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from support.model_hub import COMMIT, Hub, blob, serve
-from vllm_operator.caches.prefetching import load_program
-from vllm_operator.caches.scripts.fetch_weights import SMALL_BYTES, choose
+from support.tools import command
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.progress import Bars
+from vllm_operator.tools.fetch_weights import SMALL_BYTES, choose
 
 MODEL = "acme/llama"
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}
@@ -40,8 +39,7 @@ def start(folder: Path, url: str, **more: str) -> subprocess.Popen[str]:
         "PATH": os.environ["PATH"],
         **{name: value for name, value in more.items() if name.isupper()},
     }
-    command = [sys.executable, "-I", "-B", "-c", load_program()]
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command("fetch-weights"), env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def run(folder: Path, url: str, **more: str) -> tuple[int, dict[str, Any], str]:

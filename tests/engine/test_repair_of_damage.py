@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +12,7 @@ import pytest
 from support.engine import Node, Start
 from support.fleet import Fleet
 from support.operators import Bench, known_crashes
-from vllm_operator.caches.cleaning import cleaning_script
+from support.tools import command
 from vllm_operator.cluster.client import JOB
 from vllm_operator.startup.state import StartupState
 
@@ -183,4 +182,4 @@ def clean(volume: Path, environment: dict[str, str]) -> None:
         "CLEAN_GRACE": "0",
         "CLEAN_REPORT": str(volume.parent / "report"),
     }
-    subprocess.run([sys.executable, "-c", cleaning_script()], env=moved, check=True)
+    subprocess.run(command("clean-caches"), env=moved, check=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests import CASES, read_case, without_programs
+from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from vllm_operator.rendering.manifests import render
 
 
@@ -27,7 +27,7 @@ class BlockDumper(yaml.SafeDumper):
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
 def test_manifests_are_as_recorded(folder: Path, golden: Callable[[Path, str], None]) -> None:
-    manifests = list(without_programs(render(*read_case(folder))))
+    manifests = list(render(*read_case(folder)))
     golden(folder / "manifests.yaml", yaml.dump_all(manifests, Dumper=BlockDumper, sort_keys=False, width=120))
 
 
@@ -40,6 +40,12 @@ def test_equal_input_gives_equal_manifests(folder: Path) -> None:
 def test_manifests_are_plain_json_without_nulls(folder: Path) -> None:
     for path, value in walk(render(*read_case(folder))):
         assert type(value) in (dict, list, str, int, bool), f"{path} is {value!r}"
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_pod_templates_are_small(folder: Path) -> None:
+    for manifest in render(*read_case(folder)):
+        assert len(json.dumps(manifest.get("spec", {}).get("template"))) < MAX_TEMPLATE_BYTES
 
 
 @pytest.mark.parametrize("replicas", [0, 3])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from support.gpus import inventory_of, real_node
-from support.manifests import without_programs
+from support.manifests import MAX_TEMPLATE_BYTES, TOOLS_IMAGE
 from support.plans import known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
@@ -65,7 +65,7 @@ def read_inventory(folder: Path) -> Inventory:
 
 @cache
 def outcome_of(folder: Path) -> Outcome:
-    return plan(read_resource(folder), read_inventory(folder), known())
+    return plan(read_resource(folder), read_inventory(folder), known(), tools_image=TOOLS_IMAGE)
 
 
 def common_variables() -> set[str]:
@@ -76,7 +76,7 @@ def common_variables() -> set[str]:
 
 def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
     content = outcome.plan.to_json() if outcome.plan else {}
-    for name in ("catalogVersion", "cacheKeyParts", "observedGeneration", "memory"):
+    for name in ("catalogVersion", "toolsImage", "cacheKeyParts", "observedGeneration", "memory"):
         content.pop(name, None)
     if content:
         content["env"] = [variable for variable in content["env"] if variable["name"] not in common_variables()]
@@ -86,7 +86,7 @@ def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
 
 def recording_of_manifests(resource: VLLMDeployment, outcome: Outcome) -> list[dict[str, Any]]:
     assert outcome.plan is not None
-    manifests: list[dict[str, Any]] = without_programs(render(resource, outcome.plan))
+    manifests: list[dict[str, Any]] = render(resource, outcome.plan)
     for manifest in manifests:
         for container in manifest["spec"].get("template", {}).get("spec", {}).get("containers", ()):
             container["env"] = [variable for variable in container["env"] if variable["name"] not in common_variables()]
@@ -128,7 +128,7 @@ def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) ->
     for node in nodes:
         node["metadata"]["labels"] = dict(reversed(node["metadata"]["labels"].items()))
     inventory = replace(inventory_of(*nodes, slices=read_slices(folder)), used=read_inventory(folder).used)
-    again = plan(read_resource(folder), inventory, known())
+    again = plan(read_resource(folder), inventory, known(), tools_image=TOOLS_IMAGE)
     assert again == outcome_of(folder)
 
 
@@ -146,7 +146,7 @@ OBSERVED = {
 
 @pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("replicas", [0, 3])
-def test_scaling_and_a_new_status_leave_the_pod_template_byte_equal(folder: Path, replicas: int) -> None:
+def test_scaling_a_new_status_and_an_upgrade_leave_the_pod_template_byte_equal(folder: Path, replicas: int) -> None:
     resource, pinned = read_resource(folder), outcome_of(folder).plan
     assert pinned is not None
     scaled = VLLMDeployment(
@@ -155,9 +155,17 @@ def test_scaling_and_a_new_status_leave_the_pod_template_byte_equal(folder: Path
         status=VLLMDeploymentStatus.model_validate(OBSERVED),
         preset=resource.preset,
     )
-    kept = plan(scaled.with_pinned(pinned), read_inventory(folder), known(), pinned=pinned).plan
+    upgraded = "registry.example/vllm-operator:2"
+    kept = plan(scaled.with_pinned(pinned), read_inventory(folder), known(), pinned=pinned, tools_image=upgraded).plan
     assert kept is not None
     assert template_of(scaled, kept) == template_of(resource, pinned)
+
+
+@pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
+def test_pod_templates_are_small(folder: Path) -> None:
+    made = outcome_of(folder).plan
+    assert made is not None
+    assert len(template_of(read_resource(folder), made)) < MAX_TEMPLATE_BYTES
 
 
 def template_of(resource: VLLMDeployment, made: Plan) -> str:

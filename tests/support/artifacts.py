@@ -7,10 +7,10 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from vllm_operator.caches.scripts.artifact import LABEL
-from vllm_operator.caches.scripts.folders import opened_root
-from vllm_operator.caches.scripts.pack import Packed, pack, take_inventory
-from vllm_operator.caches.scripts.unpack import unpack_layer
+from vllm_operator.tools.artifact import LABEL
+from vllm_operator.tools.folders import opened_root
+from vllm_operator.tools.pack import Packed, pack, take_inventory
+from vllm_operator.tools.unpack import unpack_layer
 
 FOLDERS = ("bytecode", "flashinfer", "triton", "vllm")
 EXCLUDED = ("cache_key_factors.json", "*.lock", "tmp")

@@ -1,19 +1,20 @@
 """The recorded manifests: which VLLMDeployments and plans they follow from."""
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
-from vllm_operator.caches.artifacts import load_program
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.pod_template import run_as_user
 
+TOOLS_IMAGE = "registry.example/vllm-operator:1"
+MAX_TEMPLATE_BYTES = 16_384
+"""Of a Pod template as JSON. It holds no programs, so people can read it."""
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden" / "manifests").glob("*/input.yaml"))
 
 
@@ -21,7 +22,7 @@ def read_case(folder: Path) -> tuple[VLLMDeployment, Plan]:
     """Read a VLLMDeployment and its plan; the caches are planned here, as the planner does."""
     case = yaml.safe_load((folder / "input.yaml").read_text("utf-8"))
     resource = VLLMDeployment.parse(case["resource"])
-    unplanned = Plan.model_validate({"cacheKey": "", **case["plan"]})
+    unplanned = Plan.model_validate({"cacheKey": "", "toolsImage": TOOLS_IMAGE, **case["plan"]})
     caches = plan_caches(resource, unplanned, case.get("cacheGeneration", 0))
     return resource, unplanned.model_copy(update={"cache_key": caches.key, "env": [*unplanned.env, *caches.env]})
 
@@ -47,15 +48,3 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
         generation=generation,
     )
     return plan_cache(origin, load_caches())
-
-
-PROGRAMS = ("fetch",)
-
-
-def without_programs(value: Any) -> Any:
-    """The same with a name in place of a program."""
-    if isinstance(value, dict):
-        return {name: without_programs(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [without_programs(entry) for entry in value]
-    return next((f"(caches/scripts: {name})" for name in PROGRAMS if value == load_program(name)), value)

@@ -167,6 +167,7 @@ def plan(**changes: Any) -> Plan:
         "catalog_version": "2026.11.1",
         "model": "deepseek-ai/DeepSeek-V3",
         "image": "vllm/vllm-openai:v0.20.1",
+        "tools_image": "registry.example/vllm-operator:1",
         "engine_version": "0.20.1",
         "distribution": Distribution.VLLM,
         "architecture": "sm_90",

@@ -17,14 +17,15 @@ from typing import Any, ClassVar
 import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
-from vllm_operator.caches.scripts import fetch, pack_caches, publish
-from vllm_operator.caches.scripts.artifact import travel_key
-from vllm_operator.caches.scripts.image import describe_image, digest_of
-from vllm_operator.caches.scripts.pack import Packed
+from vllm_operator.tools import fetch, pack_caches, publish
+from vllm_operator.tools.artifact import travel_key
+from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools.pack import Packed
 
 REPOSITORY = "team/caches"
 ACCOUNT = "Basic " + base64.b64encode(b"robot:secret").decode()
-BASE, TAG = travel_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, "fingerprint")
+FINGERPRINT = "f" * 64
+BASE, TAG = travel_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, FINGERPRINT)
 
 
 @dataclass
@@ -151,8 +152,8 @@ class ArtifactBench:
     def __init__(self, registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.registry, self.root, self._tmp, self._monkeypatch = registry, root, tmp_path, monkeypatch
         self.packed = tmp_path / "packed"
-        for module in (fetch, pack_caches, publish):
-            monkeypatch.setattr(module, "build_fingerprint", lambda image: "fingerprint")
+        for module in (fetch, pack_caches):
+            monkeypatch.setattr(module, "build_fingerprint", lambda image: FINGERPRINT)
         self.common = {
             "repository": f"{registry.host}/{REPOSITORY}",
             "scheme": "http",
@@ -165,7 +166,7 @@ class ArtifactBench:
 
     def fetch(self, **more: Any) -> tuple[int, dict[str, Any]]:
         settings = {**self.common, "root": str(self.root), "deadline": 10, **more}
-        return run(fetch.run_fetch, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
+        return run(fetch.main, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
 
     def publish(self, root: Path, **more: Any) -> tuple[int, dict[str, Any]]:
         status, result = self.pack(root, **more)
@@ -178,11 +179,11 @@ class ArtifactBench:
         self.packed.mkdir(exist_ok=True)
         settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "whole": [], "architecture": "sm_90", "mounts": []}
         given = {**settings, "output": str(self.packed), "pause": 0, **more, "ready": None}
-        return run(pack_caches.run_pack, "PACK_ARTIFACT", given, self._tmp, self._monkeypatch)
+        return run(pack_caches.main, "PACK_ARTIFACT", given, self._tmp, self._monkeypatch)
 
     def push(self, **more: Any) -> tuple[int, dict[str, Any]]:
         given = {**self.common, "output": str(self.packed), "pause": 0, **more}
-        return run(publish.run_publish, "PUBLISH_ARTIFACT", given, self._tmp, self._monkeypatch)
+        return run(publish.main, "PUBLISH_ARTIFACT", given, self._tmp, self._monkeypatch)
 
     def log_in(self, auths: Any = None) -> None:
         (self._tmp / "secret").mkdir(exist_ok=True)

@@ -1,15 +1,15 @@
 """The programs that publish and fetch caches, run in processes of their own, as in Pods."""
 
 import json
+import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from support.artifacts import EXCLUDED, FOLDERS
+from support.tools import command
 from testenv.registry import Registry
-from vllm_operator.caches.artifacts import load_program
 
 REPOSITORY = "team/caches"
 LEFT_OUT = ("cache_key_factors.json", ".lock", "grammar.db")
@@ -55,11 +55,10 @@ class Programs:
         given["output"] = tempfile.mkdtemp(prefix="packed-", dir=self._folder)
         variables = dict.fromkeys(("CACHE_ARTIFACT", "PACK_ARTIFACT", "PUBLISH_ARTIFACT"), json.dumps(given))
         environment = {**variables, "ARTIFACT_REPORT": "/dev/null", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        command = [*prefix, sys.executable, "-I", "-B", "-c", load_program(name)]
+        program = [*prefix, *command(f"{name}-caches")]
         if name == "publish":  # as the Job does: what the init container has packed is pushed
-            script = '"$1" -I -B -c "$2" && exec "$1" -I -B -c "$3"'
-            command = [*prefix, "sh", "-c", script, "sh", sys.executable, load_program("pack"), load_program("publish")]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            program = [*prefix, "sh", "-c", f"{shlex.join(command('pack-caches'))} && exec {shlex.join(command('publish-caches'))}"]
+        return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     @staticmethod
     def end(process: "subprocess.Popen[str]") -> tuple[int, dict[str, Any]]:

@@ -3,12 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.caches.cleaning import cleaning_script
+from support.tools import command
 
 OLD, OLDER, USED, GENERATION = (
     "v0.16.0-sm90-h100-tp1-00000001",
@@ -49,7 +48,7 @@ def clean(
     }
     report = root.parent / "report"
     done = subprocess.run(
-        [sys.executable, "-c", cleaning_script()],
+        command("clean-caches"),
         env={**variables, "CLEAN_REPORT": str(report)},
         capture_output=True,
         text=True,

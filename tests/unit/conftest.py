@@ -10,7 +10,7 @@ from support.artifacts import fill, pack_all
 from support.fleet import Fleet
 from support.operators import Bench
 from support.registries import BASE, TAG, ArtifactBench, FakeRegistry, run_registry
-from vllm_operator.caches.scripts.pack import Packed
+from vllm_operator.tools.pack import Packed
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from support.plans import known
 from support.plans import made as made_plan
 from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.scripts import fetch_adapters
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cluster.client import POD
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
@@ -24,6 +23,7 @@ from vllm_operator.planning.memory.weights import adapter_bytes
 from vllm_operator.planning.model.facts import AdapterFiles
 from vllm_operator.rendering.adapters import FETCH_CONTAINER, with_adapters
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.tools import fetch_adapters
 
 LLAMA = "hf://unsloth/Meta-Llama-3.1-8B-Instruct"
 BASE = {"base_model_name_or_path": "meta-llama/Meta-Llama-3.1-8B-Instruct"}
@@ -168,23 +168,25 @@ ENGINE = {
 def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adapters_but_no_gpu_and_no_other_secret() -> None:
     own = {**SQL, "revision": "v2", "tokenSecretRef": {"name": "acme-hub-token"}}
     template = {"spec": {"containers": [ENGINE], "volumes": [{"name": "weights"}]}}
-    made = with_adapters(template, resource(own, SUPPORT))["spec"]
-    [container] = made["initContainers"]
+    made = with_adapters(template, resource(own, SUPPORT), "tools:1")["spec"]
+    tools, container = made["initContainers"]
+    assert (tools["name"], tools["image"], container["image"]) == ("copy-tools", "tools:1", ENGINE["image"])
     assert container["name"] == FETCH_CONTAINER
     assert container["resources"] == {"requests": {"cpu": "4"}}
     assert [entry["name"] for entry in container["env"]] == ["ADAPTERS", "HF_HOME", "HTTPS_PROXY"]
     [settings] = json.loads(container["env"][0]["value"])
     assert (settings["repository"], settings["revision"]) == ("acme/sql-lora", "v2")
     assert settings["token"] == "/etc/vllm-operator/adapters/sql/token"
-    [*_, token] = container["volumeMounts"]
-    assert token == {"name": made["volumes"][-1]["name"], "mountPath": "/etc/vllm-operator/adapters/sql", "readOnly": True}
-    assert made["volumes"][-1]["secret"] == {"secretName": "acme-hub-token", "items": [{"key": "token", "path": "token"}]}
-    assert [mount["mountPath"] for mount in container["volumeMounts"]][:-1] == ["/weights", "/tmp"]
+    [*_, token, programs] = container["volumeMounts"]
+    assert programs == {"name": "operator-tools", "mountPath": "/tools", "readOnly": True}
+    assert token == {"name": made["volumes"][-2]["name"], "mountPath": "/etc/vllm-operator/adapters/sql", "readOnly": True}
+    assert made["volumes"][-2]["secret"] == {"secretName": "acme-hub-token", "items": [{"key": "token", "path": "token"}]}
+    assert [mount["mountPath"] for mount in container["volumeMounts"]][:-2] == ["/weights", "/tmp"]
 
 
 def test_adapters_on_volumes_need_no_init_container() -> None:
     template = {"spec": {"containers": [ENGINE]}}
-    assert with_adapters(template, resource(SUPPORT)) == template
+    assert with_adapters(template, resource(SUPPORT), "tools:1") == template
 
 
 def test_a_link_that_a_killed_container_left_behind_is_replaced_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

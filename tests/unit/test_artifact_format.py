@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.artifacts import EXCLUDED, FILES, FOLDERS, GRAPH, MODEL, fill, pack_all, unpack
-from vllm_operator.caches.scripts.artifact import ArtifactError, travel_key
-from vllm_operator.caches.scripts.pack import take_inventory
+from vllm_operator.tools.artifact import ArtifactError, travel_key
+from vllm_operator.tools.pack import take_inventory
 
 LEFT_OUT = {name for name in FILES if name.endswith(("cache_key_factors.json", ".lock")) or name.startswith("outlines")}
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ import pytest
 
 from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
-from vllm_operator.caches.artifacts import load_program
-from vllm_operator.caches.scripts import pack_caches
-from vllm_operator.caches.scripts.engine import is_ready
-from vllm_operator.caches.scripts.pack import Packed, pack
+from support.tools import command
+from vllm_operator.tools import pack_caches
+from vllm_operator.tools.engine import is_ready
+from vllm_operator.tools.pack import Packed, pack
 
 
 def test_what_was_published_is_fetched(artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_beside_an_engine_the_program_that_packs_stays_until_the_pod_ends(artifa
         settings = {**artifact_bench.common, "root": str(root), "output": str(output), "excluded": [], "whole": [], "architecture": ""}
         given = json.dumps({**settings, "mounts": [], "pause": 0.01, "quiet": 0, "ready": ready})
         environment = {"PACK_ARTIFACT": given, "ARTIFACT_REPORT": str(report)}
-        process = subprocess.Popen([sys.executable, "-I", "-B", "-c", load_program("pack")], env=environment, stdout=subprocess.PIPE)
+        process = subprocess.Popen(command("pack-caches"), env=environment, stdout=subprocess.PIPE)
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
         assert (said["result"], {path.name for path in output.iterdir()}) == ("Packed", {"layer", "image.json"})

@@ -10,11 +10,11 @@ import pytest
 
 from support.artifacts import FOLDERS, archive, fill
 from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
-from vllm_operator.caches.scripts import build, fetch
-from vllm_operator.caches.scripts.artifact import LABEL
-from vllm_operator.caches.scripts.image import describe_image, digest_of
-from vllm_operator.caches.scripts.pack import Packed
-from vllm_operator.caches.scripts.registry import read_account
+from vllm_operator.tools import build, fetch
+from vllm_operator.tools.artifact import LABEL
+from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools.pack import Packed
+from vllm_operator.tools.registry import read_account
 
 
 def test_an_empty_directory_is_filled_once_and_then_left_alone(

@@ -1,10 +1,7 @@
 """Caches in a registry, from the spec to the status: on a cluster in memory, with the real planner and reporter."""
 
 import json
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +12,9 @@ from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
-from vllm_operator.caches import artifacts
-from vllm_operator.caches.artifacts import load_program
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cluster.client import JOB, POD
+from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
 
 PUBLISHED = {**ARTIFACT, "publish": "WhenPrimed"}
@@ -93,7 +89,7 @@ async def test_an_init_container_fetches_on_every_kind_of_storage(fleet: Fleet, 
     container = init_containers(fleet)["fetch-caches"]
     engine = (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == engine["image"]
-    assert container["command"] == ["python3", "-I", "-B", "-c", load_program("fetch")]
+    assert container["command"] == ["python3", "-I", "-B", "/tools/tools.pyz", "fetch-caches"]
     assert "limits" not in container["resources"]  # no GPU
     settings = json.loads(container["env"][0]["value"])
     assert (settings["repository"], settings["root"], settings["secret"]) == (REPOSITORY, "/cache", "/etc/vllm-operator/artifact")
@@ -204,11 +200,10 @@ async def test_a_job_publishes_when_a_pod_is_ready(fleet: Fleet, bench: Bench) -
     await settle_ready(fleet)
     (job,) = jobs(fleet)
     spec = job["spec"]["template"]["spec"]
-    (container,), (packer,) = spec["containers"], spec["initContainers"]
-    assert (spec["nodeName"], container["image"]) == (
-        "node-1",
-        (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]["image"],
-    )
+    (container,), (tools, packer) = spec["containers"], spec["initContainers"]
+    engine = (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]
+    assert (spec["nodeName"], packer["image"]) == ("node-1", engine["image"])
+    assert container["image"] == tools["image"] == TOOLS_IMAGE
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}
     assert {volume["name"]: volume for volume in spec["volumes"]}["publish-account"]["secret"] == {"secretName": "write", "optional": True}
     mounts = {mount["mountPath"]: mount for mount in packer["volumeMounts"]}
@@ -302,13 +297,27 @@ async def test_the_job_looks_for_the_secrets_of_the_engine_without_the_operator_
     await fleet.serve(model=model, engine={"version": "0.20.1", "env": env}, podTemplate={"spec": more}, cache={"artifact": PUBLISHED})
     fleet.ready(fleet.start())
     await settle_ready(fleet)
-    (container,) = jobs(fleet)[0]["spec"]["template"]["spec"]["initContainers"]
+    _, container = jobs(fleet)[0]["spec"]["template"]["spec"]["initContainers"]
     assert container["env"][1:] == [
         {"name": "SECRET_0", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
         {"name": "SECRET_1", "value": "literal-token"},
         {"name": "SECRET_2", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}}},
     ]
     assert container["envFrom"] == [{"prefix": "SECRET_FROM_0_", "secretRef": {"name": "all", "optional": True}}]
+
+
+async def test_a_node_that_cannot_pull_the_operators_image_is_said(fleet: Fleet, bench: Bench) -> None:
+    await fleet.serve(cache={"storage": "EmptyDir", "artifact": ARTIFACT})
+    [tools, *_] = (fleet.deployment() or {})["spec"]["template"]["spec"]["initContainers"]
+    pod = fleet.start()
+    waits = {"waiting": {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{TOOLS_IMAGE}"'}}
+    waiting = {"name": tools["name"], "image": tools["image"], "state": waits, "ready": False, "restartCount": 0}
+    bench.cluster.edit(POD, "default", pod, {"status": {"phase": "Pending", "initContainerStatuses": [waiting]}})
+    await fleet.settle()
+    message = bench.message("Ready")
+    assert f"cannot pull image {TOOLS_IMAGE}" in message
+    assert "programs from this image of the operator" in message
+    assert "spec.engine.image" not in message
 
 
 @pytest.mark.parametrize("storage", [{}, {"storage": "EmptyDir"}], ids=["on a claim", "EmptyDir"])
@@ -350,24 +359,3 @@ async def test_a_required_artifact_that_cannot_be_fetched_is_said(fleet: Fleet, 
     assert "refuses access (HTTP 403)" in bench.message("CacheWarm")
     assert bench.condition("Crashed").reason == "CacheArtifactRequired"
     assert "refuses access (HTTP 403)" in bench.message("Crashed")
-
-
-@pytest.mark.parametrize("name", ["fetch", "pack", "publish"])
-def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, name: str) -> None:
-    program = load_program(name)
-    assert "vllm_operator.caches" not in program
-    compile(program, name, "exec")
-    assert len(program) < 100_000  # an argument may have 128 KiB
-    modules = artifacts._PROGRAMS[name][0]
-    names: list[str] = []
-    for module in modules:
-        loaded = __import__(f"vllm_operator.caches.scripts.{module}", fromlist=["x"])
-        own = {key for key, value in vars(loaded).items() if getattr(value, "__module__", loaded.__name__) == loaded.__name__}
-        names += [key for key in own if not key.startswith("__") and f"\n{key}" in (Path(loaded.__file__ or "").read_text())]
-    constants = [key for key in names if key.isupper() or key[0].islower()]
-    assert len(names) == len(set(names)), sorted(key for key in constants if names.count(key) > 1)
-    variable = {"fetch": "CACHE_ARTIFACT", "pack": "PACK_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
-    env = {variable: "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
-    command = [sys.executable, "-I", "-B", "-c", program]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
-    assert json.loads((tmp_path / "report").read_text())["result"] == "Failed", done.stderr

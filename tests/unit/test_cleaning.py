@@ -19,7 +19,8 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     await full(fleet)
     [job] = jobs(bench)
     pod = job["spec"]["template"]["spec"]
-    assert [volume["persistentVolumeClaim"] for volume in pod["volumes"]] == [{"claimName": "llama-cache"}]
+    assert [volume.get("persistentVolumeClaim") for volume in pod["volumes"]] == [{"claimName": "llama-cache"}, None]
+    assert pod["volumes"][1] == {"name": "operator-tools", "emptyDir": {}}
     assert pod["nodeName"] == "node-1"
     [container] = pod["containers"]
     assert container["image"] == fleet.bench.container()["image"]

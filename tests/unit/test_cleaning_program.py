@@ -2,15 +2,15 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.tools import command
 from support.volumes import GENERATION, OLD, OLDER, RECORDED, USED, age, clean, make
-from vllm_operator.caches.cleaning import cleaning_script
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_what_a_pod_starts_to_use_at_that_moment_is_put_back(volume: Path) -> No
     keep = json.dumps([OLDER, USED, GENERATION])
     variables = {"CLEAN_ROOT": str(volume), "CLEAN_KEEP": keep, "CLEAN_SHARE": "100", "CLEAN_GRACE": "1"}
     variables["CLEAN_RECORDED"] = json.dumps(RECORDED)
-    with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(command("clean-caches"), env=variables, stdout=subprocess.PIPE, text=True) as running:
         # the Pod has the directory mounted, whatever it is called now
         leaving = volume / f".leaving-{OLD}" / "triton" / "kernel.cubin"
         while not leaving.exists():
@@ -69,7 +69,7 @@ def test_what_was_only_taken_out_of_use_when_a_run_was_interrupted_is_put_back(v
 
 def test_a_run_that_is_asked_to_stop_puts_back_what_it_has_not_begun_to_delete(volume: Path) -> None:
     variables = {"CLEAN_ROOT": str(volume), "CLEAN_RECORDED": json.dumps([OLD]), "CLEAN_SHARE": "100", "CLEAN_GRACE": "60"}
-    with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables) as running:
+    with subprocess.Popen(command("clean-caches"), env=variables) as running:
         while not (volume / f".leaving-{OLD}").exists():
             assert running.poll() is None
         running.terminate()
@@ -167,8 +167,8 @@ def test_what_is_mounted_below_stays_and_so_does_the_directory(volume: Path, dep
     age(volume / OLDER)
     mounts = f"mount --bind {volume}/theirs {volume}/{OLD}/{depth}/bind && mount -t tmpfs none {volume}/{OLDER}/{depth}/other"
     variables = {"CLEAN_ROOT": str(volume), "CLEAN_RECORDED": json.dumps(RECORDED), "CLEAN_SHARE": "100", "CLEAN_GRACE": "0"}
-    command = ["unshare", "-m", "sh", "-c", f'{mounts} || exit 77; exec "$0" -c "$1"', sys.executable, cleaning_script()]
-    done = subprocess.run(command, env={**variables, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    mounted = ["unshare", "-m", "sh", "-c", f"{mounts} || exit 77; exec {shlex.join(command('clean-caches'))}"]
+    done = subprocess.run(mounted, env={**variables, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no mount namespaces here: {done.stderr}")
     assert sorted(json.loads(done.stdout)["removed"]) == [GENERATION, USED]

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_operator.caches.scripts import clean_caches
+from vllm_operator.tools import clean_caches
 
 KEYS = (
     "v0.20.1-sm90-h100-tp1-00000001",

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from support.artifacts import archive, header, unpack
 from support.registries import TAG, ArtifactBench, FakeRegistry
-from vllm_operator.caches.scripts.artifact import ArtifactError
-from vllm_operator.caches.scripts.folders import opened_root
-from vllm_operator.caches.scripts.image import describe_image, digest_of
-from vllm_operator.caches.scripts.pack import Packed
-from vllm_operator.caches.scripts.unpack import unpack_layer
+from vllm_operator.tools.artifact import ArtifactError
+from vllm_operator.tools.folders import opened_root
+from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools.pack import Packed
+from vllm_operator.tools.unpack import unpack_layer
 
 TOP = header("io.vllm.cache", tarfile.DIRTYPE)
 GOOD = ("io.vllm.cache/kernel", b"good")
@@ -146,7 +146,7 @@ def test_more_bytes_than_allowed_are_refused(tmp_path: Path) -> None:
 
 
 def test_more_entries_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.caches.scripts.unpack.MAX_FILES", 10)
+    monkeypatch.setattr("vllm_operator.tools.unpack.MAX_FILES", 10)
     with pytest.raises(ArtifactError) as caught:
         unpack(archive(TOP, *[(f"io.vllm.cache/{number}", b"") for number in range(11)]), tmp_path)
     assert caught.value.reason == "TooLarge"

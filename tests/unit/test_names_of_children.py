@@ -27,6 +27,7 @@ PLAN: dict[str, Any] = {
     "catalogVersion": "1",
     "model": "org/name",
     "image": "vllm/vllm-openai:v0.20.1",
+    "toolsImage": "registry.example/vllm-operator:1",
     "distribution": "vLLM",
     "count": 1,
     "cacheKey": "key",

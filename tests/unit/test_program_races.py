@@ -18,10 +18,10 @@ import pytest
 
 from support.artifacts import FOLDERS, fill
 from support.registries import ACCOUNT, TAG, ArtifactBench, FakeRegistry
-from vllm_operator.caches.scripts import fetch, pack_caches, unpack
-from vllm_operator.caches.scripts.artifact import ArtifactError
-from vllm_operator.caches.scripts.pack import Packed
-from vllm_operator.caches.scripts.pack_caches import pack_unchanged
+from vllm_operator.tools import fetch, pack_caches, unpack
+from vllm_operator.tools.artifact import ArtifactError
+from vllm_operator.tools.pack import Packed
+from vllm_operator.tools.pack_caches import pack_unchanged
 
 SECRET = b"cHVzaGVyOnMzY3JldA=="
 RENAME_EXCHANGE = 2
@@ -167,6 +167,8 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     "the tag of another engine": with_labels(**{"vllm-operator.dev/tag": "another"}),
     "the base of another engine": with_labels(**{"vllm-operator.dev/base": "another"}),
     "a label that is no text": with_labels(x=1),
+    "the fingerprint of another image": described(fingerprint="0" * 64),
+    "a fingerprint that is none": described(fingerprint=["x"]),
 }
 
 

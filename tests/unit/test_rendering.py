@@ -25,6 +25,7 @@ PLAN = Plan.model_validate(
         "catalogVersion": "1",
         "model": "org/name",
         "image": "vllm/vllm-openai:v0.20.1",
+        "toolsImage": "registry.example/vllm-operator:1",
         "distribution": "vLLM",
         "resource": "nvidia.com/gpu",
         "count": 1,

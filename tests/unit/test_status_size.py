@@ -18,6 +18,11 @@ PLANS = {
     for path in sorted(CASES.glob("*/plan.yaml"))
     if (content := yaml.safe_load(path.read_text("utf-8")))["plan"]
 }
+SAME_EVERYWHERE = {
+    "catalogVersion": "0.1.0",
+    "cacheKey": "v0.20.1-sm90-h200-tp8-a99b68c0",
+    "toolsImage": "registry.example/vllm-operator:1",
+}
 LINES = 10
 """Lines of `kubectl describe` that the plan may take, at most."""
 BYTES = 4096
@@ -26,7 +31,7 @@ BYTES = 4096
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_summary_of_a_plan_and_the_whole_status_are_small(name: str) -> None:
-    plan = Plan.model_validate({"catalogVersion": "0.1.0", "cacheKey": "v0.20.1-sm90-h200-tp8-a99b68c0", **PLANS[name]})
+    plan = Plan.model_validate({**SAME_EVERYWHERE, **PLANS[name]})
     seen = tuple((choice.component, f"SOME_{choice.backend}") for choice in plan.backends[:1])
     entered = tuple((stage, o.at(10 * number)) for number, stage in enumerate(Stage))
     state = StartupState(stage=Stage.READY, stage_since=o.at(0), cache=CacheEvidence(misses=3), observed_backends=seen, entered=entered)

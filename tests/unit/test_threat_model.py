@@ -85,10 +85,14 @@ def test_the_job_that_cleans_a_volume_gets_neither_a_token_nor_what_the_engine_w
         "volumes": [{"name": "secrets", "secret": {"secretName": "theirs"}}],
         "containers": [{"image": "engine:1", "env": [{"name": "PASSWORD", "value": "secret"}], "securityContext": {"runAsUser": 7}}],
     }
-    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True)
+    job = render_cleaning(
+        resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True, tools_image="tools:1"
+    )
     pod = job["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
-    assert pod["volumes"] == [{"name": "claim", "persistentVolumeClaim": {"claimName": "mine"}}]
+    claim, tools = pod["volumes"]
+    assert claim == {"name": "claim", "persistentVolumeClaim": {"claimName": "mine"}}
+    assert tools == {"name": "operator-tools", "emptyDir": {}}
     assert "powerful" not in json.dumps(job)
     assert "PASSWORD" not in json.dumps(job)
 
@@ -234,6 +238,8 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
 async def test_a_job_for_cleaning_goes_by_itself_and_with_its_object() -> None:
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1"}})
     engine = {"containers": [{"image": "engine:1"}]}
-    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True)
+    job = render_cleaning(
+        resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True, tools_image="tools:1"
+    )
     assert job["spec"]["ttlSecondsAfterFinished"] == 15 * 60
     assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == ["1"]

@@ -172,6 +172,7 @@ class Plan(Model):
     preset: PlannedPreset | None = Field(default=None, description="Preset of the plan. Absent without `spec.presetRef`.")
     model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")
+    tools_image: str = Field(max_length=1024, description="Image of the operator, from which Pods get its programs.")
     engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
     distribution: Distribution = Field(description="Build of vLLM in the image.")
     architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")

@@ -1,16 +1,13 @@
 """Caches in a registry: which programs fetch and publish them, with which settings, and what they report.
 
-The operator itself has no account for the registry and sends nothing to it. The programs run in Pods, in the engine's image, because only
-there the software is known that decides whether caches can be used (`scripts/build.py`). So nothing about an artifact is part of the
-Pod template except where to look for it, and a publication replaces no Pod.
+The operator itself has no account for the registry and sends nothing to it. The programs run in Pods. Those that fetch and pack run in the
+engine's image, because only there the software is known that decides whether caches can be used (`tools/build.py`). So nothing about an
+artifact is part of the Pod template except where to look for it, and a publication replaces no Pod.
 """
 
-import ast
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.digests import digest
@@ -26,13 +23,6 @@ FETCH_VARIABLE = "CACHE_ARTIFACT"
 """The variable of this container with its settings."""
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
-_PACKAGE = "vllm_operator.caches.scripts"
-_PROGRAMS = {
-    "fetch": (("artifact", "build", "folders", "registry", "unpack", "fetch"), "run_fetch"),
-    "pack": (("artifact", "build", "image", "folders", "engine", "pack", "pack_caches"), "run_pack"),
-    "publish": (("artifact", "build", "registry", "image", "folders", "engine", "publish"), "run_publish"),
-}
-"""The modules of each program, and the function that it calls."""
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
@@ -42,46 +32,6 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _MAX_TEXT = 600
 _DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
 _MAX_NAMED = 150
-
-
-@cache
-def load_program(name: str) -> str:
-    """Return a program, for example `fetch`, as one text for `python3 -c`: its modules without the imports of each other."""
-    modules, function = _PROGRAMS[name]
-    return "\n\n".join([*map(_without_docstrings, modules), f"import sys\n\nsys.exit({function}())"])
-
-
-def run_program(name: str) -> list[str]:
-    """Return the command that runs a program, isolated: neither variables nor the working directory decide what is imported."""
-    return ["python3", "-I", "-B", "-c", load_program(name)]
-
-
-def _lines(module: str, *, is_main: bool = False) -> list[str]:
-    """The lines of a module without imports of the others and, unless it is the main one, without what it does as a script."""
-    text = files(_PACKAGE).joinpath(f"{module}.py").read_text("utf-8")
-    left_out = [
-        node
-        for node in ast.parse(text).body
-        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE)) or (isinstance(node, ast.If) and not is_main)
-    ]
-    return _without(text.splitlines(), left_out)
-
-
-def _without_docstrings(module: str) -> str:
-    """The text of a module as in `_lines`, without docstrings, which would be part of every Pod template."""
-    lines = _lines(module)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings = [
-        part.body[0]
-        for part in ast.walk(ast.parse("\n".join(lines)))
-        if isinstance(part, documented) and len(part.body) > 1 and ast.get_docstring(part) is not None
-    ]
-    return "\n".join(line for line in _without(lines, docstrings) if line)
-
-
-def _without(lines: Sequence[str], nodes: Iterable[ast.stmt]) -> list[str]:
-    numbers = {number for node in nodes for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    return [line for number, line in enumerate(lines, start=1) if number not in numbers]
 
 
 def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: Distribution, caches: Caches) -> PlannedArtifact | None:

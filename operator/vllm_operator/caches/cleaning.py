@@ -3,8 +3,8 @@
 A Job runs if a start found the volume full, or if a quarantined directory has been kept long enough for inspection. The result is read
 from the Pod of the Job. The records of the directories that it deleted are removed.
 
-The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, which contains
-Python and is on the node already.
+The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, because that may
+decide about the user.
 """
 
 import copy
@@ -13,8 +13,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from vllm_operator.api.labels import (
@@ -35,6 +33,7 @@ from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.reading import format_bytes, read_bytes
+from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import Phase
 
 PAUSE = timedelta(minutes=10)
@@ -140,6 +139,7 @@ def render_need(context: CacheContext, need: CleaningNeed, keep: frozenset[str])
         keep=keep,
         doomed=need.doomed,
         is_full=need.is_full,
+        tools_image=context.plan.tools_image,
     )
 
 
@@ -244,12 +244,6 @@ def _advice(context: CacheContext, weights: str | None = None) -> str:
     return f"kubectl patch vllm {metadata.name} -n {metadata.namespace} --type merge -p '{patch}'"
 
 
-@cache
-def cleaning_script() -> str:
-    """Return the program that runs in the Job."""
-    return files("vllm_operator.caches.scripts").joinpath("clean_caches.py").read_text("utf-8")
-
-
 def cleaning_name(name: str, occasion: str) -> str:
     """Return the name of the Job for an occasion. Equal occasions have one Job."""
     return f"{cleaning_prefix(name)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
@@ -266,6 +260,7 @@ def render_cleaning(
     keep: Collection[str],
     doomed: Collection[str],
     is_full: bool,
+    tools_image: str,
 ) -> dict[str, Any]:
     """Render the Job.
 
@@ -279,6 +274,7 @@ def render_cleaning(
         keep: Directories in use.
         doomed: Directories to delete in any case, unless they are in use. The Job reports why one stays.
         is_full: Whether to free space.
+        tools_image: The operator's image.
     """
     variables = {
         "CLEAN_ROOT": ROOT,
@@ -288,7 +284,7 @@ def render_cleaning(
         "CLEAN_SHARE": str(FREE_PERCENT if is_full else 0),
         "CLEAN_REPORT": _PRINT,
     }
-    spec = _pod_spec(template, claim, variables)
+    spec = with_tools(_pod_spec(template, claim, variables), tools_image)
     if node:
         spec["nodeName"] = node
     return {
@@ -309,11 +305,11 @@ def _pod_spec(template: Mapping[str, Any], claim: str, variables: Mapping[str, s
     container = {
         "name": CONTAINER,
         "image": engine["image"],
-        "command": ["python3", "-c", cleaning_script()],
+        "command": tool_command("clean-caches"),
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "claim", "mountPath": ROOT}],
+        "volumeMounts": [{"name": "claim", "mountPath": ROOT}, dict(TOOLS_MOUNT)],
     }
     return {
         **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},

@@ -22,8 +22,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
@@ -39,6 +37,7 @@ from vllm_operator.caches.records import Changes
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import controller_of
+from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import read_pod
 
 VARIABLE = "FETCH_WEIGHTS"
@@ -161,12 +160,6 @@ def is_fetching(pod: Mapping[str, Any]) -> bool:
     return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.FETCHING.value
 
 
-@cache
-def load_program() -> str:
-    """Return the program that runs in the Job."""
-    return files("vllm_operator.caches.scripts").joinpath("fetch_weights.py").read_text("utf-8")
-
-
 def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Render the Job. Its name depends on all that it does, and on the volume, so a change leads to another Job.
 
@@ -202,13 +195,13 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
         "name": FETCH_CONTAINER,
         "image": engine["image"],
         **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
-        "command": ["python3", "-I", "-B", "-c", load_program()],
+        "command": tool_command("fetch-weights"),
         "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *hub, *proxies_of(engine)],
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}},
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [*copy.deepcopy(mounts), {"name": "fetch-temporary", "mountPath": "/tmp"}],
+        "volumeMounts": [*copy.deepcopy(mounts), {"name": "fetch-temporary", "mountPath": "/tmp"}, dict(TOOLS_MOUNT)],
     }
-    return {
+    spec = {
         **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
         "restartPolicy": "OnFailure",
         "automountServiceAccountToken": False,
@@ -220,6 +213,7 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
             {"name": "fetch-temporary", "emptyDir": {}},
         ],
     }
+    return with_tools(spec, context.plan.tools_image)
 
 
 def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:

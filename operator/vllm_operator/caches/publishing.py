@@ -1,12 +1,12 @@
 """Publish a filled cache directory as an artifact: when, with which Job, and with what result.
 
 A Job runs when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs on
-the node of that Pod, with the engine's image and user. The result is read from the Pod of the Job. What a later attempt may change is tried
+the node of that Pod. The result is read from the Pod of the Job. What a later attempt may change is tried
 again.
 
 Two containers share the work. An init container mounts the directory read-only and packs it into an emptyDir. Then another container pushes
-what was packed. It alone mounts the Secret for pushing, and it does not mount the directory, because an engine may change the directory at
-any time, and must not get at the Secret.
+what was packed. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the directory, so neither the
+engine's image nor an engine that changes the directory gets at the Secret.
 
 No Job can mount the caches of a Pod with an EmptyDir, a PVC of its own or a directory of the node. There, the same two containers run in
 the Pod of a primer when the engine is ready (`vllm_operator.caches.rollouts` says when there is a primer).
@@ -14,7 +14,7 @@ the Pod of a primer when the engine is ready (`vllm_operator.caches.rollouts` sa
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,7 +31,6 @@ from vllm_operator.caches.artifacts import (
     read_result,
     read_travel_settings,
     readiness_request,
-    run_program,
     travel_settings,
 )
 from vllm_operator.caches.claim_holders import is_terminating
@@ -41,6 +40,7 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import controller_of
+from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_command, with_tools
 from vllm_operator.pods.view import Phase, PodView
 
 PAUSE = timedelta(minutes=15)
@@ -64,6 +64,7 @@ FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 """Results that another attempt would not change."""
 _INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
 _OVER = ("Succeeded", "Failed")
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
             "backoffLimit": 0,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels_of(resource, Role.PUBLISHING)}, "spec": spec},
+            "template": {"metadata": {"labels": labels_of(resource, Role.PUBLISHING)}, "spec": with_tools(spec, context.plan.tools_image)},
         },
     }
 
@@ -245,7 +246,8 @@ def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches)
         "volumes": [*spec.get("volumes", ()), *_volumes(context)],
         "shareProcessNamespace": False,
     }
-    return {**primer, "spec": {**primer["spec"], "template": {**template, "spec": {**spec, **added}}}}
+    added = with_tools({**spec, **added}, context.plan.tools_image)
+    return {**primer, "spec": {**primer["spec"], "template": {**template, "spec": added}}}
 
 
 def _probe(context: CacheContext) -> dict[str, Any]:
@@ -283,8 +285,18 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     }
     secrets = secret_variables(context)
     env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
-    mounts = [copy.deepcopy(dict(mount)), {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}]
-    return _container(context, PACKER, "pack", {"env": env, **secrets}, mounts)
+    engine = _engine(context)
+    return {
+        "name": PACKER,
+        "image": engine["image"],
+        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
+        "command": tool_command("pack-caches"),
+        "env": env,
+        **secrets,
+        "resources": copy.deepcopy(_RESOURCES),
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [copy.deepcopy(dict(mount)), {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}, dict(TOOLS_MOUNT)],
+    }
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,22 +312,12 @@ def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]
     env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(_engine(context))]
     mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
     mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []
-    return _container(context, PUBLISHER, "publish", {"env": env}, mounts)
-
-
-def _container(
-    context: CacheContext, name: str, program: str, variables: Mapping[str, Any], mounts: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    engine = _engine(context)
     return {
-        "name": name,
-        "image": engine["image"],
-        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
-        "command": run_program(program),
-        **variables,
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": list(mounts),
+        "name": PUBLISHER,
+        **operator_container(template_spec(context.desired), context.plan.tools_image, "publish-caches"),
+        "env": env,
+        "resources": copy.deepcopy(_RESOURCES),
+        "volumeMounts": mounts,
     }
 
 

@@ -74,6 +74,7 @@ from vllm_operator.planning.placement.sizing import (
 from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
+from vllm_operator.pods.tools import TOOLS_IMAGE
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # of a plan
 
@@ -86,6 +87,7 @@ def plan(
     pinned: Plan | None = None,
     cache_generation: int = 0,
     files: ModelFiles = NO_FILES,
+    tools_image: str = TOOLS_IMAGE,
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
@@ -96,6 +98,7 @@ def plan(
         pinned: The plan in force until the spec changes or a new plan is requested, which keeps its GPU if that still fits.
         cache_generation: Raised with each quarantine of a damaged cache.
         files: What was read from the model's files.
+        tools_image: The operator's image, from which Pods get its programs.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
@@ -104,7 +107,9 @@ def plan(
         fresh = Outcome(ACCEPTED, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-        fresh = _FreshPlan(resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
+        fresh = _FreshPlan(
+            resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image
+        ).outcome()
     if pinned is None or not in_force:
         return fresh
     return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus, resource.preset_change)
@@ -150,6 +155,7 @@ class _FreshPlan:
     digest: str
     cache_generation: int
     files: ModelFiles
+    tools_image: str
 
     def outcome(self) -> Outcome:
         """Make a new plan."""
@@ -355,6 +361,7 @@ class _FreshPlan:
             preset=resource.preset,
             model=model_argument(resource.spec.model.uri),
             image=target.fit.option.image,
+            tools_image=self.tools_image,
             engine_version=version.version,
             distribution=version.distribution,
             architecture=target.architecture,

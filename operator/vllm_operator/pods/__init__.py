@@ -4,4 +4,5 @@ reading    values and quantities from plain dicts
 view       the state of a Pod, from its status and its events
 owner      the VLLMDeployment that a Pod belongs to
 selection  label selectors
+tools      how Pods get the operator's programs
 """

@@ -1,13 +1,12 @@
 """The init container `fetch-adapters`, which downloads LoRA adapters from the model hub before the engine starts.
 
 It runs in the engine's image and as its user, with the volume of the weights. It has no GPU, and alone mounts the Secrets
-with tokens of adapters. It depends on the spec only.
+with tokens of adapters. It depends on the spec only, apart from the
+operator's image in the plan.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from vllm_operator.api.adapters import AdapterSpec
@@ -18,13 +17,14 @@ from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
 from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.planning.engine.adapters import adapter_path
+from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.init_container import render_init_container
 
 FETCH_CONTAINER = "fetch-adapters"
 VARIABLE = "ADAPTERS"
 
 
-def with_adapters(template: dict[str, Any], resource: VLLMDeployment) -> dict[str, Any]:
+def with_adapters(template: dict[str, Any], resource: VLLMDeployment, tools_image: str) -> dict[str, Any]:
     """Return the Pod template with the init container, if an adapter is on the hub."""
     wanted = sorted((each for each in resource.spec.adapters or () if each.uri.startswith("hf://")), key=lambda each: each.name)
     spec = template["spec"]
@@ -33,29 +33,18 @@ def with_adapters(template: dict[str, Any], resource: VLLMDeployment) -> dict[st
         return template
     engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
     volumes = [*(spec.get("volumes") or ()), *(_token_volume(each) for each in wanted if each.token_secret_ref)]
-    return {
-        **template,
-        "spec": {**spec, "initContainers": [*present, _container(engine, wanted, _hub_variables(engine, resource))], "volumes": volumes},
-    }
-
-
-@cache
-def load_program() -> str:
-    """Return the program of the init container.
-
-    It is part of Pod templates, so a change replaces Pods. After a release, a changed program is a second file, for new plans only.
-    """
-    return files("vllm_operator.caches.scripts").joinpath("fetch_adapters.py").read_text("utf-8")
+    container = _container(engine, wanted, _hub_variables(engine, resource))
+    return {**template, "spec": with_tools({**spec, "initContainers": [*present, container], "volumes": volumes}, tools_image)}
 
 
 def _container(engine: Mapping[str, Any], adapters: Sequence[AdapterSpec], hub: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [each for each in adapters if each.token_secret_ref]
     mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] in (WEIGHTS_ROOT, TOKEN_ROOT, "/tmp")]
     mounts += [{"name": _token_volume(each)["name"], "mountPath": f"{ADAPTER_TOKEN_ROOT}/{each.name}", "readOnly": True} for each in own]
+    mounts.append(TOOLS_MOUNT)
     settings = json.dumps([_settings(each) for each in adapters], sort_keys=True)
-    command = ["python3", "-I", "-B", "-c", load_program()]
     env = [{"name": VARIABLE, "value": settings}, *hub, *proxies_of(engine)]
-    return render_init_container(engine, FETCH_CONTAINER, command, mounts, env, reports=True)
+    return render_init_container(engine, FETCH_CONTAINER, tool_command("fetch-adapters"), mounts, env, reports=True)
 
 
 def _hub_variables(engine: Mapping[str, Any], resource: VLLMDeployment) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from vllm_operator.api.operation import ArtifactPolicy, ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.address import is_read_only, volume_at
-from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, proxies_of, run_program, travel_settings
+from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, proxies_of, travel_settings
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
+from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.init_container import render_init_container
 
 SECRET_VOLUME = "artifact-secret"
@@ -35,7 +36,7 @@ def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan
     if artifact.pull_secret_ref:
         volumes.append(render_secret_volume(artifact.pull_secret_ref.name))
     container = _container(resource, plan, engine, artifact)
-    return {**template, "spec": {**spec, "initContainers": [*present, container], "volumes": volumes}}
+    return {**template, "spec": with_tools({**spec, "initContainers": [*present, container], "volumes": volumes}, plan.tools_image)}
 
 
 def render_secret_volume(name: str) -> dict[str, Any]:
@@ -58,5 +59,6 @@ def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], 
     mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT]
     if artifact.pull_secret_ref:
         mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
+    mounts.append(TOOLS_MOUNT)
     env = [{"name": FETCH_VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)]
-    return render_init_container(engine, FETCH_CONTAINER, run_program("fetch"), mounts, env, reports=True)
+    return render_init_container(engine, FETCH_CONTAINER, tool_command("fetch-caches"), mounts, env, reports=True)

@@ -1,7 +1,7 @@
 """The Pod template of a replica.
 
 The init container `mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories
-(`caches/scripts/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory
+(`tools/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory
 under another name is not marked. Each start touches the marker. Its time tells when the directory was last used, even on a file system
 that does not record access times. A start continues if the marker cannot be written.
 """
@@ -42,7 +42,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
-    return with_adapters(with_artifact(merged, resource, plan), resource)
+    return with_adapters(with_artifact(merged, resource, plan), resource, plan.tools_image)
 
 
 def _grace_seconds(plan: Plan) -> int:

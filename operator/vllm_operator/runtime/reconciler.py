@@ -50,6 +50,7 @@ from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accep
 from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
 from vllm_operator.planning.planner import plan
 from vllm_operator.pods import reading
+from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.rendering.revision import with_plan_name
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
@@ -123,6 +124,7 @@ class Reconciler:
         presets: Presets | None = None,
         integrations: Collection[str] = (),
         namespaces: Sequence[str] = (),
+        tools_image: str = TOOLS_IMAGE,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Set up a reconciler.
@@ -140,6 +142,7 @@ class Reconciler:
             presets: The presets of the cluster; None to read them with `client`.
             integrations: APIs of others that the operator may use; see `OptionalObjects`.
             namespaces: The namespaces that the operator serves; all if empty.
+            tools_image: The operator's image, for new plans.
             now: The clock.
         """
         self._client = client
@@ -154,6 +157,7 @@ class Reconciler:
         self._configs = configs
         self._trust = trust or ArtifactTrust()
         self._presets = presets or Presets(client)
+        self._tools_image = tools_image
         self._now = now
         self._plans = PlanStore(client, count=metrics.wrote)
         self._remediator = load_remediator()
@@ -277,7 +281,15 @@ class Reconciler:
         inventory = await self._read_inventory(resource, snapshot, catalog)
 
         def replan(generation: int) -> Outcome:
-            return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
+            return plan(
+                resource,
+                inventory,
+                catalog,
+                pinned=resource.pinned,
+                cache_generation=generation,
+                files=files,
+                tools_image=self._tools_image,
+            )
 
         cache = resource.status.cache
         return replan((cache.generation or 0) if cache else 0), replan

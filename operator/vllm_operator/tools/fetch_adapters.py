@@ -67,7 +67,3 @@ def main() -> int:
         else:
             print(f"Adapter {adapter['name']} ({adapter['uri']}{revision}) is in {adapter['path']}")
     return failed
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ import shutil
 import sys
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import LABEL
+from vllm_operator.tools.artifact import LABEL
 
 ENGINES = ("vllm-", "nvllm-")
 """Beginnings of the names of vLLM's packages."""

@@ -302,7 +302,3 @@ def free(root: str) -> tuple[int, int]:
     """Bytes that can still be written, and bytes in all."""
     volume = os.statvfs(root)
     return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
-
-
-if __name__ == "__main__":
-    sys.exit(main())

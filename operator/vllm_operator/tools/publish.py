@@ -1,9 +1,13 @@
-"""Pushes an artifact that another container has packed (`pack_caches.py`). Alone mounts the Secret for pushing, and not the caches.
+"""Pushes an artifact that another container has packed (`pack_caches.py`).
+
+Runs in the operator's image, so no code of an engine's image gets at the Secret for pushing. Only this container mounts the Secret, and it
+does not mount the caches.
 
     PUBLISH_ARTIFACT   JSON, see `publish_when_ready`
 
 The first writer of a tag wins. What was packed is made from files of an engine, so nothing in it is trusted: only two regular files are
-read, within limits, and the key, the digests and the manifest are computed here.
+read, within limits, and the key, the digests and the manifest are computed here. Only the fingerprint of the engine's image is taken from
+there.
 
 With the setting `ready`, the program runs beside an engine, and waits until the engine is ready and its caches are packed.
 """
@@ -16,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any
 
-from vllm_operator.caches.scripts.artifact import (
+from vllm_operator.tools.artifact import (
     FORMAT,
     LABEL,
     MAX_BYTES,
@@ -27,16 +31,15 @@ from vllm_operator.caches.scripts.artifact import (
     start_deadline,
     travel_key,
 )
-from vllm_operator.caches.scripts.build import build_fingerprint
-from vllm_operator.caches.scripts.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
-from vllm_operator.caches.scripts.folders import open_regular, opened_root
-from vllm_operator.caches.scripts.image import DESCRIPTION_NAME, LAYER_NAME, digest_of, encode_manifest
-from vllm_operator.caches.scripts.registry import DIGEST, Registry, read_limited, read_manifest
+from vllm_operator.tools.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
+from vllm_operator.tools.folders import open_regular, opened_root
+from vllm_operator.tools.image import DESCRIPTION_NAME, LAYER_NAME, digest_of, encode_manifest
+from vllm_operator.tools.registry import DIGEST, Registry, read_limited, read_manifest
 
 PUBLISH_SECONDS = 840
 
 
-def run_publish() -> int:
+def main() -> int:
     """Publish; return the exit status."""
     return run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=PUBLISH_SECONDS, good=("Published", "AlreadyPublished"))
 
@@ -51,22 +54,23 @@ def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         start_deadline(ENGINE_SECONDS)
         wait_for_engine(settings["ready"], pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
         start_deadline(float(settings.get("deadline", PUBLISH_SECONDS)))
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
-    if (there := find_present(registry, tag, base)) is not None:
-        return {"result": "AlreadyPublished", "tag": tag, "digest": there}
     with opened_root(settings["output"]) as folder:
         if settings.get("ready"):
             wait_for_packing(folder, pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
-        described = read_description(folder, base, tag)
+        described = read_description(folder, settings)
+        if (there := find_present(registry, described.tag, described.base)) is not None:
+            return {"result": "AlreadyPublished", "tag": described.tag, "digest": there}
         with open_regular(folder, LAYER_NAME) as layer:
-            return push(registry, described, layer, (base, tag), int(settings.get("maxBytes") or MAX_BYTES))
+            return push(registry, described, layer, int(settings.get("maxBytes") or MAX_BYTES))
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the program that packs says about the layer."""
+    """What the program that packs says about the layer, with the key of the artifact: the tag of the base, and the tag."""
 
+    base: str
+    tag: str
     config: bytes
     files: int
     size: int
@@ -78,8 +82,12 @@ def wait_for_packing(folder: int, *, pause: float) -> None:
         time.sleep(pause)
 
 
-def read_description(folder: int, base: str, tag: str) -> Description:
+def read_description(folder: int, settings: dict[str, Any]) -> Description:
     """Read what was packed.
+
+    Args:
+        folder: The open folder.
+        settings: As for `publish_when_ready`.
 
     Raises:
         ArtifactError: It is something else than an artifact with this key.
@@ -94,17 +102,19 @@ def read_description(folder: int, base: str, tag: str) -> Description:
         labels, (plain,) = config["config"]["Labels"], config["rootfs"]["diff_ids"]
         is_sound = all(isinstance(value, str) for value in labels.values()) and DIGEST.fullmatch(plain) is not None
         is_sound = is_sound and type(files) is int and type(size) is int and 0 < files <= MAX_FILES and 0 <= size < 2**53
+        is_sound = is_sound and DIGEST.fullmatch(f"sha256:{found['fingerprint']}") is not None
+        base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], found["fingerprint"])
         kept = tuple(labels.get(f"{LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "What was packed is no artifact.") from None
     if not is_sound or kept != (FORMAT, base, tag) or len(text.encode()) > MAX_JSON:
         raise ArtifactError("Rejected", "What was packed is not the artifact of this engine.")
-    return Description(text.encode(), files, size)
+    return Description(base, tag, text.encode(), files, size)
 
 
-def push(registry: Registry, described: Description, layer: IO[bytes], keys: tuple[str, str], limit: int) -> dict[str, Any]:
+def push(registry: Registry, described: Description, layer: IO[bytes], limit: int) -> dict[str, Any]:
     """Push the blobs, and then the tags that do not exist."""
-    base, tag = keys
+    base, tag = described.base, described.tag
     digest, size = digest_file(layer, limit)
     manifest = encode_manifest(described.config, digest, size)
     registry.push_blob(digest_of(described.config), io.BytesIO(described.config), len(described.config))

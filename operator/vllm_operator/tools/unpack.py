@@ -12,7 +12,7 @@ import stat
 import zlib
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import (
+from vllm_operator.tools.artifact import (
     CACHE_PREFIX,
     MANIFEST_PREFIX,
     MAX_BYTES,
@@ -21,7 +21,7 @@ from vllm_operator.caches.scripts.artifact import (
     VLLM_FOLDER,
     ArtifactError,
 )
-from vllm_operator.caches.scripts.folders import open_below, opened_parent
+from vllm_operator.tools.folders import open_below, opened_parent
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 BLOCK = 512

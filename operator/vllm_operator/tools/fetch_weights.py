@@ -242,7 +242,3 @@ def main() -> int:
     except OSError as error:
         print(f"cannot write the result: {error}", file=sys.stderr)
     return 0 if result["result"] == "Fetched" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from vllm_operator.tools.artifact import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 LAYER_NAME, DESCRIPTION_NAME = "layer", "image.json"

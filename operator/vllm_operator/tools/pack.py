@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from vllm_operator.caches.scripts.artifact import (
+from vllm_operator.tools.artifact import (
     CACHE_PREFIX,
     FORMAT,
     LABEL,
@@ -30,8 +30,8 @@ from vllm_operator.caches.scripts.artifact import (
     VLLM_FOLDER,
     ArtifactError,
 )
-from vllm_operator.caches.scripts.folders import FILE_FLAGS, FOLDER_FLAGS, open_below, opened_root
-from vllm_operator.caches.scripts.image import describe_image, digest_of
+from vllm_operator.tools.folders import FILE_FLAGS, FOLDER_FLAGS, open_below, opened_root
+from vllm_operator.tools.image import describe_image, digest_of
 
 LEVEL = 3
 """A third of the time of level 6, for 7 % more bytes."""

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, travel_key
-from vllm_operator.caches.scripts.build import FACTS_LABEL, build_fingerprint, describe_build, differences
-from vllm_operator.caches.scripts.folders import FOLDER_FLAGS, open_below, open_regular, opened_root
-from vllm_operator.caches.scripts.registry import Registry, read_manifest
-from vllm_operator.caches.scripts.unpack import unpack_layer
+from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, travel_key
+from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
+from vllm_operator.tools.folders import FOLDER_FLAGS, open_below, open_regular, opened_root
+from vllm_operator.tools.registry import Registry, read_manifest
+from vllm_operator.tools.unpack import unpack_layer
 
 STATE = ".vllm-operator-artifact"
 STAGING = ".vllm-operator-staging-"
@@ -30,7 +30,7 @@ STALE_SECONDS = 900
 """Age of a staging folder whose Pod was killed: it is well above any deadline."""
 
 
-def run_fetch() -> int:
+def main() -> int:
     """Fill the directory; return the exit status."""
     return run_with_report("CACHE_ARTIFACT", fetch, deadline=110, good=("Fetched", "PartlyFetched", "Present"), is_optional=True)
 

@@ -17,7 +17,7 @@ import urllib.parse
 import urllib.request
 from typing import IO, Any
 
-from vllm_operator.caches.scripts.artifact import (
+from vllm_operator.tools.artifact import (
     DOCKER_MANIFEST_TYPE,
     FORMAT,
     LABEL,
@@ -27,7 +27,7 @@ from vllm_operator.caches.scripts.artifact import (
     MAX_JSON,
     ArtifactError,
 )
-from vllm_operator.caches.scripts.build import FACTS_LABEL, differences
+from vllm_operator.tools.build import FACTS_LABEL, differences
 
 SOCKET_SECONDS = 20
 REQUEST_ATTEMPTS = 4

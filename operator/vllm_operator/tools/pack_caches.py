@@ -16,11 +16,11 @@ import sys
 import time
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, start_deadline, travel_key
-from vllm_operator.caches.scripts.build import FACTS_LABEL, build_fingerprint, describe_build
-from vllm_operator.caches.scripts.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
-from vllm_operator.caches.scripts.image import DESCRIPTION_NAME, LAYER_NAME
-from vllm_operator.caches.scripts.pack import Entry, Packed, pack, take_inventory
+from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, start_deadline, travel_key
+from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build
+from vllm_operator.tools.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
+from vllm_operator.tools.image import DESCRIPTION_NAME, LAYER_NAME
+from vllm_operator.tools.pack import Entry, Packed, pack, take_inventory
 
 PACK_SECONDS = 840
 QUIET_SECONDS = 10
@@ -32,7 +32,7 @@ MIN_SECRET = 8
 """Shorter values occur everywhere by chance."""
 
 
-def run_pack() -> int:
+def main() -> int:
     """Pack; return the exit status."""
     status = run_with_report("PACK_ARTIFACT", pack_when_ready, deadline=PACK_SECONDS, good=("Packed",))
     if status == 0 and json.loads(os.environ["PACK_ARTIFACT"]).get("ready"):
@@ -53,7 +53,8 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         start_deadline(ENGINE_SECONDS)
         wait_for_engine(settings["ready"], pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
         start_deadline(float(settings.get("deadline", PACK_SECONDS)))
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
+    fingerprint = build_fingerprint(settings.get("image", ""))
+    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
     cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
     labels = {f"{LABEL}base": base, f"{LABEL}tag": tag, FACTS_LABEL: json.dumps(describe_build(settings), sort_keys=True), **cold}
     output = settings["output"]
@@ -65,7 +66,8 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
     part = os.path.join(output, f"{DESCRIPTION_NAME}.part")
     with open(part, "x") as description:
-        json.dump({"config": packed.config.decode(), "files": packed.files, "bytes": packed.size}, description)
+        found = {"fingerprint": fingerprint, "config": packed.config.decode(), "files": packed.files, "bytes": packed.size}
+        json.dump(found, description)
     os.rename(part, os.path.join(output, DESCRIPTION_NAME))
     return {"result": "Packed"}
 

@@ -1,0 +1,77 @@
+"""How Pods get the operator's programs: as one file, which an init container copies from the operator's image to an emptyDir.
+
+A program that needs nothing of the engine's image runs in the operator's image itself. The image is part of the plan, so an upgrade of the
+operator replaces no Pod.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_operator import __version__
+
+TOOLS_IMAGE = f"ghcr.io/vllm-operator/vllm-operator:{__version__}"
+"""The operator's image, unless the settings name another one."""
+TOOLS_CONTAINER = "copy-tools"
+TOOLS_VOLUME = "operator-tools"
+TOOLS_ROOT = "/tools"
+TOOLS_MOUNT: Mapping[str, Any] = {"name": TOOLS_VOLUME, "mountPath": TOOLS_ROOT, "readOnly": True}
+"""Mount of the containers that run a program in the engine's image."""
+_ARCHIVE = "tools.pyz"
+_IMAGE_ROOT = "/opt/vllm-operator"
+_USER = 65532
+"""User of the operator's image."""
+_RESOURCES = {"cpu": "250m", "memory": "64Mi"}
+"""Requests and limits are equal, because otherwise the container would deprive a Pod of the QoS class Guaranteed."""
+
+
+def tool_command(program: str, *arguments: str, root: str = TOOLS_ROOT) -> list[str]:
+    """Return the command that runs a program, isolated: neither variables nor the working directory decide what is imported."""
+    return ["python3", "-I", "-B", f"{root}/{_ARCHIVE}", program, *arguments]
+
+
+def operator_container(spec: Mapping[str, Any], image: str, program: str, *arguments: str) -> dict[str, Any]:
+    """Return the image, command and security context of a container that runs a program in the operator's image, without rights.
+
+    Args:
+        spec: The Pod spec. If its user is root, the container runs as the image's user.
+        image: The operator's image.
+        program: The program.
+        arguments: Its arguments.
+    """
+    is_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
+    return {
+        "image": image,
+        "command": tool_command(program, *arguments, root=_IMAGE_ROOT),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            **({"runAsUser": _USER} if is_root else {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def with_tools(spec: dict[str, Any], image: str) -> dict[str, Any]:
+    """Return a Pod spec whose first init container copies the programs to the volume that `TOOLS_MOUNT` mounts.
+
+    Args:
+        spec: The Pod spec. An init container of this name is left as it is.
+        image: The operator's image.
+    """
+    present, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
+    container = {
+        "name": TOOLS_CONTAINER,
+        **operator_container(spec, image, "copy", TOOLS_ROOT),
+        "resources": {"limits": dict(_RESOURCES), "requests": dict(_RESOURCES)},
+        "volumeMounts": [{"name": TOOLS_VOLUME, "mountPath": TOOLS_ROOT}],
+    }
+    is_named = any(each.get("name") == TOOLS_CONTAINER for each in present)
+    has_volume = any(each.get("name") == TOOLS_VOLUME for each in volumes)
+    return {
+        **spec,
+        "initContainers": [*([] if is_named else [container]), *copy.deepcopy(present)],
+        "volumes": [*copy.deepcopy(volumes), *([] if has_volume else [{"name": TOOLS_VOLUME, "emptyDir": {}}])],
+    }
