@@ -103,28 +103,18 @@ class KubeClient:
         cached: bool = False,
     ) -> Sequence[Manifest]:
         """List objects."""
-        return [item async for page in self._list(kind, namespace, labels, fields, cached=cached) for item in page.items]
+        return [item async for page in self.pages(kind, namespace, labels=labels, fields=fields, cached=cached) for item in page.items]
 
-    def pages(
+    async def pages(
         self,
         kind: Kind,
         namespace: str | None = None,
         *,
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Page]:
-        """List objects, page by page."""
-        return self._list(kind, namespace, labels, fields)
-
-    async def _list(
-        self,
-        kind: Kind,
-        namespace: str | None,
-        labels: Mapping[str, str] | None,
-        fields: Mapping[str, str] | None,
-        *,
         cached: bool = False,
     ) -> AsyncIterator[Page]:
+        """List objects, page by page; those of the watch cache (`cached`) in one page."""
         query: dict[str, Any] = {"limit": PAGE}
         if cached:
             query = {"resourceVersion": "0"}  # the watch cache serves no pages
