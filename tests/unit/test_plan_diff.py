@@ -11,23 +11,25 @@ import yaml
 from support.gpus import inventory_of, real_node
 from support.plans import known
 from vllm_operator.__main__ import main
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.planner import plan
+from vllm_operator.rendering.revision import render_revision
 
 Run = Callable[..., tuple[int, str]]
 
 
 def live(*, generation: int = 1, **changes: Any) -> dict[str, Any]:
-    """An object as the cluster holds it, with a plan that was made for an H200; `changes` are to that plan."""
+    """An object with a plan that was made for an H200, as `plan`; `changes` are to that plan."""
     manifest: dict[str, Any] = {
         "apiVersion": "vllm-operator.dev/v1alpha1",
         "kind": "VLLMDeployment",
-        "metadata": {"name": "demo", "namespace": "models", "generation": 1},
+        "metadata": {"name": "demo", "namespace": "models", "uid": "u", "generation": 1},
         "spec": {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "engine": {"version": "0.20.1"}, "parallelism": {"tensor": 8}},
     }
     made = plan(VLLMDeployment.parse(manifest), inventory_of(real_node("h200")), known()).plan
     assert made is not None
-    manifest["status"] = {"plan": {**made.to_json(), **changes}}
+    manifest["plan"] = {**made.to_json(), **changes}
     manifest["metadata"]["generation"] = generation
     return manifest
 
@@ -35,8 +37,13 @@ def live(*, generation: int = 1, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(resource: dict[str, Any], *options: str, node: str = "h200") -> tuple[int, str]:
+        objects = [real_node(node)]
+        if "plan" in resource:
+            pinned = Plan.model_validate(resource.pop("plan"))
+            objects.append(revision := render_revision(VLLMDeployment.parse(resource), pinned, 1))
+            resource["status"] = {"pinnedPlan": {"revision": revision["metadata"]["name"], "image": pinned.image}}
         (tmp_path / "cr.yaml").write_text(yaml.safe_dump(resource), "utf-8")
-        (tmp_path / "nodes.yaml").write_text(yaml.safe_dump(real_node(node)), "utf-8")
+        (tmp_path / "nodes.yaml").write_text(yaml.safe_dump_all(objects), "utf-8")
         status = main(["plan", "-f", str(tmp_path / "cr.yaml"), "--nodes", str(tmp_path / "nodes.yaml"), "--diff", *options])
         captured = capsys.readouterr()
         return status, captured.out + captured.err
@@ -52,7 +59,7 @@ def test_the_same_catalog_and_nodes_differ_in_nothing(run: Run) -> None:
 
 def test_a_backend_of_an_older_catalog_is_shown_with_both_reasons(run: Run) -> None:
     choice = {"component": "MLADecode", "backend": "TRITON_MLA", "chosenBy": "Rule", "reason": "It was the best one known."}
-    others = [entry for entry in live()["status"]["plan"]["backends"] if entry["component"] != "MLADecode"]
+    others = [entry for entry in live()["plan"]["backends"] if entry["component"] != "MLADecode"]
     status, out = run(live(backends=[choice, *others], catalogVersion="0.0.9+aaaaaaaa"))
     assert status == 1
     assert "with catalog 0.0.9+aaaaaaaa" in out
@@ -64,7 +71,7 @@ def test_a_backend_of_an_older_catalog_is_shown_with_both_reasons(run: Run) -> N
 
 
 def test_settings_that_came_or_went_are_shown(run: Run) -> None:
-    kept = [entry for entry in live()["status"]["plan"]["args"] if entry["name"] != "--tensor-parallel-size"]
+    kept = [entry for entry in live()["plan"]["args"] if entry["name"] != "--tensor-parallel-size"]
     args = [*kept, {"name": "--gone", "value": "1", "reason": "An old rule."}]
     content = json.loads(run(live(args=args), "-o", "json")[1])
     assert [(entry["subject"], entry["inForce"], entry["today"], entry["reasonInForce"]) for entry in content["differences"]] == [
@@ -91,7 +98,7 @@ def test_nodes_that_are_gone_leave_the_plan_in_force(run: Run) -> None:
 
 def test_an_object_without_a_plan_has_nothing_to_compare_with(run: Run) -> None:
     resource = live()
-    del resource["status"]
+    del resource["plan"]
     status, out = run(resource)
     assert (status, "has no pinned plan" in out) == (2, True)
 
