@@ -174,7 +174,7 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
     await wait_for_story(served, "Warning StartStalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
     status = (await served.get("VLLMDeployment", "llama"))["status"]
     assert status["remediation"]["stalledPods"] == [first]
-    await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True"))
+    await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "Starting"))
     told = await until_stalled(served, sim, second)
     assert "The operator does not restart it: spec.startup.maxStallRestarts is reached" in condition(told, "Progressing")["message"]
     assert await served.exists("Pod", second)
