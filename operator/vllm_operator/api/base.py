@@ -27,37 +27,37 @@ class Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
     def to_json(self) -> dict[str, Any]:
-        """The object as JSON: camelCase keys, without unset and null fields."""
+        """Return the object as JSON: camelCase keys, without unset and null fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Schema markers of a list whose entries are identified by these keys."""
+    """Return the schema markers of a list whose entries are identified by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def list_set() -> dict[str, Any]:
-    """Schema markers of a list with unique values."""
+    """Return the schema markers of a list with unique values."""
     return {"x-kubernetes-list-type": "set"}
 
 
 def list_atomic() -> dict[str, Any]:
-    """Schema markers of a list that is replaced as a whole."""
+    """Return the schema markers of a list that is replaced as a whole."""
     return {"x-kubernetes-list-type": "atomic"}
 
 
 def map_atomic() -> dict[str, Any]:
-    """Schema markers of an object that is replaced as a whole, with one field owner for all of it."""
+    """Return the schema markers of an object that is replaced as a whole, with one field owner for all of it."""
     return {"x-kubernetes-map-type": "atomic"}
 
 
 def open_map() -> dict[str, Any]:
-    """Schema markers of an object that is replaced as a whole and that the API server neither validates nor prunes."""
+    """Return the schema markers of an object that is replaced as a whole and that the API server neither validates nor prunes."""
     return {**map_atomic(), "x-kubernetes-preserve-unknown-fields": True}
 
 
 def open_objects(**fields: str) -> dict[str, Any]:
-    """Schema of an object with these fields (name and description). They are objects that the API server does not validate."""
+    """Return the schema of an object with these fields (name to description), which are objects that the API server does not validate."""
     return {
         "properties": {
             name: {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
@@ -67,7 +67,7 @@ def open_objects(**fields: str) -> dict[str, Any]:
 
 
 def checked_by(*validations: Mapping[str, str]) -> dict[str, Any]:
-    """Schema entry for CEL rules. Each has `rule` and `message`, and optionally `fieldPath`."""
+    """Return the schema entry for CEL rules. Each has `rule` and `message`, and optionally `fieldPath`."""
     return {"x-kubernetes-validations": [dict(rule) for rule in validations]}
 
 
@@ -85,7 +85,7 @@ FORM = "x-form"
 
 
 def form(words: str) -> dict[str, Any]:
-    """The schema entry for a message about a valid value."""
+    """Return the schema entry for a message about a valid value."""
     return {FORM: words}
 
 

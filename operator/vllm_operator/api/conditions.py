@@ -1,6 +1,6 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-The conditions in `ALWAYS` are always set, so that `kubectl wait` works for each of them. Every other condition is absent while it has
+The conditions in `ALWAYS` are always set, so that `kubectl wait` works for each of them. Every other condition is absent when there is
 nothing to report. `Ready` is the summary: while it is not True, it has the reason and the message of the problem.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`

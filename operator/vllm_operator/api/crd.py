@@ -66,7 +66,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
     if merged.get("type") == "integer":
         merged["format"] = "int32" if merged.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
     if FORM in merged:
-        # A pattern's own message quotes the pattern. The same as a rule says what to write instead.
+        # The default message of a pattern quotes the pattern. A CEL rule can say what to write instead.
         rule = {"rule": f"self.matches(r'{merged.pop('pattern')}')", "message": merged[FORM]}
         merged["x-kubernetes-validations"] = [rule, *merged.get("x-kubernetes-validations", [])]
     kept = {keyword: merged[keyword] for keyword in KEYWORDS if keyword in merged}
@@ -74,7 +74,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
 
 
 def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """Resolve references and drop "or null". Keywords next to a reference override those of its target."""
+    """Resolve references and drop "or null". Keywords beside `$ref` override those of its target."""
     beside = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf", "default", "title", "const")}
     if "$ref" in schema:
         return _resolve(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions) | beside
@@ -123,7 +123,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def preset_definition(kind: PresetKind) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind of presets."""
+    """Return the CustomResourceDefinition of a preset kind."""
     is_namespaced = kind is PresetKind.VLLM_PRESET
     where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
     schema = _object_schema(f"Defaults for {where} that name it in spec.presetRef.", spec=schema_of(PresetSpec))
@@ -149,7 +149,6 @@ def _definition(
 
 
 def _object_schema(description: str, **parts: Schema) -> Schema:
-    """The schema of an object of the API with its parts, such as spec and status."""
     return {
         "description": description,
         "type": "object",

@@ -11,10 +11,10 @@ _NAME, _NAMESPACE = re.compile(rf"{_LABEL}(\.{_LABEL})*"), re.compile(_LABEL)
 
 
 def is_name(value: Any) -> bool:
-    """Return whether an object can have this name. Such a name is one segment of a URL path, and means nothing else there."""
+    """Return whether this is a valid object name: exactly one segment of a URL path, without special meaning there."""
     return isinstance(value, str) and len(value) <= NAME_LIMIT and _NAME.fullmatch(value) is not None
 
 
 def is_namespace(value: Any) -> bool:
-    """Return whether a namespace can have this name."""
+    """Return whether this is a valid namespace name."""
     return isinstance(value, str) and len(value) <= NAMESPACE_LIMIT and _NAMESPACE.fullmatch(value) is not None

@@ -1,7 +1,7 @@
 """The plan, which a ControllerRevision contains, and its summary in the status.
 
-`Plan` is the result of the planner. A pinned plan can be rendered without being made again, so an upgrade of the operator does not
-replace running Pods.
+`Plan` is the result of the planner. A pinned plan is rendered without planning again, so an upgrade of the operator does not replace
+running Pods.
 """
 
 from enum import StrEnum

@@ -1,8 +1,8 @@
 """The VLLMDeployment object as a whole, and the names, labels and owner references of its children.
 
 Children of different VLLMDeployments never have the same kind and name. A suffix alone would not ensure this: `llama` with the suffix
-`-primer` is also the name of another VLLMDeployment. Therefore a name that the operator makes has a dot, which the name of a VLLMDeployment
-has not, or all objects of its kind have a suffix of the same length.
+`-primer` is also the name of another VLLMDeployment. Therefore each generated name contains a dot, which is not allowed in the name of a
+VLLMDeployment, or all objects of its kind have suffixes of equal length.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class VLLMDeployment(Model):
         return cls.model_validate(parts)
 
     def with_pinned(self, plan: Plan | None) -> "VLLMDeployment":
-        """The same object with this plan in force."""
+        """Return a copy of the object with this plan in force."""
         return self.model_copy(update={"pinned": plan})
 
 
@@ -75,17 +75,17 @@ class Role(StrEnum):
 
 
 def selector_of(resource: VLLMDeployment) -> dict[str, str]:
-    """Selector of the Deployment and the Service. It must never change, because the selector of a Deployment is immutable."""
+    """Return the selector of the Deployment and the Service. It must never change, because the selector of a Deployment is immutable."""
     return {NAME_LABEL: NAME, INSTANCE_LABEL: resource.metadata.name, COMPONENT_LABEL: Role.ENGINE.value}
 
 
 def labels_of(resource: VLLMDeployment, component: Role) -> dict[str, str]:
-    """Labels of a child."""
+    """Return the labels of a child."""
     return {**selector_of(resource), COMPONENT_LABEL: component.value, MANAGED_BY_LABEL: MANAGED_BY}
 
 
 def metadata_of(resource: VLLMDeployment, name: str, component: Role = Role.ENGINE, *, owned: bool = True) -> dict[str, Any]:
-    """Metadata of a child.
+    """Return the metadata of a child.
 
     Args:
         resource: The VLLMDeployment.
@@ -112,11 +112,11 @@ def _owner_reference(resource: VLLMDeployment) -> dict[str, Any]:
 
 
 _JOB_OWNER_LIMIT = 42
-"""Characters in the name of a Job before its purpose. The name is also the value of a label, which has at most 63 characters."""
+"""Maximum characters of a Job name before its purpose. The name is also a label value, which has at most 63 characters."""
 
 
 def primer_name(name: str) -> str:
-    """Name of the Deployment of the primer of a VLLMDeployment, whose own name is that of the Deployment of the replicas."""
+    """Return the name of the primer's Deployment. The Deployment of the replicas has the name of the VLLMDeployment."""
     return f"{name}.primer"
 
 
@@ -128,15 +128,15 @@ def _job_owner(name: str) -> str:
 
 
 def cleaning_prefix(name: str) -> str:
-    """Prefix of the names of the cleaning Jobs of a VLLMDeployment."""
+    """Return the prefix of the names of the cleaning Jobs of a VLLMDeployment."""
     return f"{_job_owner(name)}-clean-"
 
 
 def publishing_prefix(name: str) -> str:
-    """Prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
+    """Return the prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
     return f"{_job_owner(name)}-publish-"
 
 
 def fetching_prefix(name: str) -> str:
-    """Prefix of the names of the Jobs that download the weights of a VLLMDeployment."""
+    """Return the prefix of the names of the Jobs that download the weights of a VLLMDeployment."""
     return f"{_job_owner(name)}-fetch-"

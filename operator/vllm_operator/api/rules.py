@@ -1,7 +1,7 @@
 """CEL rules over several fields. The API server checks them before it stores an object.
 
-A rule refuses only what can never work. What may work in another cluster or with another version is up to the planner, which reports
-it in a condition. Each message says what the user can do.
+A rule refuses only specs that can never work. The planner decides about specs that work in some clusters or versions, and reports problems
+in a condition. Each message says what the user can do.
 """
 
 import re
@@ -18,7 +18,7 @@ DEFAULT_CACHE_SIZE = "20Gi"
 
 
 def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
-    """A rule that refuses flags for which the spec has a field."""
+    """Return a rule that refuses flags for which the spec has a field."""
     listed = ", ".join(f"'{name}'" for name in names)
     flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
     return {
@@ -28,7 +28,7 @@ def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
 
 
 def owned_word(rule: Mapping[str, str]) -> dict[str, str]:
-    """The same rule for the words of a command line."""
+    """Return the same rule for the words of a command line."""
     names = re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
     listed = ", ".join(f"'{dashes}{name}'" for name in names for dashes in ("--", "-"))
     return {
@@ -277,7 +277,7 @@ PREFETCH_FROM_HUB = {
 
 
 def is_for_several(of: str) -> str:
-    """CEL: more than one Pod can mount the volume, or each has its own."""
+    """Return a CEL expression: more than one Pod can mount the volume, or each Pod has its own."""
     return (
         f"(self.?{of}.?storage.orValue('SharedClaim') == 'ClaimPerReplica' || "
         f"self.?{of}.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod')"
@@ -285,7 +285,7 @@ def is_for_several(of: str) -> str:
 
 
 def one_pod_claim(of: str) -> dict[str, str]:
-    """A rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
+    """Return a rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
     return {
         "rule": f"self.?replicas.orValue(1) <= 1 || {is_for_several(of)}",
         "message": "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod; use ReadWriteMany (replicas on "
@@ -315,17 +315,17 @@ PREFETCH_BESIDE_REPLICA = {
 
 
 def elsewhere(of: str) -> str:
-    """CEL: the caches are not on a shared PersistentVolumeClaim that the operator creates."""
+    """Return a CEL expression: the caches are not on a shared PersistentVolumeClaim that the operator creates."""
     claims = f"(!has({of}.cache.storage) || {of}.cache.storage == 'SharedClaim')"
     return f"has({of}.cache) && (has({of}.cache.claimName) || has({of}.cache.hostPath) || !{claims})"
 
 
 OWN_CLAIMS = f"{elsewhere('self')} || {elsewhere('oldSelf')}"
-"""CEL: before or after the change, the operator creates no PersistentVolumeClaim, so there is nothing to compare."""
+"""CEL: before or after the change, the operator creates no PersistentVolumeClaim, so no fields are compared."""
 
 
 def volume_field(of: str, field: str, default: str) -> str:
-    """CEL for a field of the PersistentVolumeClaim that the operator creates. With `has`, the API server can estimate the cost."""
+    """Return CEL for a field of the PersistentVolumeClaim that the operator creates. `has` lets the API server estimate the cost."""
     volume = f"{of}.cache.volume"
     return f"(has({of}.cache) && has({volume}) && has({volume}.{field}) ? {volume}.{field} : '{default}')"
 

@@ -295,7 +295,7 @@ class VLLMDeploymentStatus(Model):
         max_length=1024,
         description="URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.",
     )
-    # Both change as a whole. With an owner per field, each write costs the API server 50 % more.
+    # Both change as a whole. With one field owner per field, each write would cost the API server 50 % more.
     pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())
     cache: CacheStatus | None = Field(default=None, description="Observed state of the caches.")
     startup: StartupStatus | None = Field(default=None, description="The start in progress.")

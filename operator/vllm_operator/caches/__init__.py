@@ -1,6 +1,6 @@
-"""Everything about what is on the volume of the caches. Pure: values in, values out.
+"""Decisions about the contents of the cache volume. Pure: values in, values out.
 
-Nothing is kept in memory. What must outlive the operator and the VLLMDeployment is an annotation on the PVC.
+No state is kept in memory. State that must outlive the operator and the VLLMDeployment is stored in annotations on the PVC.
 
 where           key (the cache key), volumes (which volumes, and what may change of a PVC), address (where a Pod mounts them)
 what is known   context (what decisions are made from), records (annotations on the PVC), directories (which directory to use)

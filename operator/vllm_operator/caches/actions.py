@@ -1,4 +1,4 @@
-"""Everything to do for the caches of one VLLMDeployment in one reconciliation."""
+"""Actions for the caches of one VLLMDeployment in one reconciliation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods import reading
 
 UNOWNED_RECHECK_SECONDS = 30.0
-"""Interval between looks at a PVC that the operator does not own. No watch delivers it."""
+"""Interval between checks of a PVC that the operator does not own. No watch covers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheActions:
-    """What to apply, what to record on the PVC, and what to report."""
+    """Objects to apply, records to write on the PVC, and the activity to report."""
 
     manifests: list[dict[str, Any]]
     record: Changes
@@ -47,10 +47,10 @@ def plan_cache_actions(
     """Decide what to do for the caches.
 
     Args:
-        context: What to decide from.
+        context: The input of the decision.
         manifests: All manifests as rendered, with all replicas.
         rules: When `priming: Auto` primes.
-        caches: The caches that travel.
+        caches: The caches that can be published.
         full: The crash signatures of a full volume.
     """
     if unowned := unowned_claims(manifests, context):
@@ -93,7 +93,7 @@ def plan_cache_actions(
 
 
 def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], unowned: tuple[str, ...]) -> CacheActions:
-    """Write nothing to these PVCs, and start no Pod with them. Replicas that already run with them continue."""
+    """Do not write to these PVCs, and start no Pod with them. Replicas that already use them continue."""
     uses_them = set(unowned) <= claims_of(template_spec(context.deployment))
     activity = CacheActivity(unowned_claims=unowned, held=not uses_them, recheck_seconds=UNOWNED_RECHECK_SECONDS)
     rest = [it for it in manifests if it["metadata"]["name"] not in unowned or it["kind"] != "PersistentVolumeClaim"]

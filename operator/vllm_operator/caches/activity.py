@@ -1,4 +1,4 @@
-"""What is being done for the caches: who fills them, what is cleaned. The status reports it."""
+"""Current activity of the caches, such as priming and cleaning, for the status."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,16 +8,16 @@ from vllm_operator.pods.view import PodView
 
 
 class PrimingStep(StrEnum):
-    """Who fills an empty cache."""
+    """Which Pod fills an empty cache."""
 
     NONE = "None"
-    """No Pod in particular: the cache is filled already, is on no volume, or is not primed."""
+    """No specific Pod: the cache is already filled, is on no volume, or is not primed."""
     FIRST_POD = "FirstPod"
     """One replica. The others start when it is Ready."""
     PRIMER = "Primer"
-    """A Pod beside the replicas that serves no requests. It is deleted when it is Ready."""
+    """An additional Pod that serves no requests. It is deleted when it is Ready."""
     ELSEWHERE = "Elsewhere"
-    """A Pod of another VLLMDeployment that shares the PVC. No Pod of this one starts before."""
+    """A Pod of another VLLMDeployment that shares the PVC. No Pod of this one starts earlier."""
 
 
 class CleaningState(StrEnum):
@@ -26,16 +26,16 @@ class CleaningState(StrEnum):
     RUNNING = "Running"
     DONE = "Done"
     NOTHING = "Nothing"
-    """Everything on the volume is in use or not the operator's."""
+    """Every directory is in use or belongs to others."""
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
     """Only one Pod can mount the PVC."""
     ROOMY = "Roomy"
-    """The volume of the caches has space. Another volume is full; `why` names it."""
+    """The cache volume has space. Another volume is full; `why` names it."""
     REFUSED = "Refused"
     """The API server refused the Job: a missing permission, or an admission policy."""
     UNCLEAR = "Unclear"
-    """A Pod of another owner mounts the whole PVC. The operator cannot tell what it uses, and removes nothing."""
+    """A Pod of another owner mounts the whole PVC. The operator cannot tell which directories it uses, and removes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Cleaning:
     """Cleaning of a full volume.
 
     Attributes:
-        state: Its state.
+        state: State of the cleaning.
         removed: Directories that were removed.
         freed_bytes: Space that was freed.
-        others: Everything that is not the operator's.
+        others: Files and directories of other owners.
         advice: The command that enlarges the volume.
         why: The obstacle, if any.
     """
@@ -76,14 +76,14 @@ class PublicationState(StrEnum):
     """State of the publication of a cache directory."""
 
     NOT_PUBLISHABLE = "NotPublishable"
-    """The caches are on no PersistentVolumeClaim that a Job can mount."""
+    """The caches are not on a PersistentVolumeClaim that a Job can mount."""
     NOT_PRIMED = "NotPrimed"
     """No Pod with these caches is Ready yet."""
     NEEDS_PRIMER = "NeedsPrimer"
-    """Only a primer can publish the caches, and none has been needed yet."""
+    """Only a primer can publish the caches, and no rollout has needed one yet."""
     RUNNING = "Running"
     DONE = "Done"
-    """An attempt has ended, now or earlier: see the status."""
+    """An attempt has ended in this or an earlier reconciliation. The status has the result."""
     REFUSED = "Refused"
     """The API server refused the Job."""
 
@@ -93,11 +93,11 @@ class Publication:
     """The publication of a cache directory.
 
     Attributes:
-        state: Its state.
-        occasion: What it is for; empty if that is unknown.
+        state: State of the publication.
+        occasion: Digest of the published content; empty if unknown.
         result: What the Job reported; None if its Pod no longer exists.
         ended: When the Job ended.
-        why: Why the API server refused the Job.
+        why: Reason of the API server for refusing the Job.
         recheck_seconds: Seconds until the next attempt; None if there is none.
         is_last: Whether a failure is final, because the rollout has begun.
     """
@@ -113,7 +113,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactResult:
-    """What a program reported. `result` is one word. Everything is untrusted: a Pod wrote it."""
+    """Result that a program reported. `result` is one word. All fields are untrusted, because a Pod wrote them."""
 
     result: str
     tag: str = ""
@@ -130,16 +130,18 @@ class FetchingState(StrEnum):
     """State of fetching weights before a start."""
 
     WAITING = "Waiting"
-    """The PVC or the Pod of the Job does not exist yet, or the Pod does not run yet."""
+    """The PVC or the Pod of the Job does not exist yet, or the Pod is not running yet."""
     RUNNING = "Running"
     FETCHED = "Fetched"
     """The Job has finished, and its result is being recorded."""
     FAILED = "Failed"
-    """The last attempt failed. The kubelet makes another one."""
+    """The last attempt failed. The kubelet retries."""
     REFUSED = "Refused"
     """The API server refused the Job or the record."""
     IMPOSSIBLE = "Impossible"
-    """No Job can download to the PVC. `result` says why: `OnePod` can mount it, or `NoNode` has the GPUs of the plan."""
+    """No Job can download to the PVC. `result` is the reason: `OnePod` (one Pod can mount it) or `NoNode` (no node has the GPUs of the
+    plan).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,13 +149,13 @@ class Fetching:
     """Fetching weights before a start.
 
     Attributes:
-        state: Its state.
+        state: State of the fetch.
         claim: The PVC.
         view: The Pod of the Job; None without one.
         result: Why the last attempt failed, in one word.
         why: The obstacle: the message of the program or the API server. Untrusted.
-        needed_bytes: Space that is needed, if there is too little.
-        free_bytes: Space that is free, if there is too little.
+        needed_bytes: Required space, if there is too little.
+        free_bytes: Free space, if there is too little.
         commit: The commit that was downloaded.
     """
 
@@ -169,7 +171,7 @@ class Fetching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageActivity:
-    """The image of the Pods. `moved`: its tag pointed to another image when the directory in use was filled."""
+    """The image of the Pods. `moved`: its tag pointed to another image when the current directory was filled."""
 
     digest: str | None = None
     moved: bool = False
@@ -177,22 +179,22 @@ class ImageActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
-    """What is being done for the caches of one VLLMDeployment.
+    """Current activity of the caches of one VLLMDeployment.
 
     Attributes:
-        step: Who fills an empty cache.
+        step: Which Pod fills an empty cache.
         because: Why one Pod starts first; a sentence, or empty.
         holder: The other VLLMDeployment that fills the cache, if any.
-        held: Whether the Deployment stays as it is until the cache is filled.
+        held: Whether the Deployment stays unchanged until the cache is filled.
         until: When the rollout continues without the primer; None unless the primer waits for a GPU.
-        skipped: Why the cache was not filled before the rollout; None if it was, or if that is not needed.
-        unowned_claims: PVCs that have the names of the operator's own and that it did not create. It does not write to them.
-        claim_note: Which part of the spec the PVC cannot follow, and what to do; None without one.
-        image: What is known of the image.
-        cleaning: What is done about a full volume; None without one.
-        publication: The publication of the caches; None if none is requested.
-        fetching: Fetching the weights before the Pods start; None if nothing is to be fetched.
-        recheck_seconds: Seconds after which to look again without an event; None if only an event can change something.
+        skipped: Why the cache was not filled before the rollout; None if it was filled or need not be.
+        unowned_claims: PVCs with names of the operator's PVCs that it did not create. It does not write to them.
+        claim_note: Which part of the spec cannot be applied to the PVC, and what to do; None without one.
+        image: Known facts about the image.
+        cleaning: Cleaning of a full volume; None without one.
+        publication: Publication of the caches; None if none is requested.
+        fetching: Fetch of the weights before the Pods start; None if there is nothing to fetch.
+        recheck_seconds: Seconds until the next check without an event; None if every change causes an event.
     """
 
     step: PrimingStep = PrimingStep.NONE
@@ -216,4 +218,4 @@ class CacheActivity:
 
 
 NO_ACTIVITY = CacheActivity()
-"""Nothing is being done."""
+"""No activity."""

@@ -23,14 +23,14 @@ class CacheAddress:
 
 
 def cache_address(pod_spec: Any) -> CacheAddress | None:
-    """Return where the caches of a Pod are; None if they are on no PVC (emptyDir, hostPath, ephemeral volume)."""
+    """Return the address of a Pod's caches; None if they are on no PVC (emptyDir, hostPath, ephemeral volume)."""
     mount = _mount_at(pod_spec, CACHE_ROOT)
     claim = _claim_name(reading.named(pod_spec, reading.text(mount, "name"), "volumes", key="name"))
     return CacheAddress(claim, reading.text(mount, "subPath")) if claim else None
 
 
 def cache_key_of(pod_spec: Any) -> str:
-    """Return the directory of a Pod's caches on their volume, of whatever kind; empty without one."""
+    """Return the directory of a Pod's caches on their volume, of any kind; empty without one."""
     return reading.text(_mount_at(pod_spec, CACHE_ROOT), "subPath")
 
 
@@ -40,7 +40,7 @@ def weights_claim(pod_spec: Any) -> str | None:
 
 
 def reported_cache_claim(resource: Any) -> str:
-    """Return the PVC of the caches of a VLLMDeployment, as its status and spec say; empty if they are on no shared PVC."""
+    """Return the PVC of the caches according to status and spec; empty if they are on no shared PVC."""
     reported = reading.mapping(resource, "status", "cache").get("claimName")
     if isinstance(reported, str):
         return reported
@@ -74,7 +74,7 @@ def folders_of(pod_spec: Any, claim: str) -> frozenset[str]:
 
 
 def mounts_whole(pod_spec: Any, claim: str) -> bool:
-    """Return whether a container of a Pod mounts a whole PVC, or a directory that only the kubelet knows (`subPathExpr`)."""
+    """Return whether a container of a Pod mounts a whole PVC, or a directory whose name only the kubelet resolves (`subPathExpr`)."""
     return any(not mount.get("subPath") for mount in _mounts_of(pod_spec, claim))
 
 

@@ -1,8 +1,8 @@
-"""Caches in a registry: which programs fetch and publish them, with which settings, and what they report.
+"""Caches in a registry: the programs that fetch and publish them, their settings and reports.
 
 The operator itself has no account for the registry and sends nothing to it. The programs run in Pods. Those that fetch and pack run in the
-engine's image, because only there the software is known that decides whether caches can be used (`tools/build.py`). So nothing about an
-artifact is part of the Pod template except where to look for it, and a publication replaces no Pod.
+engine's image, because whether caches can be used depends on the software in that image (`tools/build.py`). So the Pod template contains
+only the location of an artifact, and a publication replaces no Pod.
 """
 
 import copy
@@ -43,13 +43,13 @@ def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: D
 
 
 def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
-    """Return the digests that are not fetched again."""
+    """Return the digests that must not be fetched again."""
     known = resource.status.cache.artifact if resource.status.cache else None
     return list((known.rejected if known else None) or ())
 
 
 def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the programs derive the key of an artifact from. It depends on the spec, the plan and the rendered engine only.
+    """Return the inputs of the artifact key. They depend only on the spec, the plan and the rendered engine.
 
     Args:
         resource: The VLLMDeployment.
@@ -69,7 +69,7 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
 
 
 def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
-    """Return what the tag of an artifact is derived from in a Pod; None if the Pod fetches none. Accepts any shape."""
+    """Return the settings of the artifact key in a Pod; None if the Pod fetches no artifact. Accepts any shape."""
     container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
     if not container:
         return None
@@ -81,12 +81,12 @@ def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
 
 
 def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables of the engine that name a proxy."""
+    """Return the proxy variables of the engine."""
     return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).upper() in _PROXIES]
 
 
 def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where an engine says that it is ready; empty if its readiness probe is no request of HTTP."""
+    """Return the request that tells whether an engine is ready; empty if its readiness probe is not an HTTP request."""
     request = reading.mapping(engine, "readinessProbe", "httpGet")
     port = request.get("port")
     number = port if isinstance(port, int) else reading.integer(reading.named(engine, str(port), "ports", key="name"), "containerPort")
@@ -96,18 +96,18 @@ def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hub_variables(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables of the engine for the client of the model hub."""
+    """Return the engine's variables for the client of the model hub."""
     return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).startswith("HF_")]
 
 
 def _is_local(word: str, plan: Plan) -> bool:
-    """Whether a word of the cache key stands for the user or the generation."""
+    """Return whether a word of the cache key stands for the user or the generation."""
     parts = {part.name: part.value for part in plan.cache_key_parts}
     return word in (f"u{parts.get('user')}", f"g{parts.get('generation')}")
 
 
 def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> list[Any]:
-    """The model and everything that is passed to the engine, without what has a value of its own in each Pod."""
+    """Return the model and all engine settings, except those that differ between Pods."""
     words: list[str] = []
     skips = False
     for word in [*map(str, engine.get("args") or ())]:
@@ -129,7 +129,7 @@ def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -
 
 
 def _named_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, str]:
-    """The same by name, each as a digest, so that an engine can tell which of its settings an artifact was not made with."""
+    """Return the settings by name, each as a digest, so that an engine can report which settings of an artifact differ."""
     model, revision, words, variables = _settings(resource, plan, engine)
     flags: dict[str, list[str]] = {}
     for word in words:
@@ -143,18 +143,18 @@ def _named_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable with this name, in capitals, usually has a secret value, and not the path of one."""
+    """Return whether a variable with this name (upper case) usually has a secret value, rather than the path of one."""
     return any(word in name for word in _SECRET_WORDS) and not name.endswith(("_PATH", "_FILE"))
 
 
 def read_fetch(pod: Any) -> ArtifactResult | None:
-    """Return what the init container of a Pod that fetches caches reported last; None if it has not ended."""
+    """Return the last report of a Pod's init container that fetches caches; None if it has not ended."""
     container = reading.named(pod, FETCH_CONTAINER, "status", "initContainerStatuses", key="name")
     return read_result(container)
 
 
 def read_result(container: Any) -> ArtifactResult | None:
-    """Return what the program in a container reported, by its termination message; None if it has not ended."""
+    """Return the report of the program in a container, from its termination message; None if it has not ended."""
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
     if not ended:
         return None

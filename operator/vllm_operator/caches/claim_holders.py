@@ -1,9 +1,9 @@
 """Pods that keep a PersistentVolumeClaim which is being deleted, and which of them the operator deletes.
 
 Kubernetes keeps such a PVC while a Pod with a node refers to it, even a finished Pod (controller `pvc-protection`). A Job keeps its
-finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that neither
-is needed, so it deletes both. A Job that was left behind when its VLLMDeployment was deleted (`--cascade=orphan`) is the user's, and so are
-its Pods.
+finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that neither is
+needed, so it deletes both. A Job that was orphaned when its VLLMDeployment was deleted (`--cascade=orphan`) and its Pods belong to the
+user.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,8 +24,8 @@ class ClaimHolder:
     """A Pod that keeps a PVC.
 
     Attributes:
-        pod: Its name.
-        instance: The VLLMDeployment that it belongs to; None if it belongs to none, or to a Job that belongs to none.
+        pod: Name of the Pod.
+        instance: The VLLMDeployment that it belongs to; None if it belongs to none, or to an orphaned Job.
         is_removable: Whether the operator deletes it: it belongs to a VLLMDeployment and has finished, or it cleans the PVC.
     """
 
@@ -46,7 +46,7 @@ def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collec
 
 
 def find_jobs(claim: str, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the names of the Jobs whose Pods keep a PVC and look like those of a VLLMDeployment."""
+    """Return the names of the Jobs whose Pods keep a PVC and look like Jobs of a VLLMDeployment."""
     owners = (controller_of(pod) for pod in _users(claim, pods) if instance_of(pod) is not None)
     return frozenset(reading.text(owner, "name") for owner in owners if owner.get("kind") == "Job")
 
@@ -63,7 +63,7 @@ def _holder(pod: Mapping[str, Any], orphaned: Collection[str]) -> ClaimHolder:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What to delete so that a Pod no longer keeps `claims`: its Job, or the Pod itself."""
+    """The Job or Pod to delete so that `claims` are released."""
 
     is_job: bool
     name: str
@@ -72,7 +72,7 @@ class Removal:
 
 
 def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
-    """Return what can be deleted to release PVCs. `pods` are the Pods of one VLLMDeployment."""
+    """Return the objects to delete to release PVCs. `pods` are the Pods of one VLLMDeployment."""
     for pod in pods:
         claims = claims_of(pod.get("spec"))
         if not claims or not _is_removable(pod):

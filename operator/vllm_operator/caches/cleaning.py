@@ -1,10 +1,10 @@
-"""Delete unused cache directories from a volume: when, which must stay, with which Job, and with what result.
+"""Delete unused cache directories from a volume: when to clean, which directories stay, the Job and its result.
 
 A Job runs if a start found the volume full, or if a quarantined directory has been kept long enough for inspection. The result is read
 from the Pod of the Job. The records of the directories that it deleted are removed.
 
-The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, because that may
-decide about the user.
+The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, because the image may
+set the user.
 """
 
 import copy
@@ -37,15 +37,15 @@ from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import Phase
 
 PAUSE = timedelta(minutes=10)
-"""Interval between two Jobs. A volume that is full again sooner is too small."""
+"""Interval between two Jobs. A volume that fills up again sooner is too small."""
 CONTAINER = "clean"
 ROOT = "/claim"
 FREE_PERCENT = 20
-"""Share of the volume to free if a start found it full. The next start would fill less again."""
+"""Share of the volume to free if a start found it full. With less, the next start would fill it again."""
 DEADLINE_SECONDS = 900
 """Deleting a million files from a network file system takes minutes."""
 KEPT_SECONDS = 900
-"""How long the finished Job is kept. It must be longer than `PAUSE`, which is derived from the finished Pod."""
+"""How long the finished Job is kept. It must exceed `PAUSE`, which is measured from the finished Job."""
 ATTEMPTS = 2
 MAX_RECORDED = 1000
 """Maximum number of directories passed to the Job. A variable can have 128 KiB."""
@@ -53,13 +53,13 @@ _INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClas
 _PRINT = "/dev/termination-log"
 REMOVED = " removed"
 GONE = "gone"
-"""The reason of the program why it did not delete a directory that does not exist."""
+"""The program's reason for not deleting a directory that does not exist."""
 _OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningNeed:
-    """A Job that should run. `node` is the node on which the volume is mounted; None if unknown."""
+    """A Job that should run. `node` is the node that mounts the volume; None if unknown."""
 
     occasion: str
     is_full: bool
@@ -87,7 +87,7 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
 
 
 def node_without_space(context: CacheContext, signatures: frozenset[str]) -> str | None:
-    """Return the node of a Pod whose last crash was a full volume and that has not been ready since; None without one."""
+    """Return the node of a Pod whose last crash was a full volume and that has not been ready since; None if there is none."""
     crash = context.resource.status.last_crash
     if crash is None or crash.signature not in signatures:
         return None
@@ -97,7 +97,7 @@ def node_without_space(context: CacheContext, signatures: frozenset[str]) -> str
 
 
 def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the directories that must stay: those of all VLLMDeployments and Pods of the namespace, and of the plan."""
+    """Return the directories that must stay: the directories of all VLLMDeployments and Pods in the namespace, and of the plan."""
     address = context.address
     if address is None:
         return frozenset()
@@ -112,7 +112,7 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
 
 
 def find_blocking_pod(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return a Pod of another owner that mounts the whole PVC, so that its directories are unknown; None without one."""
+    """Return a Pod of another owner that mounts the whole PVC, so that its directories are unknown; None if there is none."""
     for pod in pods:
         if instance_of(pod) is None and reading.text(pod, "status", "phase") not in _OVER and mounts_whole(pod.get("spec"), claim):
             return reading.text(pod, "metadata", "name")
@@ -126,7 +126,7 @@ def describe_blocked_cleaning(context: CacheContext, signatures: frozenset[str],
 
 
 def render_need(context: CacheContext, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
-    """Render the Job for a need."""
+    """Render the Job for a cleaning need."""
     address = context.address
     assert address is not None
     return render_cleaning(
@@ -173,7 +173,7 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
 
 
 def cleaning_record(context: CacheContext) -> Changes:
-    """Return the changes of records after Jobs. A record from after the end of a Job is about a new directory, and stays."""
+    """Return the changes of records after Jobs. A record that is newer than the Job describes a new directory, and stays."""
     record: Changes = {}
     annotations = reading.mapping(context.claim, "metadata", "annotations")
     for view in _jobs(context):
@@ -229,7 +229,7 @@ def _has_room(result: Mapping[str, Any]) -> bool:
 
 
 def _advice(context: CacheContext, weights: str | None = None) -> str:
-    """The command that doubles the size of the PVC of the caches, or of this PVC of the weights."""
+    """Return the command that doubles the size of the PVC of the caches, or of this PVC of the weights."""
     metadata, spec = context.resource.metadata, context.resource.spec
     live = context.claims.get(weights) if weights else context.claim
     field, kept = ("weights", spec.weights) if weights else ("cache", spec.cache)
@@ -245,7 +245,7 @@ def _advice(context: CacheContext, weights: str | None = None) -> str:
 
 
 def cleaning_name(name: str, occasion: str) -> str:
-    """Return the name of the Job for an occasion. Equal occasions have one Job."""
+    """Return the name of the Job for an occasion. Equal occasions share one Job."""
     return f"{cleaning_prefix(name)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
 
 
@@ -268,11 +268,11 @@ def render_cleaning(
         resource: The VLLMDeployment.
         template: The Pod spec of the engine. User, image and tolerations are copied from it.
         claim: The PVC to clean.
-        occasion: What the Job is for. Equal occasions have one Job.
+        occasion: Reason for the Job. Equal occasions share one Job.
         node: The node to run on; None leaves it to the scheduler.
         recorded: Directories that the PVC records. Only these may be deleted.
         keep: Directories in use.
-        doomed: Directories to delete in any case, unless they are in use. The Job reports why one stays.
+        doomed: Directories to delete unconditionally, unless they are in use. The Job reports why a directory stays.
         is_full: Whether to free space.
         tools_image: The operator's image.
     """

@@ -1,4 +1,4 @@
-"""What decisions about caches are made from: one VLLMDeployment, its plan, its Pods, and the PVC of its caches."""
+"""Input of decisions about caches: one VLLMDeployment, its plan, its Pods, and the PVC of its caches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +17,14 @@ from vllm_operator.pods.view import Phase, PodView, read_pod
 
 Manifest = Mapping[str, Any]
 PRIMER_PATIENCE_SECONDS = 60
-"""How long a primer may wait for a GPU before the rollout continues without it. The scheduler needs seconds if a GPU is free. A new
-node takes minutes, which users would have to ask for."""
+"""How long a primer may wait for a GPU before the rollout continues without it. The scheduler needs seconds if a GPU is free. Waiting
+minutes for a new node must be requested by the user.
+"""
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, which cached_property does not support
+@dataclass(frozen=True, kw_only=True)  # not slots: cached_property needs `__dict__`
 class CacheContext:
-    """Everything that a decision about caches is made from.
+    """Input of decisions about caches.
 
     Attributes:
         resource: The VLLMDeployment with the status that was last written.
@@ -35,9 +36,9 @@ class CacheContext:
         desired_claim: The PVC of the caches as rendered; None if the user named one.
         claims: The live PVCs of caches and weights, by name.
         claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.sharing`.
-        lender_notes: What to report about PVCs of other VLLMDeployments that ask to delete them.
-        weights_claim_name: The PVC of the weights, if it is another one.
-        weights_modes: Access modes of the PVC of the weights, if it is another one.
+        lender_notes: Notes to report about PVCs of other VLLMDeployments that ask to delete them.
+        weights_claim_name: Name of the PVC of the weights, if it is a separate one.
+        weights_modes: Access modes of the PVC of the weights, if it is a separate one.
         pods: The Pods of the VLLMDeployment, including primers.
         gpu_nodes: The nodes with the GPUs of the plan, sorted. Read only for a Job that may bind the volume of the weights.
         holder: The other VLLMDeployment that holds the priming lease; None if there is none or it does not exist.
@@ -67,17 +68,17 @@ class CacheContext:
 
     @cached_property
     def address(self) -> CacheAddress | None:
-        """Where the caches of the plan are; None if they are on no PVC."""
+        """Address of the caches of the plan; None if they are on no PVC."""
         return cache_address(template_spec(self.desired))
 
     @cached_property
     def live_address(self) -> CacheAddress | None:
-        """Where the caches of the live Deployment are."""
+        """Address of the caches of the live Deployment."""
         return cache_address(template_spec(self.deployment))
 
     @cached_property
     def key_by_tag(self) -> str:
-        """The directory for the image as the plan names it, without the records of the PVC about its tag."""
+        """Directory for the image as named in the plan, ignoring the PVC's records about the tag."""
         return key_with_image(self.plan, self.plan.image)
 
     @cached_property
@@ -89,7 +90,7 @@ class CacheContext:
         for pod in self.pods:
             container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
             desired = reading.named(pod, CONTAINER, "spec", "containers", key="name")
-            # an image that was loaded onto a node without a registry has an ID and no digest
+            # An image that was loaded onto a node without a registry has an ID but no digest.
             digest = digest_of(reading.text(container, "imageID"))
             if digest is None or desired.get("image") != self.plan.image or cache_address(pod.get("spec")) != self.address:
                 continue
@@ -107,7 +108,7 @@ class CacheContext:
 
     @property
     def is_bound_to_node(self) -> bool:
-        """Whether all Pods must run on one node, because of the PVC of the caches or of the weights."""
+        """Whether all Pods must run on one node because of the PVC of the caches or weights."""
         return self.is_one_node or reading.is_one_node(self.weights_modes)
 
     @cached_property
@@ -122,7 +123,7 @@ class CacheContext:
 
     @cached_property
     def primers_of_plan(self) -> tuple[Manifest, ...]:
-        """The Pods of primers that fetch, and so publish, the artifact of the plan."""
+        """Pods of primers that fetch, and therefore publish, the artifact of the plan."""
         desired = read_travel_settings(template_spec(self.desired))
         return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_travel_settings(pod.get("spec")) == desired)
 

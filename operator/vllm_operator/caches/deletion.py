@@ -1,7 +1,7 @@
-"""Attempts to delete a quarantined directory: how many, when the next one is due, and what to report of one that stays.
+"""Attempts to delete a quarantined directory: number, next due time, and the report about a directory that stays.
 
 A directory may have lost its marker, be in use, or belong to another user, so no attempt may ever delete it. Each attempt is recorded on
-the PVC before its Job is created, so that a Job without a result counts as well. The program of the Job says why the directory stays.
+the PVC before its Job is created, so that a Job without a result counts too. The program of the Job says why the directory stays.
 """
 
 import re
@@ -22,14 +22,14 @@ MAX_ATTEMPTS = 4
 DISTANCE = timedelta(days=1)
 """Time between the first two attempts. It doubles with each attempt."""
 SILENCE = timedelta(hours=1)
-"""How long after an attempt its result may still come."""
+"""How long to wait for the result of an attempt."""
 MAX_REASON = 120
 _FORM = re.compile(r"(\d{1,4})/([^/]*)/(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Attempts to delete a directory: their number, when the last one began, and why it failed; empty if that is not known."""
+    """Attempts to delete a directory: their number, start of the last one, and why it failed (empty if unknown)."""
 
     number: int
     last: datetime
@@ -40,7 +40,7 @@ class Attempts:
 
     @property
     def next(self) -> datetime | None:
-        """When the next attempt is due; None after the last one."""
+        """When the next attempt is due; None after the last attempt."""
         return self.last + DISTANCE * 2 ** (self.number - 1) if self.number < MAX_ATTEMPTS else None
 
 
@@ -53,7 +53,7 @@ def quarantined_keys(context: CacheContext, age: timedelta) -> Iterator[str]:
 
 
 def due_keys(context: CacheContext) -> tuple[str, ...]:
-    """Return the keys that were quarantined long enough ago and whose next attempt is due."""
+    """Return the quarantined keys whose next deletion attempt is due."""
     return tuple(key for key in quarantined_keys(context, INSPECTION) if _is_due(context, key))
 
 
@@ -65,7 +65,7 @@ def record_attempt(context: CacheContext, keys: tuple[str, ...], why: str = "") 
 
 
 def record_reason(context: CacheContext, key: str, why: str, ended: datetime | None) -> Changes:
-    """Return the record why the last attempt failed; empty if it is known, or if another attempt failed."""
+    """Return the record of why the last attempt failed; empty if it is recorded already, or if another attempt failed."""
     attempts = read_attempts(context, key)
     if attempts is None or attempts.why or ended is None or ended < attempts.last:
         return {}
@@ -73,20 +73,20 @@ def record_reason(context: CacheContext, key: str, why: str, ended: datetime | N
 
 
 def forget_attempts(context: CacheContext, key: str) -> Changes:
-    """Return the removal of the record of a directory that is gone; empty without a record."""
+    """Return the removal of the record of a deleted directory; empty without a record."""
     name = DELETION_ANNOTATION_PREFIX + key
     return {name: None} if name in _annotations(context) else {}
 
 
 def read_attempts(context: CacheContext, key: str) -> Attempts | None:
-    """Return the attempts to delete a directory; None if there is no record that can be read."""
+    """Return the attempts to delete a directory; None without a readable record."""
     found = _FORM.fullmatch(reading.text(_annotations(context), DELETION_ANNOTATION_PREFIX + key))
     last = reading.moment(found[2]) if found else None
     return Attempts(max(1, int(found[1])), last, found[3]) if found and last else None
 
 
 def describe_failures(context: CacheContext) -> str | None:
-    """Say which quarantined directory could not be deleted, why, and what to do; None if there is none."""
+    """Return which quarantined directory could not be deleted, why, and what to do; None if there is none."""
     failed = [(key, attempts) for key in quarantined_keys(context, INSPECTION) if (attempts := read_attempts(context, key)) is not None]
     failed = [(key, attempts) for key, attempts in failed if attempts.why or context.now - attempts.last > SILENCE]
     if not failed:

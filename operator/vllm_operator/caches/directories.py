@@ -1,4 +1,4 @@
-"""Which cache directory a start uses.
+"""The cache directory of a start.
 
 Two images cannot always read each other's compiled files, and a tag can point to another image tomorrow. But the digest behind a tag is
 known only when a Pod has started with it. The cache key therefore contains the tag until then, and the PVC records the digest:
@@ -31,7 +31,7 @@ from vllm_operator.pods import reading
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """The image, named by tag, that filled a directory, its digest, and the latest digest of the tag."""
+    """The image (by tag) that filled a directory, its digest, and the latest digest of the tag."""
 
     image: str
     filled_by: str
@@ -42,7 +42,7 @@ class ImageRecord:
 
 
 def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
-    """Return the records of a PVC by directory, without those that cannot be read."""
+    """Return the readable records of a PVC by directory."""
     found = {}
     for name, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
         reference, _, latest = reading.text(value).partition(" ")
@@ -65,7 +65,7 @@ def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
 
 
 def other_directory(context: CacheContext) -> str | None:
-    """Return the directory to use instead of the one in the plan; None if the plan has the right one."""
+    """Return the directory to use instead of the plan's; None if the plan's directory is right."""
     address, plan, before = context.address, context.plan, context.resource.pinned
     if address is None or not plan.cache_key_parts:
         return None
@@ -76,7 +76,7 @@ def other_directory(context: CacheContext) -> str | None:
 
 
 def image_activity(context: CacheContext) -> ImageActivity:
-    """Return what is known of the image of the Pods: its digest, and whether its tag moved since the directory was filled."""
+    """Return the known facts about the image of the Pods: its digest, and whether its tag moved since the directory was filled."""
     address, plan = context.address, context.plan
     pinned = digest_of(plan.image)
     if pinned is not None or address is None:
@@ -101,7 +101,7 @@ def image_record(context: CacheContext) -> Changes:
 
 
 def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> str:
-    """The directory that an image filled under a tag if everything else is equal; else the one with the digest in its key."""
+    """Return the directory that an image filled under a tag if all other parts are equal; else the one with the digest in its key."""
     for key, record in records.items():
         if record.filled_by == digest and key_with_image(plan, record.image) == key:
             return key
@@ -109,7 +109,7 @@ def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> s
 
 
 def _is_in_use(context: CacheContext, before: Plan) -> bool:
-    """Whether the Deployment uses the directory of the previous plan, and only the digest behind the tag can differ."""
+    """Return whether the Deployment uses the directory of the previous plan and at most the digest behind the tag differs."""
     live, address, plan = context.live_address, context.address, context.plan
     if live is None or address is None or (live.claim, live.key) != (address.claim, before.cache_key):
         return False
@@ -117,7 +117,7 @@ def _is_in_use(context: CacheContext, before: Plan) -> bool:
 
 
 MOST_GENERATIONS = 64
-"""After so many quarantined directories the volume is beyond repair. The last directory is used, and its start fails."""
+"""Maximum number of quarantined directories. Beyond it the volume is not repairable: the last directory is used, and its start fails."""
 
 
 def next_cache_generation(context: CacheContext) -> int | None:

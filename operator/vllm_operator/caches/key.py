@@ -1,8 +1,8 @@
 """The cache key: which starts may share compiled files.
 
-The key names a directory on the PVC. It is derived from everything that makes compiled files unusable when it changes, and from nothing
-else. It does not contain the name of the VLLMDeployment, so an object that is deleted and created again finds its caches, nor the
-model, because the files of a model have keys of their own inside the directory.
+The key names a directory on the PVC. It is derived from exactly the inputs that make compiled files unusable when they change. It does not
+contain the name of the VLLMDeployment, so an object that is deleted and created again finds its caches, nor the model, because the files of
+a model have keys of their own inside the directory.
 
 Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are followed by a digest of all parts.
 """
@@ -28,7 +28,7 @@ _OF_IMAGE = "Compiled files depend on paths, compilers and libraries of the imag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOrigin:
-    """What a cache was filled by, and on what. Starts that agree in all attributes may share it.
+    """Properties of the engine and GPU that filled a cache. Starts with equal properties may share it.
 
     Attributes:
         version: vLLM version; None if unknown.
@@ -57,7 +57,7 @@ class CacheOrigin:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """Where the caches are.
+    """The cache directory and its variables.
 
     `key` is the directory on the PVC: at most 63 characters, valid as a label value. `parts` are the parts of the key, each with its
     reason. `env` are the variables that direct every cache to the directory.
@@ -76,7 +76,7 @@ def plan_cache(origin: CacheOrigin, caches: Caches) -> CachePlan:
 
 
 def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
-    """Return the user's flags that change what is compiled and are not in vLLM's own keys: as text, or a digest of a long text."""
+    """Return the user's flags that affect compilation and are missing in vLLM's own keys, as text, or a digest if it is long."""
     flags = sorted((flag, value) for flag, value in arguments.items() if flag.partition(".")[0] in caches.keyed_arguments)
     text = " ".join(flag if value is None else f"{flag}={value}" for flag, value in flags)
     if not flags:
@@ -107,7 +107,7 @@ def digest_of(image: str) -> str | None:
 
 
 def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
-    """The parts of the key. Adding, removing or reordering parts changes all keys."""
+    """Return the parts of the key. Adding, removing or reordering parts changes all keys."""
     digest = digest_of(origin.image)
     of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} The tag is used until a Pod reports the digest."
     return (
@@ -125,7 +125,6 @@ def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
 
 
 def _readable(origin: CacheOrigin) -> tuple[str, ...]:
-    """The readable parts of the key."""
     version = _plain_version(origin)
     return (
         "nvllm" if origin.distribution is Distribution.NVLLM else "",

@@ -5,9 +5,9 @@ current spec; replicas with the previous one continue. The Job reports the commi
 (`FETCHED_ANNOTATION_PREFIX`), and from then on engines get exactly that commit, and do not ask the hub. A PVC lives as long as the
 weights on it, and every VLLMDeployment with the same model and PVC finds the record.
 
-The kubelet restarts the container of the Job until it succeeds, with growing pauses, so what a user corrects outside of the spec (a
-licence, a token, a proxy) takes effect by itself. A Job that has not succeeded by its deadline is replaced. The client of the hub continues
-a download that was interrupted.
+The kubelet restarts the container of the Job until it succeeds, with growing pauses, so a correction outside of the spec (a licence, a
+token, a proxy) takes effect without a change of the spec. A Job that has not succeeded by its deadline is replaced. The client of the hub
+continues a download that was interrupted.
 
 A volume that can be mounted on one node only decides where the Job runs: on the node of the replicas that use it. If they move while the
 Pod of the Job is not there, the Job is replaced. The first Pod that uses a volume may bind it to a node or a zone, so the Job runs only
@@ -44,16 +44,16 @@ VARIABLE = "FETCH_WEIGHTS"
 KEPT_SECONDS = 600
 """How long the finished Job is kept. Its result is recorded when the operator sees it. Then another Job may replace it."""
 ATTEMPTS = 1_000_000
-"""Only the deadline ends the Job."""
+"""Effectively unlimited: only the deadline ends the Job."""
 MIN_DEADLINE_SECONDS = 3600
-"""Deadline of the Job, if that of a start is shorter or unknown."""
+"""Minimum deadline of the Job, used if the deadline of a start is shorter or unknown."""
 RECHECK_SECONDS = 30.0
-"""Interval between looks at a Job that does not run. No watch delivers Jobs."""
+"""Interval between checks of a Job that does not run. No watch covers Jobs."""
 MAX_NODES = 100
 """Maximum number of nodes that a Job names."""
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 OTHER_REPOSITORIES = frozenset({"--tokenizer", "--hf-config-path", "--speculative-config", "--speculative-model", "--spec-model"})
-"""Flags with which an engine downloads from other repositories than that of the model, so it must be able to ask the hub."""
+"""Flags that make an engine download from repositories other than the model's, so it must be able to reach the hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INHERITED = ("securityContext", "tolerations", "imagePullSecrets")
 _OVER = ("Succeeded", "Failed")
@@ -62,13 +62,13 @@ _MAX_TEXT = 600
 
 @dataclass(frozen=True, slots=True)
 class FetchingPlan:
-    """What to do about fetching weights.
+    """Actions for fetching weights.
 
     Attributes:
-        state: What is to be reported; None if nothing is fetched, or all is there.
-        job: The Job to create now, in place of one for other nodes; None if its Pod runs where it should.
-        record: What to record on the PVC of the weights.
-        superseded: Jobs to delete, because the spec no longer asks for what they fetch.
+        state: State to report; None if nothing is fetched, or everything is fetched.
+        job: The Job to create now, replacing a Job for other nodes; None if its Pod runs on the right node.
+        record: Record to write on the PVC of the weights.
+        superseded: Jobs to delete because the spec no longer needs them.
     """
 
     state: Fetching | None = None
@@ -105,10 +105,10 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
 
 
 def needs_gpu_nodes(context: CacheContext) -> bool:
-    """Return whether the Job must be told which nodes have the GPUs of the plan.
+    """Return whether the Job needs the list of nodes with the GPUs of the plan.
 
-    It may be the first to use a volume that is then bound to its node or zone, and no labels select the nodes of engines with a
-    ResourceClaim.
+    The Job may be the first user of a volume, which is then bound to the Job's node or zone, and no labels select the nodes of engines with
+    a ResourceClaim.
     """
     claim = context.claims.get(_claim_name(context.resource, context.desired) or "")
     if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
@@ -117,7 +117,7 @@ def needs_gpu_nodes(context: CacheContext) -> bool:
 
 
 def is_outdated(live: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Return whether a live Job selects other nodes than it should. All else that it is made from is in its name."""
+    """Return whether a live Job selects the wrong nodes. The Job's name covers all its other inputs."""
     of_live, of_job = template_spec(live), template_spec(job)
     return any(reading.mapping(of_live, field) != reading.mapping(of_job, field) for field in ("affinity", "nodeSelector"))
 
@@ -139,7 +139,7 @@ def fetched_commit(resource: VLLMDeployment, deployment: Any, claims: Mapping[st
 
 
 def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
-    """Return a plan whose engines use this commit, and do not ask the hub if nothing else is there that they could need."""
+    """Return a plan whose engines use this commit, offline if they need no other repository."""
     args = [argument for argument in plan.args if argument.name != "--revision"]
     args.append(PlannedArgument(name="--revision", value=commit, reason="The commit that was fetched (spec.weights.prefetch)."))
     engine = resource.spec.engine
@@ -148,7 +148,7 @@ def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
     if any(flag.removeprefix("--") in given | words or any(a.name == flag for a in args) for flag in OTHER_REPOSITORIES):
         return plan.model_copy(update={"args": args})
     if not any(argument.name == "--served-model-name" for argument in args):
-        # without the hub, vLLM takes the path of the files as the name of the model (vllm/engine/arg_utils.py)
+        # without the hub, vLLM uses the path of the files as the model name (vllm/engine/arg_utils.py)
         name = resource.spec.model.uri.removeprefix("hf://")
         args.append(PlannedArgument(name="--served-model-name", value=name, reason="Model name for clients."))
     offline = PlannedVariable(name=OFFLINE_VARIABLE, value="1", reason="All files were fetched (spec.weights.prefetch).")
@@ -161,10 +161,10 @@ def is_fetching(pod: Mapping[str, Any]) -> bool:
 
 
 def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Render the Job. Its name depends on all that it does, and on the volume, so a change leads to another Job.
+    """Render the Job. Its name covers all its inputs and the volume, so each change creates another Job.
 
     Args:
-        context: What to decide from.
+        context: The input of the decision.
         claim: The live PVC of the weights.
     """
     resource = context.resource
@@ -217,10 +217,9 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
 
 
 def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the Pod spec that decide where the Job runs."""
     template = template_spec(context.desired)
     if nodes := _nodes_of_users(context, claim):
-        # The volume is mounted there, whatever the current spec says about nodes.
+        # The volume is mounted on that node, regardless of the node selection in the current spec.
         anywhere = {"operator": "Exists", "effect": "NoSchedule"}
         return {"affinity": _on_nodes(nodes, []), "tolerations": [*copy.deepcopy(list(template.get("tolerations") or ())), anywhere]}
     selector = {"nodeSelector": copy.deepcopy(template["nodeSelector"])} if "nodeSelector" in template else {}
@@ -235,7 +234,7 @@ def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any
 
 
 def _on_nodes(nodes: Sequence[str], terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An affinity for these nodes, where they match one of the terms, if there are any. A field takes one value in each term."""
+    """Return an affinity for these nodes, combined with each of the terms, if any. A field takes one value in each term."""
     named = [
         {**term, "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes for term in terms or [{}]
     ]
@@ -243,7 +242,7 @@ def _on_nodes(nodes: Sequence[str], terms: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _obstacle(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
-    """Why no Job can download to a PVC, in one word; None if one can."""
+    """Return why no Job can download to a PVC, in one word; None if one can."""
     if "ReadWriteOncePod" in reading.access_modes(claim):
         return "OnePod"
     is_bound = reading.text(claim, "status", "phase") == "Bound"
@@ -251,7 +250,7 @@ def _obstacle(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
 
 
 def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str]:
-    """The nodes of the replicas that use a PVC which can be mounted on one node only."""
+    """Return the nodes of the replicas that use a PVC that can be mounted on one node only."""
     if not reading.is_one_node(reading.access_modes(claim)):
         return []
     name = reading.text(claim, "metadata", "name")
@@ -259,7 +258,7 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
 
 
 def _runs_in_place(context: CacheContext, pod: Mapping[str, Any] | None, claim: Mapping[str, Any]) -> bool:
-    """Whether the Pod of the Job has a node, and no replica needs the volume on another one."""
+    """Return whether the Pod of the Job has a node, and no replica needs the volume on another one."""
     node, nodes = reading.text(pod, "spec", "nodeName"), _nodes_of_users(context, claim)
     return bool(node) and (not nodes or node in nodes) and reading.text(pod, "status", "phase") not in _OVER
 
@@ -270,14 +269,14 @@ def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
-    """The PVC to fetch to; None if nothing is to be fetched, or `podTemplate` mounts another volume."""
+    """Return the PVC to fetch to; None if there is nothing to fetch, or `podTemplate` mounts another volume."""
     weights, template = resource.spec.weights, template_spec(deployment)
     is_wanted = weights is not None and weights.prefetch is Prefetch.BEFORE_START and resource.spec.model.uri.startswith("hf://")
     return weights_claim(template) if is_wanted and not is_read_only(template, WEIGHTS_ROOT) else None
 
 
 def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
-    """The name of the record for a model, a revision and a directory of the volume."""
+    """Return the name of the record for a model, revision and directory of the volume."""
     engine = reading.named(template_spec(deployment), CONTAINER, "containers", key="name")
     directory = reading.text(reading.named(engine, WEIGHTS_ROOT, "volumeMounts", key="mountPath"), "subPath")
     model = resource.spec.model
@@ -293,7 +292,7 @@ def _jobs_pods(context: CacheContext) -> list[Mapping[str, Any]]:
 
 
 def _pod(context: CacheContext, job: str) -> Mapping[str, Any] | None:
-    """The newest Pod of a Job; None without one."""
+    """Return the newest Pod of a Job; None without one."""
     pods = [pod for pod in _jobs_pods(context) if controller_of(pod).get("name") == job]
     return max(pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
 
@@ -305,7 +304,7 @@ def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
 
 
 def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
-    """What the Pod of a Job says. Everything in it is untrusted."""
+    """Read the state of a fetch from the Pod of a Job. All content is untrusted."""
     container = reading.named(pod, FETCH_CONTAINER, "status", "containerStatuses", key="name")
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
     view = read_pod(pod)

@@ -47,9 +47,9 @@ from vllm_operator.pods.view import Phase, PodView, read_pod
 LEASE_GRACE_SECONDS = 60
 """How long the holder of a lease may be without a Pod that makes progress, for example while the Pod is replaced."""
 HOLDER_RECHECK_SECONDS = 15.0
-"""Interval between looks at the holder of a lease. Events of its Pods do not reconcile the VLLMDeployment that waits."""
+"""Interval between checks of the holder of a lease. Events of its Pods do not reconcile the waiting VLLMDeployment."""
 HOLDER_RESTARTS = 3
-"""A holder whose Pod has restarted this often is no longer waited for."""
+"""Maximum restarts of a holder's Pod. A holder with more restarts loses the lease."""
 HOLDER_CREATION_SECONDS = 3600
 """How long the Pod of a holder may wait for a node, its image and its volumes."""
 HOST_LABEL = "kubernetes.io/hostname"
@@ -58,9 +58,9 @@ _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING,
 
 @dataclass(frozen=True, slots=True)
 class PrimingDecision:
-    """Who fills the cache, and what to record on the PVC.
+    """Which Pod fills the cache, and the records to write on the PVC.
 
-    `replicas` is the desired number for now; None for the number in the spec.
+    `replicas` is the current target; None for the number in the spec.
     """
 
     activity: CacheActivity = NO_ACTIVITY
@@ -69,10 +69,10 @@ class PrimingDecision:
 
 
 def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Decide who fills the cache of a plan if it is empty.
+    """Decide which Pod fills the cache of a plan if it is empty.
 
     Args:
-        context: What to decide from.
+        context: The input of the decision.
         rules: When `priming: Auto` primes.
     """
     address = context.address
@@ -97,7 +97,7 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
 
 
 def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
-    """What to record if the cache is filled; None if it is empty."""
+    """Return the records to write if the cache is filled; None if it is empty."""
     primed = is_primed(context.claim, address.key)
     ready = any(at == address and view.phase is Phase.READY for at, view in (*context.replicas, *context.primers))
     if not primed and not ready and not _is_fetched(context, address):
@@ -111,7 +111,7 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
 
 
 def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
-    """Whether a Pod has filled the directory from an artifact, and did not crash with it."""
+    """Return whether a Pod has filled the directory from an artifact, and did not crash with it."""
     return any(
         cache_address(pod.get("spec")) == address
         and (result := read_fetch(pod)) is not None
@@ -127,7 +127,7 @@ def _priming(context: CacheContext) -> Priming:
 
 
 def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Who fills the cache if no other VLLMDeployment does."""
+    """Decide which Pod fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
     asked = is_asked(context)
     insists = asked or cache.priming is Priming.ALWAYS
@@ -160,7 +160,7 @@ def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
 
 
 def _elsewhere(context: CacheContext, activity: CacheActivity, lease: PrimingLease) -> PrimingDecision:
-    """Another VLLMDeployment fills the cache: running Pods stay, and no Pod is added."""
+    """Wait for another VLLMDeployment to fill the cache: running Pods stay, and no Pod is added."""
     runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
     waiting = CacheActivity(
         step=PrimingStep.ELSEWHERE, because=activity.because, holder=lease.name, held=runs, recheck_seconds=HOLDER_RECHECK_SECONDS
@@ -169,11 +169,11 @@ def _elsewhere(context: CacheContext, activity: CacheActivity, lease: PrimingLea
 
 
 def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress) -> bool:
-    """Whether the holder of a lease can still fill the cache."""
+    """Return whether the holder of a lease can still fill the cache."""
     metadata: Mapping[str, Any] = reading.mapping(context.holder, "metadata")
     if metadata.get("uid") != lease.uid or metadata.get("deletionTimestamp"):
         return False
-    # A time far in the future would be waited for forever; a clock that is some seconds ahead is normal.
+    # A time far in the future would block priming indefinitely. A clock that is some seconds ahead is normal.
     if lease.since is not None and abs(_age(context, lease.since)) < LEASE_GRACE_SECONDS:
         return True
     views = [read_pod(pod) for pod in context.holder_pods if cache_address(pod.get("spec")) == address]
@@ -205,7 +205,7 @@ def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> di
     for labels in (primer["metadata"]["labels"], spec["selector"]["matchLabels"], template["metadata"]["labels"]):
         labels[COMPONENT_LABEL] = Role.PRIMER.value
     spec |= {"replicas": 1, "strategy": {"type": "Recreate"}, "revisionHistoryLimit": 0}
-    template["spec"].setdefault("hostname", f"{instance}-primer")  # the name of the Pod has a dot, which hostnames should not have
+    template["spec"].setdefault("hostname", f"{instance}-primer")  # the Pod's name contains a dot, which a hostname should not
     if beside_replicas:
         _stay_beside(template["spec"], instance)
     return primer
@@ -244,8 +244,8 @@ def apply_priming(
 def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None:
     """Return the desired replicas of a Deployment that is held; None if none is held.
 
-    Replicas are scaled up and down, because load does not wait for a rollout. Only replicas that would start with a directory that another
-    VLLMDeployment is filling are not scaled up.
+    Scaling continues, because load does not wait for a rollout. The only exception: replicas are not added while another VLLMDeployment
+    fills the directory with which they would start.
     """
     desired = reading.integer(context.desired, "spec", "replicas")
     if not priming.activity.held or desired is None:

@@ -1,14 +1,13 @@
-"""Publish a filled cache directory as an artifact: when, with which Job, and with what result.
+"""Publish a filled cache directory as an artifact: when to publish, the Job and its result.
 
 A Job runs when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs on
-the node of that Pod. The result is read from the Pod of the Job. What a later attempt may change is tried
-again.
+the node of that Pod. The result is read from the Pod of the Job. Failures that may be temporary are retried.
 
 Two containers share the work. An init container mounts the directory read-only and packs it into an emptyDir. Then another container pushes
-what was packed. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the directory, so neither the
-engine's image nor an engine that changes the directory gets at the Secret.
+the result. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the directory, so neither the
+engine's image nor an engine that changes the directory can read the Secret.
 
-No Job can mount the caches of a Pod with an EmptyDir, a PVC of its own or a directory of the node. There, the same two containers run in
+No Job can mount the caches of a Pod with an EmptyDir, a PVC per replica or a directory of the node. There, the same two containers run in
 the Pod of a primer when the engine is ready (`vllm_operator.caches.rollouts` says when there is a primer).
 """
 
@@ -44,21 +43,21 @@ from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_comma
 from vllm_operator.pods.view import Phase, PodView
 
 PAUSE = timedelta(minutes=15)
-"""Interval between two attempts, if the last one failed for a reason that may go away."""
+"""Interval between two attempts if the last failure may be temporary."""
 SETTLE_SECONDS = 30.0
 """How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
 PROGRAM_SECONDS = 840
 """Deadline of each of the two programs."""
 DEADLINE_SECONDS = 2 * PROGRAM_SECONDS + 120
 KEPT_SECONDS = 600
-"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt has the same name."""
+"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt reuses the name."""
 PRIMER_ATTEMPTS = 3
-"""How often a primer tries to publish if it fails for a reason that may go away. The kubelet starts the container again."""
+"""Maximum attempts of a primer to publish after failures that may be temporary. The kubelet restarts the container."""
 PACKED = "Packed"
-"""What the container that packs reports when the other one can continue."""
+"""Report of the packing container when the publisher can continue."""
 PACKED_VOLUME, ACCOUNT_VOLUME = "packed-caches", "publish-account"
 SECRET_PREFIX = "SECRET_"
-"""Variables of the container that packs, with values that must not be in an artifact."""
+"""Prefix of variables of the packing container whose values must not occur in an artifact."""
 PUBLISHED = frozenset({"Published", "AlreadyPublished"})
 FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 """Results that another attempt would not change."""
@@ -76,7 +75,7 @@ class PublicationNeed:
 
 
 def describe_publication(context: CacheContext) -> tuple[Publication | None, PublicationNeed | None]:
-    """Return the state of the publication, None if none is requested; and the Job that should run now."""
+    """Return the state of the publication (None if none is requested) and the Job that should run now."""
     artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
         return None, None
@@ -100,7 +99,7 @@ def describe_publication(context: CacheContext) -> tuple[Publication | None, Pub
 
 
 def _earlier(context: CacheContext, occasion: str) -> Publication | None:
-    """An attempt in the status; None if there is none, or if another one is due."""
+    """Return the attempt in the status; None if there is none, or if another attempt is due."""
     known = context.resource.status.cache.artifact if context.resource.status.cache else None
     if known is None or known.publication != occasion:
         return None
@@ -119,7 +118,7 @@ def is_asked(context: CacheContext) -> bool:
 
 
 def is_published_by_primer(context: CacheContext) -> bool:
-    """Return whether the spec requests a publication, and only a container beside the engine of a primer can read the caches."""
+    """Return whether the spec requests a publication and only a container in the primer's Pod can read the caches."""
     artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
         return False
@@ -146,7 +145,7 @@ def describe_primer_publication(context: CacheContext) -> Publication:
 
 
 def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, datetime | None] | None:
-    """What a container of a primer reported, and when it ended; None if it is not over, or is started again."""
+    """Return the last report of a primer's container and when it ended; None if it has not ended, or is restarted."""
     container = reading.named(pod, name, "status", "containerStatuses", key="name")
     result, ended = read_result(container), reading.mapping(container, "state", "terminated")
     runs = (reading.integer(container, "restartCount") or 0) + bool(ended)
@@ -156,7 +155,10 @@ def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, da
 
 
 def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
-    """How long to wait for the duration of the start, which the artifact carries; 0 if it is known, or has not become known in time."""
+    """Return how long to wait until the duration of the start is known; 0 if it is known or the wait has timed out.
+
+    The artifact contains this duration.
+    """
     known = context.resource.status.cache
     is_known = known is not None and known.key == context.plan.cache_key
     if is_known and known is not None and (known.cold_start_seconds is not None or known.warm_start_seconds is not None):
@@ -165,7 +167,7 @@ def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
 
 
 def publication_occasion(context: CacheContext) -> str:
-    """Return what a publication is for, as a digest. Equal occasions are published once."""
+    """Return a digest of everything that identifies a publication. Equal occasions are published once."""
     settings = travel_settings(context.resource, context.plan, _engine(context))
     key = context.address.key if context.address else context.plan.cache_key
     content = [settings["repository"], key, settings["settings"]]
@@ -182,7 +184,7 @@ def _engine(context: CacheContext) -> Mapping[str, Any]:
 
 
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
-    """The state by the Pod of the Job; None without one, or if it ended so long ago that the Job is about to be deleted."""
+    """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
     name = publishing_name(context.resource.metadata.name, occasion)
     for pod in context.pods:
         is_publishing = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PUBLISHING.value
@@ -235,7 +237,7 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
     """Return a primer with containers that publish the caches when the engine is ready.
 
-    They share neither processes nor the Secret for pushing with the engine, whatever the template says.
+    The template cannot make them share processes or the Secret for pushing with the engine.
     """
     mount = {**reading.named(_engine(context), CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
     when = {"ready": _probe(context)}
@@ -261,14 +263,14 @@ def _artifact_of(context: CacheContext) -> ArtifactSpec:
 
 
 def _volumes(context: CacheContext) -> list[dict[str, Any]]:
-    """The volumes of the two containers, besides that of the caches."""
+    """Return the volumes of the two containers, except the cache volume."""
     secret = _artifact_of(context).push_secret_ref
     account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret.name, "optional": True}}] if secret else []
     return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]
 
 
 def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The container that reads the caches, without a Secret except for those of the engine."""
+    """Return the container that reads the caches. It has no Secrets except the engine's."""
     plan = context.plan
     assert plan.cache_artifact is not None
     settings = {
@@ -300,7 +302,7 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The container that pushes what the other one has packed, with the Secret for pushing."""
+    """Return the container that pushes the packed caches, with the Secret for pushing."""
     secret = _artifact_of(context).push_secret_ref
     settings = {
         **travel_settings(context.resource, context.plan, _engine(context)),
@@ -349,7 +351,7 @@ def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[
 
 
 def cache_mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
-    """The folders besides `VLLM_CACHE_ROOT`, as GKM and KServe describe them (redhat-et/GKM#176)."""
+    """Return the mount paths of the caches outside `VLLM_CACHE_ROOT`, in the format of GKM and KServe (redhat-et/GKM#176)."""
     plan = context.plan
     used = caches.used_by(plan.engine_version, plan.distribution)
     return [

@@ -45,7 +45,7 @@ _RECORDS = (
 
 @dataclass(frozen=True, slots=True)
 class PrimingLease:
-    """The VLLMDeployment that fills a cache, and since when; None if the time cannot be read."""
+    """The VLLMDeployment that fills a cache, and when it began; None if the time cannot be read."""
 
     name: str
     uid: str
@@ -56,7 +56,7 @@ class PrimingLease:
 
 
 def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None:
-    """Return the lease on the caches of a key; None without a lease that can be read."""
+    """Return the lease on the caches of a key; None without a readable lease."""
     name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
     uid, _, since = rest.partition("/")
     return PrimingLease(name, uid, reading.moment(since)) if is_name(name) and uid else None
@@ -77,7 +77,7 @@ def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Ch
 
 
 def first_record(key: str, now: datetime) -> dict[str, str]:
-    """Return the record that Pods use a directory, for a PVC that is created with it; empty if a name with this key is not allowed."""
+    """Return the record that Pods use a directory, for a PVC created with it; empty if the key is not valid in an annotation name."""
     return {USED_ANNOTATION_PREFIX + key: reading.stamp(now) or ""} if KEY.fullmatch(key) else {}
 
 
@@ -97,7 +97,7 @@ def is_quarantined(claim: Mapping[str, Any] | None, key: str) -> bool:
 
 
 def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | None) -> Changes:
-    """Return the missing records of directories that the status lists as quarantined."""
+    """Return the missing records of the directories that the status lists as quarantined."""
     record: Changes = {}
     for entry in (status.quarantined if status else None) or ():
         if claim is None or is_quarantined(claim, entry.key):

@@ -1,14 +1,14 @@
 """Before a rollout that changes the caches, a primer fills them while the current replicas serve.
 
-Pods that share a PVC find there what the primer has compiled. Pods that share no volume (EmptyDir, ClaimPerReplica, HostPath) fetch it from
-the registry: their primer also publishes its caches, from a container beside the engine (`vllm_operator.caches.publishing`).
+Pods that share a PVC read the primer's compiled files there. Pods without a shared volume (EmptyDir, ClaimPerReplica, HostPath) fetch them
+from the registry: their primer also publishes its caches, from an additional container (`vllm_operator.caches.publishing`).
 
 The rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free, if the Pod cannot be created
 or does not start before its deadline, or if the publication fails. If the engine of the primer crashes, the rollout waits: the new replicas
 would crash too.
 
-Nothing is kept in memory: the decision follows from the live Deployments, their Pods and the status. So a spec that changes again
-replaces the primer, one that is changed back removes it, and a new operator continues.
+No state is kept in memory: the decision follows from the live Deployments, their Pods and the status. So another spec change replaces the
+primer, a revert removes it, and a restarted operator continues.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Po
 SERVES_UNTIL_PUBLISHED = "The current replicas serve until the caches of the new Pods are published."
 ONE_POD = "Only one Pod can mount the PVC (ReadWriteOncePod)."
 _NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
-"""Phases of a Pod that say nothing about the replicas of the next rollout."""
+"""Pod phases that do not predict whether replicas of the next rollout start."""
 WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
 
 
@@ -39,7 +39,7 @@ def replaces_serving(context: CacheContext, address: CacheAddress) -> bool:
 
 
 def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheActivity:
-    """Return who fills a directory of a PVC before the rollout."""
+    """Return the activity that fills a directory of a PVC before the rollout."""
     views = [view for at, view in context.primers if at == address]
     if (skipped := remembered_skip(context) or _obstacle(context, views)) is not None:
         return CacheActivity(skipped=skipped)
@@ -47,7 +47,7 @@ def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheAc
 
 
 def publish_before_rollout(context: CacheContext) -> CacheActivity:
-    """Return what a primer does where Pods share no volume: before a rollout that changes the tag of the artifact, or on request."""
+    """Return the activity of a primer for Pods without a shared volume: before a rollout that changes the artifact tag, or on request."""
     if not is_published_by_primer(context):
         return CacheActivity()
     publication = describe_primer_publication(context)
@@ -68,13 +68,13 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
 
 
 def remembered_skip(context: CacheContext) -> str | None:
-    """Return why the caches were not filled before this rollout, as the status has it."""
+    """Return why the caches were not filled before this rollout, from the status."""
     known = context.resource.status.cache
     return known.priming_skipped if known is not None and known.key == context.plan.cache_key else None
 
 
 def _changes_tag(context: CacheContext) -> bool:
-    """Whether Pods that serve will be replaced by Pods that fetch another artifact."""
+    """Return whether serving Pods will be replaced by Pods that fetch another artifact."""
     desired = read_travel_settings(template_spec(context.desired))
     if context.deployment is None or read_travel_settings(template_spec(context.deployment)) == desired:
         return False
@@ -89,7 +89,7 @@ def _is_over(publication: Publication) -> bool:
 
 
 def _failure(context: CacheContext, publication: Publication) -> str | None:
-    """Why the primer has not published the caches; None if it has, or is at it."""
+    """Return why the primer could not publish the caches; None if it has published them or is still trying."""
     if not _is_over(publication):
         return None
     known = context.resource.status.cache.artifact if context.resource.status.cache else None
@@ -101,7 +101,7 @@ def _failure(context: CacheContext, publication: Publication) -> str | None:
 
 
 def _is_crashing(context: CacheContext) -> bool:
-    """Whether a replica crashes: the rollout replaces it first."""
+    """Return whether a replica crashes. The rollout replaces crashing replicas first."""
     return any(view.phase is Phase.CRASHED for _, view in context.replicas)
 
 
@@ -113,7 +113,7 @@ def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> Ca
 
 
 def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
-    """Why no primer can run; None if one can."""
+    """Return why no primer can run; None if one can."""
     if _is_for_one_pod(context):
         return ONE_POD
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
@@ -132,7 +132,7 @@ def _is_for_one_pod(context: CacheContext) -> bool:
 
 
 def _has_passed_deadline(context: CacheContext) -> bool:
-    """Whether the Deployment of the primer has made no progress within its `progressDeadlineSeconds`."""
+    """Return whether the Deployment of the primer has made no progress within its `progressDeadlineSeconds`."""
     condition = reading.named(context.primer, "Progressing", "status", "conditions")
     seen, generation = (
         reading.integer(context.primer, *path) or 0 for path in (("status", "observedGeneration"), ("metadata", "generation"))

@@ -2,10 +2,10 @@
 
 A VLLMDeployment can use the PVC of another one: through `claimName`, a volume of `podTemplate`, a `pvc://` URI, or a preset with one of
 these. Before its Pods use the PVC, it records itself there (`shared.vllm-operator.dev/UID`) and removes the owner reference of the other
-one. So it does not matter how it names the PVC, and in which order the two objects appear or go. The VLLMDeployment that created the PVC
-sets no owner while the record of a user is valid, whatever `onDelete` says. Both report it.
+one. So the way it names the PVC and the order of creation and deletion do not matter. The VLLMDeployment that created the PVC sets no owner
+while the record of a user is valid, whatever `onDelete` says. Both report it.
 
-The record of a VLLMDeployment that is gone, or no longer names the PVC, is removed by the VLLMDeployment that created the PVC.
+The record of a VLLMDeployment that is deleted, or no longer names the PVC, is removed by the VLLMDeployment that created the PVC.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,20 @@ from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.pods import reading
 
 GRACE = timedelta(minutes=10)
-"""How long a record is valid before its VLLMDeployment has a Deployment that mounts the PVC. It may name the PVC only through a preset."""
+"""How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a
+preset.
+"""
 MAX_USERS = 50
-"""Records that are read from one PVC."""
+"""Maximum number of records to read from one PVC."""
 _SUFFIXES = {"-cache": "cache", "-weights": "weights"}
-"""How the names of PVCs that the operator creates end, and the field of the spec that each is for."""
+"""Name suffixes of PVCs that the operator creates, and the spec field of each."""
 _SCHEME = "pvc://"
 _MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimUser:
-    """A VLLMDeployment that has recorded itself on a PVC, and since when; None if the time cannot be read."""
+    """A VLLMDeployment with a record on a PVC, and the time of the record; None if it cannot be read."""
 
     uid: str
     name: str
@@ -39,12 +41,12 @@ class ClaimUser:
 
     @property
     def annotation(self) -> str:
-        """The name of its record."""
+        """Name of the annotation with its record."""
         return SHARED_ANNOTATION_PREFIX + self.uid
 
 
 def claims_of_others(pod_spec: Any, name: str) -> dict[str, str]:
-    """Return the PVCs of a Pod whose names say that another VLLMDeployment than `name` may have created them, each with its name."""
+    """Return the PVCs of a Pod that, by their names, another VLLMDeployment than `name` may have created, with that VLLMDeployment."""
     owners = {claim: claim.removesuffix(suffix) for claim in claims_of(pod_spec) for suffix in _SUFFIXES if claim.endswith(suffix)}
     return {claim: owner for claim, owner in sorted(owners.items()) if owner not in ("", name)}
 
@@ -75,7 +77,7 @@ def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
 
 
 def is_recent(user: ClaimUser, now: datetime) -> bool:
-    """Return whether a record is so new that the Deployment of its VLLMDeployment may not exist yet."""
+    """Return whether a record is so recent that the Deployment of its VLLMDeployment may not exist yet."""
     return user.since is not None and now - user.since < GRACE
 
 
@@ -96,14 +98,14 @@ def mounts_claim(deployment: Any, claim: str) -> bool:
 
 
 def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
-    """Return whether a VLLMDeployment asks to delete a PVC that it created together with itself, or may do so through its preset."""
+    """Return whether a VLLMDeployment, or possibly its preset, asks to delete a PVC together with it."""
     field = next((field for suffix, field in _SUFFIXES.items() if claim.endswith(suffix)), "")
     asked = reading.text(resource, "spec", field, "onDelete")
     return asked == OnDelete.DELETE.value if asked else bool(reading.mapping(resource, "spec", "presetRef"))
 
 
 def describe_users(claim: str, users: tuple[str, ...]) -> str:
-    """Say that a PVC is not deleted with the VLLMDeployment that created it."""
+    """Return a note that a PVC is not deleted with the VLLMDeployment that created it."""
     names = f"VLLMDeployment {users[0]} uses" if len(users) == 1 else f"VLLMDeployments {', '.join(users)} use"
     return (
         f"{names} PersistentVolumeClaim {claim} as well. While this is so, it is not deleted with this object, and onDelete: Delete "
@@ -112,7 +114,7 @@ def describe_users(claim: str, users: tuple[str, ...]) -> str:
 
 
 def describe_lender(claim: str, lender: str) -> str:
-    """Say that the PVC of another VLLMDeployment is not deleted with it."""
+    """Return a note that the PVC of another VLLMDeployment is not deleted with that VLLMDeployment."""
     return (
         f"PersistentVolumeClaim {claim} belongs to VLLMDeployment {lender}. While this object uses it, it is not deleted with {lender}, "
         f"and onDelete: Delete has no effect there."
@@ -120,7 +122,7 @@ def describe_lender(claim: str, lender: str) -> str:
 
 
 def describe_kept_owner(claim: str, lender: str = "this object") -> str:
-    """Say that a PVC that several VLLMDeployments use is deleted with the one that created it."""
+    """Return a note that a PVC that several VLLMDeployments use is deleted with the VLLMDeployment that created it."""
     command = f"""kubectl patch pvc {claim} --type json -p '[{{"op": "remove", "path": "/metadata/ownerReferences"}}]'"""
     return (
         f"Several VLLMDeployments use PersistentVolumeClaim {claim}, but it is deleted with {lender}: the operator may not remove its "

@@ -1,15 +1,15 @@
-"""The volumes of caches and weights: what the spec asks for, and what the operator may change of an existing PersistentVolumeClaim.
+"""The volumes of caches and weights, and the allowed changes of an existing PersistentVolumeClaim.
 
-Weights have a volume of their own. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be
-downloaded again. They stay beside the caches in two cases: the caches are on a PVC that the user named, on a host path, in an
-emptyDir, or on a volume of `podTemplate`; or the model is not downloaded from the hub.
+Weights have a separate volume. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be downloaded
+again. They share the cache volume in two cases: the caches are on a PVC that the user named, on a host path, in an emptyDir, or on a volume
+of `podTemplate`; or the model is not downloaded from the hub.
 
 The operator writes only to PVCs that it created. Labels and annotations do not show that, because users can copy them.
 `metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to whoever created it, because nobody can
 change them later.
 
-Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with
-them the whole manifest. The operator therefore does not request them, and reports them.
+Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with them
+the whole manifest. The operator therefore does not request such changes, and reports them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ GIBIBYTE = 2**30
 STEP = 10 * GIBIBYTE
 """Sizes of PVCs are multiples of this, so that they do not change with each estimate."""
 UNKNOWN_WEIGHTS = 100 * GIBIBYTE
-"""For a model of unknown size. Holds 45 billion parameters of two bytes."""
+"""Assumed size of weights of unknown size. Holds 45 billion parameters of two bytes."""
 
 
 def storage_of(spec: StorageSpec | None) -> Storage:
@@ -56,7 +56,7 @@ def weights_claim_name(resource: VLLMDeployment) -> str:
 
 
 def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights) -> StorageSpec | None:
-    """Return the storage of the weights of a plan; None if they are beside the caches."""
+    """Return the storage of the weights of a plan; None if they are on the cache volume."""
     if planned.place is WeightsPlace.WITH_CACHES:
         return None
     cache = spec.cache or CacheSpec()
@@ -98,7 +98,7 @@ def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight
 def _are_beside_caches(resource: VLLMDeployment) -> bool:
     spec = resource.spec
     if not spec.model.uri.startswith("hf://"):
-        return True  # the weights are on the user's PVC, and the rest is small
+        return True  # the weights are on the user's PVC, and the other files are small
     volumes = sequence(mapping(spec.pod_template, "spec").get("volumes"))
     if any(mapping(volume).get("name") == CACHE_VOLUME for volume in volumes):
         return True
@@ -107,7 +107,7 @@ def _are_beside_caches(resource: VLLMDeployment) -> bool:
 
 
 def _size(weight_bytes: int | None) -> str:
-    """Size of the PVC of the weights: a fifth more than the weights, for files that a new revision changes, and 10 GiB."""
+    """Return the PVC size for the weights: 1.2 times the weights, for files that a new revision changes, and 10 GiB."""
     needed = UNKNOWN_WEIGHTS if weight_bytes is None else weight_bytes + weight_bytes // 5 + STEP
     return f"{-(-needed // STEP) * STEP // GIBIBYTE}Gi"
 
@@ -117,9 +117,9 @@ _FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
 
 
 def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
-    """Return whether the operator created a PVC: it applied the access modes, and nobody else has set them.
+    """Return whether the operator created a PVC: it applied the access modes, and no other manager has set them.
 
-    That is also true for PVCs that `kubectl delete --cascade=orphan` left behind.
+    This also holds for PVCs that `kubectl delete --cascade=orphan` left behind.
     """
     is_created = False
     for entry in reading.objects(claim, "metadata", "managedFields"):
@@ -138,7 +138,7 @@ def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext
 
 
 def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the manifests with the PVCs as they can be applied, and a note about what cannot be applied; None without any.
+    """Return the manifests with PVCs that can be applied, and a note about changes that cannot be applied (None if there are none).
 
     A PVC that other VLLMDeployments use gets no owner.
     """
@@ -162,10 +162,10 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
 
 
 def _with_applied_records(claim: dict[str, Any], live: Mapping[str, Any] | None, context: CacheContext) -> dict[str, Any]:
-    """A PVC with the record of its first directory, which is applied with the PVC when that is created. This saves a write.
+    """Return a PVC with the record of its first directory. Creating both with one apply saves a write.
 
-    It is applied again with an existing PVC, because server-side apply removes what is left out. Another field manager writes all other
-    records.
+    For an existing PVC the record is applied again, because server-side apply removes omitted fields. Another field manager writes all
+    other records.
     """
     if live is not None:
         records = _applied_records(live)
@@ -179,7 +179,7 @@ def _with_applied_records(claim: dict[str, Any], live: Mapping[str, Any] | None,
 
 
 def _applied_records(live: Mapping[str, Any]) -> dict[str, str]:
-    """The records of a PVC that the operator has applied with it."""
+    """Return the records that the operator applied together with a PVC."""
     annotations = reading.mapping(live, "metadata", "annotations")
     applied = [
         reading.mapping(entry, "fieldsV1", "f:metadata", "f:annotations")
@@ -191,7 +191,7 @@ def _applied_records(live: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:
-    """Whether the size is in the spec. A default or an estimate below the actual size needs no note."""
+    """Return whether the spec sets the size. A default or an estimate below the actual size needs no note."""
     spec = resource.spec.weights if claim["metadata"]["name"] == weights_claim_name(resource) else resource.spec.cache
     return spec is not None and spec.volume is not None and spec.volume.size is not None
 

@@ -1,4 +1,4 @@
-"""Regular expressions that take linear time, with RE2. With some patterns, Python's `re` takes exponential time.
+"""Regular expressions that take linear time, with RE2. Python's `re` takes exponential time for some patterns.
 
 RE2 has no look-around and no back-references.
 """
@@ -10,7 +10,7 @@ from typing import cast
 import re2
 
 PATTERN_BYTES = 1 << 18
-"""Maximum memory of a compiled pattern. The patterns that ship with the operator need less."""
+"""Maximum memory of a compiled pattern in bytes. The patterns that ship with the operator need less."""
 
 
 class PatternError(ValueError):
@@ -28,7 +28,7 @@ def compile_linear(regex: str) -> re.Pattern[str]:
     options.log_errors = False
     options.max_mem = PATTERN_BYTES
     try:
-        # RE2's patterns have the methods that are used here, but no type information.
+        # RE2's patterns have the required methods, but no type information.
         return cast("re.Pattern[str]", re2.compile(regex, options))
     except re2.error as error:
         reason = error.args[0] if error.args else "it cannot be read"

@@ -1,4 +1,4 @@
-"""Make text of a log safe to show: no secrets, no control characters, limited length."""
+"""Redact log text for display: no secrets, no control characters, limited length."""
 
 import re
 
@@ -18,12 +18,12 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)")
 
 
 def redact(text: str) -> str:
-    """Replace everything that looks like a token, a key, or credentials in a URL."""
+    """Replace strings that look like tokens, keys, or credentials in URLs."""
     return _SECRETS.sub(_replace, text)
 
 
 def present(text: str, limit: int) -> str:
-    """Redact, drop control characters, and cut to `limit` characters, at the end."""
+    """Redact, drop control characters, and truncate to the last `limit` characters."""
     clean = redact(_CONTROL.sub(" ", _ANSI.sub("", text[: limit * 4]))).rstrip()
     return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
 

@@ -26,13 +26,13 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
-    """Make untrusted text one line without control characters and secrets, of at most `limit` characters."""
+    """Return untrusted text as one line without control characters and secrets, truncated to `limit` characters."""
     return _clean(text[: 16 * limit], limit)
 
 
 @lru_cache(maxsize=512)
 def _clean(text: str, limit: int) -> str:
-    """Cached, because most texts repeat and the search for secrets takes time."""
+    """Clean a text. Cached, because most texts repeat and the search for secrets takes time."""
     text = _ESCAPES.sub("", text)
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
@@ -40,7 +40,7 @@ def _clean(text: str, limit: int) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut a text at a word to at most `limit` characters, and mark the cut."""
+    """Truncate a text at a word boundary to at most `limit` characters, and mark the cut."""
     if len(text) <= limit:
         return text
     if limit < 2:
@@ -51,7 +51,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
-    """Return the sentences of a text that fit into `limit` characters; cut at a word if that is less than `at_least`."""
+    """Return the sentences of a text that fit into `limit` characters; truncate at a word if they are shorter than `at_least`."""
     if len(text) <= limit:
         return text
     end = text.rfind(". ", at_least - 1, limit)
@@ -59,18 +59,18 @@ def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """End a text with a full stop, unless it ends with a mark already."""
+    """End a text with a full stop, unless it already ends with punctuation."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def without_preemption(text: str) -> str:
-    """Remove the part of a scheduler's message that says that preemption would not help."""
+    """Remove the part of a scheduler's message about preemption."""
     return _PREEMPTION.split(text, maxsplit=1)[0]
 
 
 def without_pod_name(text: str) -> str:
-    """Remove the name of a refused Pod from a message, because each attempt has another one."""
+    """Remove the name of a refused Pod from a message, because it differs in each attempt."""
     return _FORBIDDEN_POD.sub("", text)
 
 
@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def rounded(seconds: float) -> int:
-    """Round an estimate: to 5 s below a minute, to 10 s below ten minutes, else to minutes."""
+    """Round an estimated duration: to 5 s below a minute, to 10 s below ten minutes, else to minutes."""
     step = 5 if seconds < 60 else 10 if seconds < 600 else 60
     return max(step, round(seconds / step) * step) if seconds > 0 else 0
 
@@ -119,14 +119,14 @@ def count(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], last: str) -> str:
-    """Names in a sentence, `last` (and, or) before the last one: a, b or c."""
+    """Join names with commas, and `last` (and, or) before the last name: a, b or c."""
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def similar(name: str, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> list[str]:
-    """Return known names of which the name may be a misspelling, the most similar first. Upper and lower case do not matter.
+    """Return known names that the name may be a misspelling of, the most similar first. Case is ignored.
 
-    `likeness` is the minimum similarity, from 0 to 1. Lists of hundreds of names that resemble each other need a higher one.
+    `likeness` is the minimum similarity, from 0 to 1. Use a higher one for lists of hundreds of similar names.
     """
     spelled = {each.lower(): each for each in sorted(known)}
     return [spelled[each] for each in difflib.get_close_matches(name[:NAME_LIMIT].lower(), spelled, most, likeness)]
