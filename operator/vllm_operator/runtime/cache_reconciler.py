@@ -1,4 +1,4 @@
-"""Carry out what `vllm_operator.caches` decides: read the PersistentVolumeClaim and its users, and write the records.
+"""Carry out the decisions of `vllm_operator.caches`: read the PersistentVolumeClaim and its users, and write the records.
 
 A record is written before the Pods that depend on it. For example, a priming lease is taken before the primer is created.
 """
@@ -69,9 +69,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOutcome:
-    """What to apply, and what was read on the way.
+    """The manifests to apply, and the objects that were read for the decision.
 
-    `live` are the children that may be changed or deleted. `kept` are the children to keep as they are for now.
+    `live`: children that may be changed or deleted. `kept`: children that stay unchanged for now.
     """
 
     manifests: list[Manifest]
@@ -86,7 +86,7 @@ class CacheOutcome:
     held_replicas: int | None = None
     """Desired replicas of the Deployment among `kept`; None if they stay as they are."""
     jobs: tuple[Manifest, ...] = ()
-    """Live Jobs whose work is not done and that have no Pod, or none with a node."""
+    """Live Jobs that have not finished and have no Pod, or no Pod that is bound to a node."""
 
 
 class CacheReconciler:
@@ -126,7 +126,7 @@ class CacheReconciler:
     async def reconcile(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, replan: Callable[[int], Outcome]
     ) -> CacheOutcome:
-        """Decide what to apply now, and write the records that must exist before.
+        """Decide which manifests to apply now, and first write the records that they depend on.
 
         Args:
             resource: The VLLMDeployment.
@@ -177,7 +177,7 @@ class CacheReconciler:
         )
 
     async def release_claims(self, snapshot: Snapshot) -> None:
-        """Delete what keeps a claim that is being deleted although nobody needs it: cleaning Jobs and finished Pods.
+        """Delete cleaning Jobs and finished Pods that block the deletion of a claim.
 
         Raises:
             ClusterError: Try again.
@@ -188,7 +188,6 @@ class CacheReconciler:
                 await self._remove(snapshot, removal)
 
     async def _remove(self, snapshot: Snapshot, removal: Removal) -> None:
-        """Delete a Job or a Pod of the VLLMDeployment, if the operator may."""
         kind, namespace = JOB if removal.is_job else POD, snapshot.resource["metadata"]["namespace"]
         try:
             if removal.is_job:
@@ -204,7 +203,7 @@ class CacheReconciler:
         self._count("delete", kind.kind)
 
     async def _keep_all(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> CacheOutcome:
-        """Keep all children, because a spec that cannot be planned is no reason to stop what runs. Only scale down if asked to."""
+        """Keep all children: an invalid spec is no reason to stop a running engine. Only scale down if the spec asks for it."""
         deployment = snapshot.child(DEPLOYMENT)
         name = _claim_name(resource, deployment)
         weights_name = weights_claim(template_spec(deployment))
@@ -226,7 +225,7 @@ class CacheReconciler:
     async def _choose_directory(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
     ) -> tuple[Outcome, CacheContext, list[Manifest]]:
-        """Choose a cache directory that fits the image and is not quarantined, by the records on the PersistentVolumeClaim."""
+        """Choose a cache directory that fits the image and is not quarantined, from the records on the PersistentVolumeClaim."""
         tried: set[str] = set()
         while True:
             tried.add(plan.cache_key)
@@ -237,13 +236,13 @@ class CacheReconciler:
                 context, manifests = await self._read_context(resource, snapshot, plan)
             generation = next_cache_generation(context)
             again = replan(generation) if generation is not None else outcome
-            # A plan whose key has no generation stays the same, and would be tried for ever.
+            # A plan whose key has no generation stays the same, and would be retried endlessly.
             if again.plan is None or again.plan.cache_key in {*tried, plan.cache_key}:
                 return outcome, context, manifests
             outcome, plan = again, again.plan
 
     async def _read_context(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> tuple[CacheContext, list[Manifest]]:
-        """Render a plan, and read what decisions about its caches depend on."""
+        """Render a plan, and read the inputs of the decisions about its caches."""
         manifests = render(*carried_out(resource, plan))
         desired = _deployment_of(manifests)
         address = cache_address(template_spec(desired))
@@ -285,7 +284,7 @@ class CacheReconciler:
         return context, manifests
 
     async def _gpu_nodes(self, plan: Plan) -> tuple[str, ...]:
-        """The names of the nodes with the GPUs of a plan; none if the nodes cannot be read."""
+        """Return the names of the nodes with a plan's GPUs; empty if the nodes cannot be read."""
         try:
             inventory = await self._inventory.read()
         except ClusterError as error:
@@ -303,7 +302,7 @@ class CacheReconciler:
         return replace(context, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
     async def _record(self, context: CacheContext, cache_actions: CacheActions) -> tuple[Manifest | None, bool]:
-        """Write the records to the PersistentVolumeClaim. Return it as it is then, and whether it has the records."""
+        """Write the records to the PersistentVolumeClaim. Return the updated claim, and whether it contains the records."""
         claim = dict(context.claim) if context.claim is not None else None
         if claim is None or not cache_actions.record:
             return claim, True
@@ -319,7 +318,7 @@ class CacheReconciler:
     async def _clean(
         self, context: CacheContext, need: CleaningNeed, jobs: list[Manifest], claim: Manifest | None
     ) -> tuple[Cleaning | None, Manifest | None]:
-        """Create the Job that deletes unused cache directories. Return why that is not possible, None if it exists now; and the claim."""
+        """Create the Job that deletes unused cache directories. Return why it cannot be created (None if it exists), and the claim."""
         namespace, address = context.resource.metadata.namespace, context.address
         full = self._crashes.reporting.cleaning
         pods = await self._client.find(POD, namespace)
@@ -336,14 +335,13 @@ class CacheReconciler:
         return None, claim
 
     async def _record_blocked(self, context: CacheContext, need: CleaningNeed, why: str, claim: Manifest | None) -> Manifest | None:
-        """Record why an attempt to delete quarantined directories could not begin."""
         if need.is_full or claim is None:
             return claim
         self._count("patch", CLAIM.kind)
         return await annotate_claim(self._client, claim, record_attempt(context, need.doomed, why))
 
     async def _fetch(self, snapshot: Snapshot, context: CacheContext, plan: FetchingPlan, jobs: list[Manifest]) -> Fetching | None:
-        """Create the Job that fetches the weights, record its result, and delete Jobs that are no longer needed. Return what to report."""
+        """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""
         for removal in plan.superseded:
             await self._remove(snapshot, removal)
         if plan.state is None:
@@ -365,7 +363,7 @@ class CacheReconciler:
         return plan.state
 
     async def _publish(self, context: CacheContext, need: PublicationNeed, jobs: list[Manifest]) -> str | None:
-        """Create the Job that publishes the caches. Return why that is not possible; None if it exists now."""
+        """Create the Job that publishes the caches. Return why it cannot be created; None if it exists."""
         try:
             await self._create_job(render_publishing(context, need, self._catalog.shipped.caches), jobs)
         except (Forbidden, Invalid) as error:
@@ -374,10 +372,10 @@ class CacheReconciler:
         return None
 
     async def _create_job(self, job: Manifest, existing: list[Manifest]) -> Manifest | None:
-        """Create a Job. If there is one with its name already, add that to `existing`, and return it.
+        """Create a Job. If a Job with this name exists, add it to `existing` and return it.
 
         Raises:
-            ClusterError: It cannot be created.
+            ClusterError: The Job cannot be created.
         """
         try:
             await self._client.create(job)
@@ -397,24 +395,23 @@ def _deployment_of(manifests: list[Manifest]) -> Manifest:
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:
-    """The PersistentVolumeClaim of the caches while there is no plan."""
+    """Return the name of the caches' PersistentVolumeClaim if there is no plan."""
     address = cache_address(template_spec(deployment))
     named = resource.spec.cache.claim_name if resource.spec.cache else None
     return address.claim if address else named
 
 
 def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
-    """Whether a child is the Deployment of the replicas."""
     return _is_deployment(child, resource, resource.metadata.name)
 
 
 def _is_held(child: Manifest, resource: VLLMDeployment) -> bool:
-    """Whether a child stays as it is while a rollout is held: the Deployment of the replicas, and ResourceClaimTemplates for its Pods."""
+    """Whether a held rollout keeps a child unchanged: the Deployment of the replicas, and the ResourceClaimTemplates of its Pods."""
     return _is_replicas(child, resource) or child["kind"] == CLAIM_TEMPLATE.kind
 
 
 def _is_deployment(child: Manifest, resource: VLLMDeployment, name: str) -> bool:
-    """Whether a child is the Deployment of this name, and not that of an earlier VLLMDeployment."""
+    """Whether a child is the Deployment with this name and belongs to this VLLMDeployment, not to an earlier one with its name."""
     metadata = child["metadata"]
     owners = [reference.get("uid") for reference in metadata.get("ownerReferences") or ()]
     named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, name)

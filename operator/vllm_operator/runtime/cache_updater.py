@@ -1,7 +1,7 @@
-"""Keep the object cache up to date: put watch events into it, and list a kind again when a watch begins and from time to time.
+"""Keep the object cache up to date: apply watch events, and list a kind again when a watch begins and at intervals.
 
-kopf lists a kind before it watches it, at the start and whenever a watch has lost its place. kopf does not report what was deleted
-meanwhile. Therefore the cache lists the kind right after kopf has: the events that follow in the watch are later than both lists.
+kopf lists a kind before it watches it, at the start and whenever a watch has lost its place. kopf does not report objects that were deleted
+in between. Therefore the cache lists the kind right after kopf has: the events that follow in the watch are later than both lists.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from vllm_operator.pods import reading
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.1
-"""Delay between the first watch that begins and the list. After an outage, several begin together."""
+"""Delay between the start of a watch and the list. After an outage, several watches start together."""
 RETRY_SECONDS = 2.0
-"""Delay before a list that failed is tried again."""
+"""Delay before a failed list is retried."""
 
 
 class CacheUpdater:
@@ -35,17 +35,17 @@ class CacheUpdater:
         seconds: float = 600.0,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
-        """Prepare to keep these kinds.
+        """Initialize without reading.
 
         Args:
             cache: The cache.
-            kinds: The kinds that are watched.
-            changed: Called with the key of each VLLMDeployment that has changed, or whose children or preset have.
-            unchanged: Called with the keys of VLLMDeployments whose spec has not changed since their last status, when all are added.
+            kinds: The watched kinds.
+            changed: Called with the key of each VLLMDeployment that has changed itself or in its children or preset.
+            unchanged: Called by `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status.
             users_of: Returns the VLLMDeployments that name a preset.
-            namespaces: The namespaces that are served; all if empty.
-            seconds: Interval between lists of everything.
-            settle_seconds: Delay between a watch that begins and the list.
+            namespaces: The namespaces to serve; all if empty.
+            seconds: Interval between lists of all kinds.
+            settle_seconds: Delay between the start of a watch and the list.
         """
         self._cache = cache
         self._kinds = tuple(kinds)
@@ -61,12 +61,12 @@ class CacheUpdater:
         """Set when all kinds have been listed once."""
 
     def notice(self, kind: Kind, manifest: Manifest, *, deleted: bool) -> None:
-        """Take a watch event."""
+        """Handle a watch event."""
         for key in self._cache.note(kind, manifest, deleted=deleted):
             self._add(kind, key)
 
     def recheck(self, kind: Kind) -> None:
-        """List the objects of a kind, because a watch begins: events may have been missed."""
+        """List the objects of a kind when its watch begins, because events may have been missed."""
         self._outdated.add(kind)
         self._recheck.set()
 
@@ -113,6 +113,6 @@ class CacheUpdater:
 
 
 def _is_reported(resource: Manifest) -> bool:
-    """Whether the status of a VLLMDeployment is about its current spec."""
+    """Whether the status of a VLLMDeployment describes its current spec."""
     generation = reading.integer(resource, "metadata", "generation")
     return generation == reading.integer(resource, "status", "observedGeneration")

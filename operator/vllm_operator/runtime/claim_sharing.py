@@ -1,4 +1,4 @@
-"""Record on PersistentVolumeClaims which VLLMDeployments share them, so that none is deleted while another one uses it.
+"""Record on PersistentVolumeClaims which VLLMDeployments share them, so that no claim is deleted while another VLLMDeployment uses it.
 
 `vllm_operator.caches.sharing` explains the records.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The PersistentVolumeClaims of a VLLMDeployment as they are now, who else uses its own, and what to report about the rest."""
+    """The live PersistentVolumeClaims of a VLLMDeployment, the other users of its own claims, and the state of shared claims to report."""
 
     claims: Mapping[str, Manifest]
     users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -38,10 +38,10 @@ class Sharing:
 
 
 class ClaimSharing:
-    """Reads and writes these records."""
+    """Reads and writes the records of shared claims."""
 
     def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None], now: Callable[[], datetime]) -> None:
-        """`count` is called with the verb and the kind of each write; `now` is the clock."""
+        """Initialize. `count` is called with the verb and kind of each write; `now` is the clock."""
         self._client = client
         self._count = count
         self._now = now
@@ -55,10 +55,10 @@ class ClaimSharing:
             resource: The VLLMDeployment.
             claims: The live claims, by name.
             own: Names of the claims that this VLLMDeployment creates.
-            others: Names of claims that another VLLMDeployment may have created, each with its name.
+            others: Names of claims that other VLLMDeployments may have created, each with the name of that VLLMDeployment.
 
         Raises:
-            Conflict: A claim has changed; read it again.
+            Conflict: A claim has changed since it was read.
             ClusterError: The API server failed.
         """
         now = {name: claim for name, claim in claims.items() if is_created_by_operator(claim) and not is_terminating(claim)}
@@ -72,7 +72,7 @@ class ClaimSharing:
         return Sharing({**claims, **now}, users, tuple(notes))
 
     async def _use(self, resource: VLLMDeployment, claim: Manifest) -> Manifest:
-        """Record on the claim of another VLLMDeployment that this one uses it, and remove its owner."""
+        """Record on another VLLMDeployment's claim that this one uses it, and remove the claim's owner."""
         return await self._write(
             claim, sharing.usage_by(resource, claim, self._now()), sharing.find_other_owners(claim, resource.metadata.uid)
         )
@@ -85,7 +85,7 @@ class ClaimSharing:
         return [sharing.describe_lender(name, lender)] if found is not None and sharing.may_ask_for_deletion(found, name) else []
 
     async def _find_users(self, resource: VLLMDeployment, claim: Manifest) -> tuple[Manifest, tuple[str, ...]]:
-        """The other VLLMDeployments that use a claim, and the claim without the records of those that no longer do."""
+        """Return the claim without records of former users, and the other VLLMDeployments that use it."""
         recorded = sharing.read_users(claim, resource.metadata.uid)
         users = [user for user in recorded if await self._is_valid(user, resource.metadata.namespace, claim["metadata"]["name"])]
         former: dict[str, str | None] = {user.annotation: None for user in recorded if user not in users}
@@ -105,7 +105,7 @@ class ClaimSharing:
         try:
             written = await annotate_claim(self._client, claim, record, disowned=disowned)
         except (Forbidden, Invalid) as error:
-            if disowned:  # only those may change owners who may delete the claim, if the API server checks it
+            if disowned:  # the API server may allow changes of owners only with the permission to delete
                 return await self._write(claim, record)
             log.warning("cannot record who uses PersistentVolumeClaim %s: %s", claim["metadata"]["name"], error)
             return claim

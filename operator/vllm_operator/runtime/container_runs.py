@@ -1,4 +1,4 @@
-"""Runs of a container, and their ends, according to the status of a Pod."""
+"""Runs of a container, according to the status of its Pod."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +13,8 @@ class Run:
     """One run of an engine container.
 
     Attributes:
-        previous: Whether it is the run before the current one, so that its log must be requested as such.
-        ended_at: When it ended; None if it has not, or this is unknown.
+        previous: Whether this is the run before the current one, whose log is requested with `previous`.
+        ended_at: When the run ended; None if it is running or the time is unknown.
     """
 
     namespace: str
@@ -27,7 +27,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Its identity: the UID of the Pod, and the number of restarts before it."""
+        """Return the identity: the UID of the Pod, and the number of restarts before the run."""
         return self.uid, self.restarts
 
 
@@ -41,12 +41,12 @@ def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Ru
         current = _run(pod, container, restarts)
         before = ended_run(pod, container, restarts - 1)
         return (current,) if before is None else (before, current)
-    ended = ended_run(pod, container, restarts)  # before the restart, the log is still that of the ended run
+    ended = ended_run(pod, container, restarts)  # until the restart, the current log belongs to the ended run
     return () if ended is None else (ended,)
 
 
 def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
-    """Return an ended run of a Pod; None if the status of the Pod does not show its end."""
+    """Return an ended run of a Pod; None if the status of the Pod does not show that it ended."""
     status = container_status(pod, container)
     now = int(status.get("restartCount") or 0)
     state, before = status.get("state") or {}, status.get("lastState") or {}

@@ -1,8 +1,8 @@
-"""Which VLLMDeployments have objects of kinds that are not watched.
+"""Track which VLLMDeployments have objects of kinds that are not watched.
 
-Such an object is deleted when it is no longer desired, whatever has happened meanwhile: a failure of the operator, an invalid spec, a
-restart, an upgrade. The operator therefore lists the objects of each kind once, when it first needs to know, and remembers what it creates
-from then on. Nobody else creates objects that are its own.
+Such an object must be deleted when it is no longer desired, even after a failure, an invalid spec, a restart or an upgrade. The operator
+therefore lists the objects of each kind once, when it first needs to know, and remembers what it creates from then on. No other process
+creates the operator's objects.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class CreatedObjects:
-    """Remembers them by kind and key."""
+    """Remembers created objects by kind and key."""
 
     def __init__(self, client: ClusterClient, *, namespaces: Sequence[str] = ()) -> None:
-        """`namespaces` are those that the operator serves; all if empty."""
+        """Initialize. `namespaces` are the namespaces to serve; all if empty."""
         self._client = client
         self._namespaces = tuple(namespaces)
         self._known: defaultdict[Kind, set[Key]] = defaultdict(set)
@@ -43,11 +43,11 @@ class CreatedObjects:
         return key in self._known[kind]
 
     def note(self, kind: Kind, key: Key) -> None:
-        """An object is about to be created."""
+        """Record that an object is about to be created."""
         self._known[kind].add(key)
 
     def forget(self, kind: Kind, key: Key) -> None:
-        """The object is gone."""
+        """Record that an object was deleted."""
         self._known[kind].discard(key)
 
     async def _list(self, kind: Kind) -> set[Key]:

@@ -1,4 +1,4 @@
-"""Read how many requests draining Pods have left, from the end of their logs."""
+"""Read the number of unfinished requests of draining Pods from the ends of their logs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from vllm_operator.observation.draining import DrainingPod, draining_until, read
 from vllm_operator.pods import reading
 
 LOOK_SECONDS = 10
-"""Interval between looks at the log of a draining Pod: vLLM writes the number this often."""
+"""Interval between reads of a draining Pod's log. vLLM logs the number at the same interval."""
 WINDOW_SECONDS = 25
-"""How much of the log is read."""
+"""Age of the oldest log line to read."""
 LIMIT_BYTES = 256 * 1024
-"""Maximum size of what is read. With more requests in that time, the number is older."""
+"""Maximum number of bytes to read. With more log output in that time, the number is older."""
 MAX_PODS = 8
-"""Draining Pods of one VLLMDeployment whose logs are read."""
+"""Maximum number of draining Pods per VLLMDeployment whose logs are read."""
 TIMEOUT_SECONDS = 5.0
 MAX_REMEMBERED = 1000
 
 
 class DrainReader:
-    """Reads the draining Pods of VLLMDeployments. Each log is read at most once in `LOOK_SECONDS`."""
+    """Reads the draining Pods of VLLMDeployments. Each log is read at most once per `LOOK_SECONDS`."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
         self._looks: Recent[tuple[datetime, int | None]] = Recent(MAX_REMEMBERED)  # by uid of the Pod
 
     async def read(self, pods: Sequence[Manifest], now: datetime) -> tuple[DrainingPod, ...]:
-        """Return the draining ones of these Pods. A log that cannot be read costs only the number."""
+        """Return the Pods that are draining. If a log cannot be read, only the number of requests is missing."""
         draining = [(pod, until) for pod in pods if (until := draining_until(pod)) is not None and until > now]
         if not draining:
             return ()

@@ -1,4 +1,4 @@
-"""Apply what exposes an engine beside its Service: NetworkPolicy, HTTPRoute, InferencePool."""
+"""Apply the objects that expose an engine in addition to its Service: NetworkPolicy, HTTPRoute, InferencePool."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ _KINDS = (NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
 
 
 async def reconcile_exposure(objects: OptionalObjects, resource: VLLMDeployment, owner: Manifest) -> Exposure:
-    """Apply what the spec asks for, and delete what it no longer asks for.
+    """Apply the desired objects, and delete the objects that are no longer desired.
 
     Raises:
         ClusterError: The API server failed. A retry may help.
@@ -35,14 +35,13 @@ async def reconcile_exposure(objects: OptionalObjects, resource: VLLMDeployment,
 
 
 def _is_accepted(route: Manifest) -> bool:
-    """Whether a Gateway has accepted the route."""
     parents = reading.objects(route, "status", "parents")
     conditions = [condition for parent in parents for condition in reading.objects(parent, "conditions")]
     return any((condition.get("type"), condition.get("status")) == ("Accepted", "True") for condition in conditions)
 
 
 def _url(route: Manifest | None, references: Collection[GatewayReference]) -> str | None:
-    """The URL of the first host. Whether it has TLS is known only to the Gateway; listeners for it are called https by convention."""
+    """Return the URL of the first host. Only the Gateway knows whether it uses TLS; by convention, TLS listeners are called https."""
     hosts = reading.sequence(reading.mapping(route, "spec").get("hostnames")) if route is not None else ()
     host = next((host for host in hosts if isinstance(host, str) and not host.startswith("*")), None)
     secure = any("https" in (reference.section_name or "") for reference in references)

@@ -1,11 +1,11 @@
 """Follow the log of one run of an engine container until the run ends or the Pod serves.
 
-A log is read in attempts, each of which is one request. `Outcome` is how an attempt ended, and decides what follows: a pause, a look at the
-Pod, the end. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So after it, the follower reads the
-Pod, whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
+A log is read in attempts, each of which is one request. `Outcome` is the result of an attempt, and decides the next step: pause, read the
+Pod, or stop. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So the follower then reads the Pod,
+whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
 
-If more logs are wanted than may be open at the same time, they take turns. While others wait, a log is not followed but read as far as it
-goes: such a request ends by itself, so its connection serves the next log.
+If more logs are needed than may be open at the same time, they take turns. While others wait, a log is read to its present end instead of
+followed. Such a request ends by itself and frees its connection for the next log.
 
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
 times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
@@ -34,40 +34,40 @@ from vllm_operator.startup.timeline import is_same, is_significant
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.2
-"""After this silence, all existing lines of a stream are considered read."""
+"""After this silence, all existing lines of a stream are assumed to be read."""
 SILENT_SECONDS = 60.0
-"""How long to wait for the first line of a stream before it is requested again: the connection may be dead."""
+"""Maximum time to wait for the first line of a stream before it is requested again, because the connection may be dead."""
 LINGER_SECONDS = 2.0
-"""How long to wait for the last lines of a start after its Pod is Ready."""
+"""Maximum time to wait for the last lines of a start after its Pod is Ready."""
 FORBIDDEN_SECONDS = 60.0
 UNAVAILABLE_LIMIT = 5
-"""Reads of a running container that the kubelet may answer with an error text before the follower gives up."""
+"""Number of reads of a running container that return an error text of the kubelet before the follower gives up."""
 ENDED_TRIES = 8
-"""Reads of the log of an ended run, within some forty seconds, that the kubelet may refuse or answer with nothing. Under load, the
-kubelet lags behind the status of its Pod. Reads that do not reach the kubelet do not count."""
+"""Number of reads of an ended run's log, within about 40 s, that may be refused or return nothing. Under load, the
+kubelet lags behind the status of its Pod. Requests that do not reach the kubelet are not counted."""
 DETAIL_LIMIT = 500
-"""Characters of an error that are kept."""
+"""Maximum number of characters of an error to keep."""
 
 
 class Outcome(Enum):
-    """How an attempt to read a log ended."""
+    """The result of an attempt to read a log."""
 
     END = auto()
     """The log was read to its end. If it was followed, the stream was interrupted, or the run has ended."""
     DOUBTFUL = auto()
     """The same, but the log was empty, or may belong to another run."""
     STOPPED = auto()
-    """The Pod serves, or the run has ended while its log was followed."""
+    """The Pod serves, or the run ended while its log was followed."""
     GAVE_WAY = auto()
-    """Another log wants the slot."""
+    """Another log needs the slot."""
     POLLED = auto()
-    """The log was read as far as it goes, because other logs want the slot."""
+    """The log was read to its present end, because other logs need the slot."""
     SILENT = auto()
-    """No line came."""
+    """No line arrived."""
     OUTGROWN = auto()
-    """The log grows faster than it is read."""
+    """The log grows faster than it can be read."""
     GONE = auto()
-    """The kubelet answered with an error text instead of the log."""
+    """The kubelet returned an error text instead of the log."""
     REFUSED = auto()
     """The kubelet or the API server refused the request."""
     FORBIDDEN = auto()
@@ -77,18 +77,18 @@ class Outcome(Enum):
 
 
 _MISSES = frozenset((Outcome.DOUBTFUL, Outcome.GONE, Outcome.REFUSED))
-"""Answers of a kubelet that may no longer, or not yet, have the log."""
+"""Answers of a kubelet that does not have the log, either no longer or not yet."""
 _ERRORS = frozenset((Outcome.REFUSED, Outcome.FAILED))
 _SAYS_NOTHING_ABOUT_THE_POD = _ERRORS | {Outcome.STOPPED, Outcome.GAVE_WAY, Outcome.POLLED}
-"""After these, the Pod is not read: the watch tells its end, and a look at each Pod would be one more request."""
+"""After these, the Pod is not read: the watch reports its end, and reading each Pod would cost one more request."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerSettings:
-    """Limits of a follower. `Settings` describes those that it has too.
+    """Limits of a follower. `Settings` describes the limits that are also operator settings.
 
-    `turn_seconds`: how long a log is followed at least while others wait, and how long it rests after it was read. `retry_seconds`: pauses
-    after attempts that brought nothing; the last one repeats.
+    `turn_seconds`: minimum time that a log is followed while others wait, and pause after it was read. `retry_seconds`: pauses after
+    attempts without output; the last one repeats.
     """
 
     line_bytes: int = 64 * 1024
@@ -103,10 +103,10 @@ class Follower:
     """Reads the log of a run, and publishes significant changes of its state.
 
     Attributes:
-        run: The run, as its Pod showed it last.
-        caught_up: Whether the existing lines have been read, or cannot be read now.
-        finished: Whether nothing more is read.
-        unread: Why nothing could be read; None once something was read, or the log is empty.
+        run: The run, according to the last known status of its Pod.
+        caught_up: Whether the existing lines have been read, or cannot be read at present.
+        finished: Whether the follower has stopped reading.
+        unread: Why nothing could be read; None if something was read or the log is empty.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Follower:
         skipped: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is called after a significant change of `state`, `caught_up` or `unread`, `skipped` with seconds that are not read."""
+        """Initialize. `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of log skipped."""
         self.run = run
         self.caught_up = False
         self.finished = False
@@ -146,22 +146,22 @@ class Follower:
 
     @property
     def state(self) -> StartupState | None:
-        """What the log says, as of the last significant change; None if nothing could be read."""
+        """The state of the run at the last significant change; None if nothing could be read."""
         if self._published is None or ((self.finished or self._dead) and not self._log.latest.lines):
             return None
         # These two show whether the start is alive, so they are always current.
         return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
 
     def finish_soon(self) -> None:
-        """Read the lines that are about to arrive, then stop, because the Pod serves."""
+        """Read the lines that are about to arrive, then stop. Call this when the Pod serves."""
         if self._stop_at is None:
             self._stop_at = self._clock() + LINGER_SECONDS
             self._wake.set()
 
     def note_end(self, run: Run) -> None:
-        """Note that the run has ended, as its Pod shows in `run`, so that its log is read to the end even if the Pod served before."""
+        """Record that the run has ended, as `run` shows. Its log is then read to the end even if the Pod served before."""
         if not self._dead:
-            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run, and not end
+            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run and never end
             self._wake.set()
         self.run, self._dead = run, True
 
@@ -192,13 +192,12 @@ class Follower:
                 return
             if outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over():
                 return
-            # The report must not wait for the next attempt. That a Pod serves is known without its log.
+            # The report must not wait for the next attempt. A serving Pod needs no log.
             self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
             self._publish()
             await self._rest(self._pause_seconds(outcome, tries))
 
     async def _attempt(self) -> Outcome:
-        """Read the log once, as soon as there is a slot."""
         try:
             async with self._slots.hold(self.run.namespace):
                 outcome = await self._read()
@@ -223,7 +222,7 @@ class Follower:
         return outcome
 
     def _pause_seconds(self, outcome: Outcome, tries: int) -> float:
-        """How long to rest after an attempt. `tries` is the number of attempts in a row that brought nothing."""
+        """Return the pause after an attempt in seconds. `tries` is the number of consecutive attempts without output."""
         match outcome:
             case Outcome.STOPPED | Outcome.GAVE_WAY | Outcome.SILENT:
                 return 0.0
@@ -233,10 +232,10 @@ class Follower:
                 seconds = FORBIDDEN_SECONDS
             case _:
                 seconds = self._settings.retry_seconds[min(max(0, tries - 1), len(self._settings.retry_seconds) - 1)]
-        return seconds * random.uniform(0.8, 1.2)  # not all logs are read at the same moment
+        return seconds * random.uniform(0.8, 1.2)  # spread the requests
 
     async def _rest(self, seconds: float) -> None:
-        """Wait before the next attempt, but no longer if the run ends or its Pod serves."""
+        """Wait before the next attempt, or until the run ends or its Pod serves."""
         until, dead = self._clock() + seconds, self._dead
         while self._dead == dead:
             end = until if self._stop_at is None or self._dead else min(until, self._stop_at)
@@ -245,14 +244,14 @@ class Follower:
             await self._sleep(left)
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait, at most until something happens that may matter."""
+        """Wait until the timeout or the next relevant event."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         self._wake.clear()
 
     def _note_problem(self, problem: LogProblem, error: Exception) -> None:
-        """Note why the log could not be read. The first error of a kind is kept, because its text may differ each time."""
+        """Record why the log could not be read. Keep the first error of a kind, because its text may differ each time."""
         log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
         if self.unread is None or self.unread.problem is not problem:
             self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
@@ -260,10 +259,10 @@ class Follower:
                 self._changed()
 
     def missed(self, run: Run) -> bool:
-        """Whether the log of this run must be read again from its beginning. `run` is the same run, as its Pod shows it now.
+        """Whether the log must be read again from its beginning. `run` is the current state of the same run.
 
-        This is so if the run has ended and its end was not read, because the Pod served before. It is also so if the lines that were
-        read may belong to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
+        True if the run has ended and its end was not read, because the Pod served before. Also true if the lines that were read may belong
+        to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
         """
         if run.ended_at is None:
             return False
@@ -273,11 +272,10 @@ class Follower:
         return self.finished and not self._has_read_end
 
     def is_credible(self, run: Run) -> bool:
-        """Whether the lines that were read very likely belong to this run, even if some are missing."""
+        """Whether the lines very likely belong to this run, even if some are missing."""
         return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
 
     def _is_due(self) -> bool:
-        """Whether it is time to close a stream that has not ended."""
         return self._stop_at is not None and self._clock() >= self._stop_at
 
     async def _read(self) -> Outcome:
@@ -316,7 +314,7 @@ class Follower:
         return Outcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else Outcome.END
 
     def _look(self, stream: LogStream) -> None:
-        """Publish what has been read. After some silence, that is all there is."""
+        """Publish the state. After some silence, all existing lines are assumed to be read."""
         is_quiet = stream.is_open and not stream.is_busy and self._clock() - stream.moved_at >= QUIET_SECONDS
         if is_quiet:
             self._catch_up()
@@ -326,7 +324,7 @@ class Follower:
             self._publish()
 
     def _reason_to_close(self, stream: LogStream, began: float) -> Outcome | None:
-        """Why a stream that is followed and has not ended should be closed; None if it should not."""
+        """Return why a followed stream that has not ended should be closed; None if it should stay open."""
         now = self._clock()
         if self._is_due():
             return Outcome.STOPPED
@@ -350,7 +348,7 @@ class Follower:
             self._wake.set()
 
     async def _is_over(self) -> bool:
-        """Read the Pod, and note the end of the run. Return whether there is nothing more to read."""
+        """Read the Pod, and record the end of the run. Return whether reading is complete."""
         try:
             pod = await self._client.get(POD, self.run.pod, self.run.namespace)
         except NotFound:
@@ -387,7 +385,7 @@ class Follower:
     def _finish(self) -> None:
         self._log.end(has_ended=self._dead)
         if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
-            self.unread = None  # it is empty
+            self.unread = None  # the log is empty
         self.caught_up = self.finished = True
         self._publish(force=self._published is None)
         if self._published is not None and not is_same(self._published, self._log.latest):

@@ -1,4 +1,4 @@
-"""Follow the logs of Pods that start, and of runs that have just crashed.
+"""Follow the logs of starting Pods, and of runs that have just crashed.
 
 The state of a run (UID of the Pod, restarts before the run) is kept as long as the Pod exists. After a restart of the operator, logs are
 read again from their beginning.
@@ -28,9 +28,9 @@ RunKey = tuple[str, int]
 
 
 CATCH_UP_SECONDS = 3.0
-"""How long a report waits for a log to be read. Afterwards, the log waits for a slot, or the kubelet does not answer."""
+"""Maximum time that a report waits for a log to be read. A log that takes longer waits for a slot, or its kubelet does not answer."""
 RESTART_SECONDS = (1.0, 5.0, 30.0, 300.0)
-"""Pauses before a log is read again after a parser has failed on it. The line on which it failed is still there."""
+"""Pauses before a log is read again after its parser has failed: it may fail again on the same line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Entry:
     since: float
     task: asyncio.Task[None] | None = None
     former: Follower | None = None
-    """The follower that it replaces. Its state is used until the new follower has one."""
+    """The replaced follower, whose state is used until the new follower has one."""
 
     @property
     def state(self) -> StartupState | None:
@@ -77,17 +77,17 @@ class Followers:
         clock: Callable[[], float] = time.monotonic,
         restart_seconds: tuple[float, ...] = RESTART_SECONDS,
     ) -> None:
-        """Create it without followers.
+        """Initialize without followers.
 
         Args:
             client: Client of the API server.
             make_parser: Creates the parser of one log.
             changed: Called with the key of a VLLMDeployment after a significant change in one of its logs.
-            streams: Maximum number of logs that are read at the same time.
+            streams: Maximum number of open log streams.
             settings: Limits of each follower.
             restarted: Called when a follower failed and is restarted.
-            share: The share of the event loop for all logs.
-            skipped: Called with the namespace of a Pod and how many seconds of its log are not read, because it grows too fast.
+            share: The share of the event loop's time for all logs.
+            skipped: Called with a Pod's namespace and the seconds of its log that were skipped because it grows too fast.
             clock: Returns seconds.
             restart_seconds: Pauses before a restart; the last one repeats.
         """
@@ -107,7 +107,7 @@ class Followers:
         """Follow the logs of these Pods as needed, and forget Pods that no longer exist.
 
         `starting` names Pods whose start was not reported as complete. If such a Pod is ready and its log was not followed, because the
-        operator did not run or the start was quick, its log is read once, and that of a run that crashed before.
+        operator did not run or the start was quick, its log and the log of a previous crashed run are read once.
         """
         pods = tuple(pods)
         deployment = self._deployments.setdefault(key, _Deployment())
@@ -123,12 +123,12 @@ class Followers:
                 for run in runs:
                     self._start(key, deployment, run)
             if serves and runs and (entry := deployment.runs.get(runs[-1].key)) is not None:
-                entry.follower.finish_soon()  # the log of an earlier run, which crashed, is still read to its end
+                entry.follower.finish_soon()  # the log of a previous crashed run is still read to its end
         if not deployment.runs:
             del self._deployments[key]
 
     def read_again(self) -> None:
-        """Read logs again from their beginning, because the signatures have changed. Successful starts are left out."""
+        """Read the logs again from their beginning, except for successful starts. Call this when the signatures have changed."""
         for key, deployment in self._deployments.items():
             for run_key, entry in list(deployment.runs.items()):
                 state = entry.follower.state
@@ -137,7 +137,7 @@ class Followers:
                     self._start(key, deployment, entry.follower.run)
 
     def states(self, key: Key) -> Mapping[RunKey, StartupState]:
-        """Return what the logs of a VLLMDeployment say, by run."""
+        """Return the states of a VLLMDeployment's runs, from their logs."""
         deployment = self._deployments.get(key)
         if deployment is None:
             return {}
@@ -145,14 +145,14 @@ class Followers:
         return {run_key: state for run_key, state in found if state is not None}
 
     def unread(self, key: Key) -> Mapping[RunKey, UnreadLog]:
-        """Return why nothing could be read of the other logs of a VLLMDeployment, by run."""
+        """Return why logs of a VLLMDeployment could not be read, by run."""
         deployment = self._deployments.get(key)
         entries = deployment.runs.items() if deployment is not None else ()
         found = ((run_key, entry.follower.unread) for run_key, entry in entries if entry.state is None)
         return {run_key: unread for run_key, unread in found if unread is not None}
 
     def caught_up(self, key: Key) -> bool:
-        """Whether all existing lines have been read. A report before that would show an earlier state of the start."""
+        """Whether all existing lines have been read. An earlier report would show an outdated state of the start."""
         deployment = self._deployments.get(key)
         return deployment is None or not any(entry.is_awaited for entry in deployment.runs.values())
 
@@ -163,7 +163,7 @@ class Followers:
             entry.stop()
 
     def streams(self) -> tuple[int, int]:
-        """Return how many logs are being read, and how many wait for their turn."""
+        """Return the number of open log streams, and the number of logs that wait for a slot."""
         return self.slots.taken, self.slots.waiting
 
     async def close(self) -> None:
@@ -175,7 +175,7 @@ class Followers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _read_missed(self, key: Key, deployment: _Deployment, pod: Manifest) -> None:
-        """Read a log again if its follower could not read it, or read that of another run."""
+        """Read a log again if its follower failed, or read the log of another run."""
         for run_key, entry in list(deployment.runs.items()):
             if run_key[0] != pod["metadata"]["uid"]:
                 continue

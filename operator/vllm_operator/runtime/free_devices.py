@@ -1,4 +1,4 @@
-"""The devices that are free when a new plan is made."""
+"""Count the devices that are free when a new plan is made."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from vllm_operator.planning.pinning import digest_of, needs_usage
 from vllm_operator.pods.reading import text
 
 MAX_BEGUN = 1024
-"""Objects whose first plan is remembered until it is pinned."""
+"""Maximum number of objects whose first plan is remembered until it is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Input of a plan that is not pinned yet. The plan must be the same again, but other Pods come and go meanwhile.
+    """Input of a plan that is not pinned yet. Planning again must give the same plan although other Pods come and go.
 
-    `spec` is a digest of the spec with its preset, which changes without a new generation.
+    `spec` is a digest of the spec with its preset, which may change without a new generation.
     """
 
     spec: str
@@ -42,13 +42,13 @@ class FreeDevices:
     async def count(
         self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[Mapping[str, Any]], *, listed_pools: int = 0
     ) -> Inventory:
-        """Return the inventory with the devices in use; as it is if the plan does not depend on them.
+        """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
 
         Args:
             resource: The VLLMDeployment to plan.
             inventory: The GPUs of the cluster.
             pods: Its Pods.
-            listed_pools: Node pools in the ConfigMap of the cluster's owner.
+            listed_pools: Node pools in the administrator's ConfigMap.
 
         Raises:
             ClusterError: The Pods cannot be listed.
@@ -69,7 +69,7 @@ class FreeDevices:
         return counted
 
     def _combined(self, inventory: Inventory, held: HeldDevices | None, owner: tuple[str, str], pods: Set[str]) -> Inventory:
-        """The inventory with what others hold: the same object for equal input, because plans are kept by identity."""
+        """Return the inventory with the devices in use. Equal input gives the same object, because plans are cached by identity."""
         if held is not None and (owner in held.own or not pods.isdisjoint(held.claimed or ())):
             return replace(inventory, used=held.without(owner), allocated=held.claimed_by_others(pods))
         if self._last is None or self._last[0] is not inventory or self._last[1] is not held:

@@ -1,7 +1,7 @@
 """Probes and metrics over HTTP: `/healthz`, `/readyz`, `/metrics`.
 
-The operator is alive if its event loop runs, workers take keys, and no reconciliation hangs. It is ready if nothing is missing that it
-needs; `/readyz` names what is missing, one per line.
+The operator is alive if its event loop runs, workers take keys, and no reconciliation hangs. It is ready if all preconditions are met;
+`/readyz` lists the missing ones, one per line.
 """
 
 import logging
@@ -17,20 +17,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Readiness:
-    """What is missing, as messages by name. The operator is ready if nothing is missing."""
+    """Missing preconditions, as messages by name. The operator is ready if there are none."""
 
     missing: dict[str, str] = field(default_factory=dict)
     standby: str = ""
     """A message about the leader if this process is a standby. A standby is ready."""
 
     def set_missing(self, name: str, message: str) -> None:
-        """Set what is missing. A new message is logged."""
+        """Add a missing precondition. A new message is logged."""
         if self.missing.get(name) != message:
             log.warning("%s", message)
         self.missing[name] = message
 
     def clear_missing(self, name: str) -> None:
-        """Set that something is not missing. A change is logged."""
+        """Remove a missing precondition. A change is logged."""
         if self.missing.pop(name, None) is not None:
             log.info("%s: not missing any more", name)
 
@@ -42,7 +42,7 @@ class HealthServer:
     """Serves the probes and the metrics."""
 
     def __init__(self, metrics: Metrics, readiness: Readiness, *, stuck: Callable[[], str | None]) -> None:
-        """`stuck` returns why the operator should be restarted, or None."""
+        """Initialize. `stuck` returns why the operator should be restarted, or None."""
         self._metrics = metrics
         self._readiness = readiness
         self._stuck = stuck
@@ -50,10 +50,10 @@ class HealthServer:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen. With port 0, the system chooses a port (see `port`).
+        """Start to listen. With port 0, the system chooses a port (see `port`).
 
         Raises:
-            OSError: The port is taken.
+            OSError: The port is in use.
         """
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)

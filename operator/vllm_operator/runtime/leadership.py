@@ -1,9 +1,9 @@
 """Leader election with a Lease: at most one operator writes at a time.
 
 The leader renews the Lease every 2 s. It may write for 10 s after its last renewal, counted from before the renewal was sent. A standby
-reads the Lease every 2 s, and acquires it when it has not changed for 15 s. So the leader stops before another begins, also if the API
-server answers neither. Each renewal reads the Lease first, and the resourceVersion proves that nobody held it meanwhile. A process that has
-lost the Lease exits.
+reads the Lease every 2 s, and acquires it when it has not changed for 15 s. So the leader stops before another process starts to lead, even
+if the API server answers neither. Each renewal reads the Lease first, and the resourceVersion proves that nobody held it in between. A
+process that has lost the Lease exits.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 
 MANAGER = "vllm-operator-lease"
 ATTEMPT_SECONDS = 5.0
-"""Timeout of an attempt to acquire, renew or release the Lease. Two of them fit into the time before the leader must stop."""
+"""Timeout of an attempt to acquire, renew or release the Lease. Two attempts fit into the time before the leader must stop."""
 MISSING = "lease"
 
 
-class LeadershipLost(Exception):  # noqa: N818 - named for what has happened
-    """Another operator holds the Lease, or somebody deleted it. This process must exit, because its knowledge may be outdated."""
+class LeadershipLost(Exception):  # noqa: N818 - an event, not an error
+    """Another process holds the Lease, or somebody deleted it. This process must exit, because its state may be outdated."""
 
 
 class Leadership:
@@ -64,12 +64,12 @@ class Leadership:
         host: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Prepare to acquire the Lease.
+        """Initialize without the Lease.
 
         Args:
             client: The client for the API server.
-            fence: The fence of this client.
-            readiness: Shows what keeps this process from leading.
+            fence: The fence that stops the client's writes.
+            readiness: Reports why this process does not lead.
             lease: `namespace/name`.
             identity: The name of this process in the Lease.
             host: The address of the API server, for messages.
@@ -93,7 +93,7 @@ class Leadership:
         """Wait for the Lease, then hold it, until cancelled.
 
         Raises:
-            LeadershipLost: Another operator leads.
+            LeadershipLost: Another process leads.
         """
         while True:
             try:
@@ -104,7 +104,7 @@ class Leadership:
                 self._term = None
                 raise
             except Conflict:
-                pass  # another writer was faster: look again
+                pass  # another writer was faster: read it again
             except TimeoutError:
                 self._report(Unavailable("The API server did not answer in time"))
             except ClusterError as error:
@@ -116,7 +116,7 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def release(self) -> None:
-        """Release the Lease, so that a standby acquires it at its next attempt. Nothing is written afterwards."""
+        """Release the Lease, so that a standby acquires it at its next attempt. This process writes nothing afterwards."""
         self._fence.close()
         term, self._term = self._term, None
         if term is None or self._fence.clock() - self._renewed_at >= RENEW_SECONDS:
@@ -128,12 +128,11 @@ class Leadership:
             log.warning("cannot release the Lease, so the next operator waits until it expires: %s", error or "no answer in time")
 
     async def _acquire(self) -> None:
-        """Acquire the Lease if it is free."""
         started = self._fence.clock()
         try:
             manifest = await self._client.get(LEASE, self._name, self._namespace)
         except NotFound:
-            # If it was deleted a moment ago, its holder may not know it yet.
+            # If the Lease was just deleted, its holder may not know it yet.
             if self._observed is None or started >= self._observed.observed_at + LEASE_SECONDS:
                 lease = new_lease(self._namespace, self._name, acquire_spec(self._identity, None, self._now()))
                 self._hold(await self._client.create(lease), started)
@@ -147,7 +146,7 @@ class Leadership:
             self._report_standby(record.holder)
 
     async def _renew(self) -> None:
-        """Renew the Lease. If that fails for too long, the fence closes by itself. Raises LeadershipLost."""
+        """Renew the Lease. If renewals fail for too long, the fence closes by itself. Raises LeadershipLost."""
         assert self._term is not None
         started = self._fence.clock()
         self._hold(await self._write(await self._read_own(self._term), renew_spec(self._term, self._now())), started)
@@ -165,7 +164,7 @@ class Leadership:
         return manifest
 
     async def _write(self, read: Manifest, spec: Manifest) -> Manifest:
-        """Set the spec. Raises Conflict if the Lease has changed since it was read."""
+        """Write the spec. Raises Conflict if the Lease has changed since it was read."""
         same = {"op": "test", "path": "/metadata/resourceVersion", "value": read["metadata"]["resourceVersion"]}
         operations = [same, {"op": "add", "path": "/spec", "value": spec}]
         return await self._client.patch(LEASE, self._name, self._namespace, operations, manager=MANAGER)
@@ -183,7 +182,6 @@ class Leadership:
         self._readiness.standby = words
 
     def _report(self, error: ClusterError) -> None:
-        """Report why the Lease is not held."""
         if self._fence.is_open():
             return
         self._readiness.standby = ""

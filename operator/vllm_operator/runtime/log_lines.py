@@ -19,7 +19,7 @@ from vllm_operator.startup.times import YEARS
 TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
 TENTH = len("2026-11-21T12:00:00.1")
 STAMP = len("2026-11-21T12:00:00.123456789+00:00")
-"""Length of a time up to the tenths of a second, and maximum length of a time."""
+"""Length of a time up to tenths of a second, and maximum length of a time."""
 UNAVAILABLE = b"unable to retrieve container logs"
 """The kubelet returns this with status 200 if the container no longer exists."""
 
@@ -32,7 +32,7 @@ class LogLines:
     """The lines of one run of a container."""
 
     def __init__(self, *, line_bytes: int) -> None:
-        """Return longer lines in pieces of `line_bytes`."""
+        """Initialize. Longer lines are returned in pieces of `line_bytes`."""
         self._line_bytes = line_bytes
         self._tail = b""
         self._head: re.Match[bytes] | None = None  # time of a long line of which pieces were returned
@@ -44,16 +44,16 @@ class LogLines:
         self._latest = b""
         self._skip = 0
         self.continues = True
-        """Whether the resumed stream began with the last lines before. If not, the log was rotated, or belongs to another run."""
-        self._tenth = b"\n"  # time of the previous line up to the tenth; initially a value with which no line begins
+        """Whether the resumed stream began with the lines that were read last. If not, the log was rotated or belongs to another run."""
+        self._tenth = b"\n"  # time of the previous line up to the tenth; initially a value that starts no line
 
     @property
     def since(self) -> str | None:
-        """The `sinceTime` to resume the stream with; None for all lines."""
+        """The `sinceTime` for the resumed stream; None for all lines."""
         return (self._second + self._zone).decode("ascii") if self._second else None
 
     def reopen(self) -> None:
-        """Prepare for a stream that is resumed with `since`, and so repeats lines."""
+        """Prepare for a stream that is resumed with `since` and therefore repeats lines."""
         self._tail = b""
         self._inside = False
         self._first = True
@@ -64,8 +64,8 @@ class LogLines:
     def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
         """Read bytes. Yield lines with their newlines and their time (None if it is invalid).
 
-        Lines of the same tenth of a second are yielded together, with the time of the first, because parsing a time takes longer than
-        everything else.
+        Lines of the same tenth of a second are yielded together, with the time of the first, because parsing a time is the most expensive
+        step.
 
         Raises:
             LogUnavailableError: The kubelet returned an error text.
@@ -119,7 +119,7 @@ class LogLines:
         return self._counted(match, line[match.end() :] if match else line)
 
     def _counted(self, match: re.Match[bytes] | None, text: bytes) -> tuple[bytes, datetime | None] | None:
-        """Return the line, unless it was read before the stream was resumed."""
+        """Return the line; None if it was read before the stream was resumed."""
         self._tenth = b"\n"
         if match is None:
             return text, None
@@ -132,7 +132,7 @@ class LogLines:
             self._seen += 1
         self._latest = max(self._latest, time)
         if match[1] == self._second and match[2] and not self._skip:
-            # `feed` does not parse the times of further lines of this tenth, none of which is later than this
+            # upper bound for the lines of this tenth, whose times `feed` does not parse
             self._tenth = match[1] + match[2][:2]
             self._latest = max(self._latest, self._tenth.ljust(STAMP, b"9"))
         return text, _time(match)

@@ -1,4 +1,4 @@
-"""The operator's own log: its format, its level, and what of libraries and event loops goes into it."""
+"""The operator's own log: format, level, and messages of libraries and the event loop."""
 
 import asyncio
 import json
@@ -18,14 +18,14 @@ LIBRARY_LEVELS = {
     "asyncio": logging.WARNING,
     "kubernetes": logging.WARNING,
 }
-"""Minimum levels of libraries."""
+"""Minimum log levels of libraries."""
 
 _key: ContextVar[str] = ContextVar("key", default="")
 
 
 @contextmanager
 def about(key: str) -> Iterator[None]:
-    """Add the key of an object, `namespace/name`, to all lines that are logged inside."""
+    """Add the key of an object, `namespace/name`, to all lines that are logged in this context."""
     token = _key.set(key)
     try:
         yield
@@ -34,7 +34,7 @@ def about(key: str) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats records as `2026-01-01T00:00:00.000Z INFO    default/llama  message`, with the traceback in further lines."""
+    """Formats records as `2026-01-01T00:00:00.000Z INFO    default/llama  message`, with the traceback on further lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
@@ -45,7 +45,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each record as one line of JSON: time, level, logger, message, and key and exception if there are any."""
+    """Formats each record as one line of JSON: time, level, logger, message, and optionally key and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
@@ -58,7 +58,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _escape(line: str) -> str:
-    """Escape control characters, line ends and what reorders text, so that text from outside cannot forge a line of the log."""
+    """Escape control characters, line ends and bidirectional overrides, so that external text cannot forge a line of the log."""
     return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
@@ -82,7 +82,7 @@ def describe_end(task: asyncio.Task[Any]) -> str:
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that happened outside of any task; an exception handler of an event loop."""
+    """Log an error outside of any task. This is an exception handler for an event loop."""
     if _is_of_cancelled_connect(context):
         log.debug("%s: %s", context["message"], context["exception"])
     else:
@@ -90,12 +90,12 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
-    """Whether the error is that of a connection that nobody awaits any more.
+    """Whether the error belongs to a connection whose request was cancelled.
 
-    A request may be cancelled between the TCP connection and the TLS handshake, by a timeout or because the operator stops.
-    uvloop (0.23, `Loop.create_connection` with `sock`) then closes the transport without telling its `SSLProtocol`. If the
-    handshake completes in the same iteration of the loop, the protocol writes to the closed transport and reports an error. If the
-    peer has closed the connection by then, it sets the error in the future that nobody awaits. Nothing is lost.
+    A request may be cancelled between the TCP connection and the TLS handshake, by a timeout or because the operator stops. uvloop (0.23,
+    `Loop.create_connection` with `sock`) then closes the transport without telling its `SSLProtocol`. If the handshake completes in the
+    same iteration of the loop, the protocol writes to the closed transport and reports an error. If the peer has closed the connection by
+    then, it sets the error in a future that nobody awaits. Nothing is lost.
     """
     error = context.get("exception")
     match context.get("message"):

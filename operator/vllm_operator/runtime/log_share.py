@@ -1,11 +1,11 @@
-"""The share of the event loop in which the text of all logs is parsed, and whose turn it is.
+"""Limit and distribute the event loop's time for parsing logs.
 
-Pods write the logs, so their size is up to their users. The event loop also renews the Lease and answers probes. So all logs together get
-a share of its time (a token bucket), in steps of some milliseconds, and the loop does everything else between two steps. If several logs
-wait, the namespace that used the least time lately is served first, and within it the log that did: a Pod that logs without end delays
-first itself, then the Pods of its namespace, and the log of a start that writes a hundred lines is read at once.
+Users control the size of logs. The event loop also renews the Lease and answers probes. So all logs together get a share of its time (a
+token bucket), in steps of a few milliseconds, and other tasks run between two steps. If several logs wait, the namespace with the least
+recent use is served first, and within it the log with the least recent use: a Pod that logs without end delays first itself, then the Pods
+of its namespace, and the log of a start that writes a hundred lines is read at once.
 
-A log that grows faster than it is read is continued at its present end: `Pace` tells when.
+`Pace` detects a log that grows faster than it is read. Reading then continues near its end.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from dataclasses import dataclass, field
 from functools import partial
 
 SHARE = 1 / 3
-"""Part of the time of the event loop for all logs together."""
+"""Fraction of the event loop's time for all logs together."""
 BURST_SECONDS = 0.5
-"""Time that is saved up while no log is parsed: a few MiB can be read without a pause."""
+"""Maximum time that is saved up while no log is parsed, enough for a few MiB without a pause."""
 HALF_LIFE_SECONDS = 60.0
-"""Time after which half of what a log or a namespace has used is forgotten."""
+"""Half-life of the recorded use of a log or namespace."""
 FORGOTTEN_SECONDS = 0.001
 STEP_BYTES = 8 * 1024
-"""Bytes that are parsed in one step. It takes 4 ms for distinct errors, and some tens of milliseconds for the worst lines known."""
+"""Number of bytes per parsing step. A step takes 4 ms for distinct errors, and some tens of milliseconds for the worst known lines."""
 
 BEHIND_SECONDS = 15.0
 BEHIND_BYTES = 128 * 1024
-"""A log is behind if its present end was not reached within so many seconds and bytes. A start writes less than half of it."""
+"""A log is behind if its end was not reached within this many bytes and seconds. A start writes less than half of it."""
 IDLE_PART = 0.1
-"""A log whose reader has waited for text during this part of the time is not behind."""
+"""A log is not behind if its reader waited for text for at least this fraction of the time."""
 
 
 class _Use:
-    """Seconds that were used lately."""
+    """Recently used time in seconds."""
 
     __slots__ = ("_at", "_seconds")
 
@@ -49,7 +49,7 @@ class _Use:
 
 @dataclass(slots=True, eq=False)
 class LogAccount:
-    """What one log has used. `namespace` is that of its Pod."""
+    """The recorded use of one log. `namespace` is the namespace of its Pod."""
 
     namespace: str
     used: _Use = field(default_factory=_Use)
@@ -73,7 +73,7 @@ class LogShare:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`share` is a part of the time, up to 1. `parsed` is called with the seconds that a step took. `clock` returns seconds."""
+        """Initialize. `share` is a fraction of the time; `parsed` is called with the seconds of each step; `clock` returns seconds."""
         self._share, self._parsed, self._clock, self._sleep = share, parsed, clock, sleep
         self._saved, self._saved_at = BURST_SECONDS, clock()
         self._namespaces: dict[str, _Use] = {}
@@ -90,7 +90,7 @@ class LogShare:
 
     async def _serve(self) -> None:
         while True:
-            await self._sleep(self._pause_seconds())  # if only 0, so that the loop does everything else between two steps
+            await self._sleep(self._pause_seconds())  # even 0 s lets other tasks run between two steps
             self._waiting = [turn for turn in self._waiting if not turn.done.done()]  # the reader may have been cancelled
             if not self._waiting:
                 self._server = None
@@ -120,7 +120,7 @@ class LogShare:
         self._parsed(took)
 
     def _next(self, now: float) -> _Turn:
-        """The turn of the log that has used the least, in the namespace that has used the least. Of equal ones, the first that came."""
+        """Return the turn with the least recent use, by namespace and then by log; the first one of equals."""
         self._namespaces = {name: use for name, use in self._namespaces.items() if use.at(now) > FORGOTTEN_SECONDS}
         used = {name: use.at(now) for name, use in self._namespaces.items()}
         first = min((turn.account.namespace for turn in self._waiting), key=lambda name: used.get(name, 0.0))
@@ -128,22 +128,22 @@ class LogShare:
 
 
 class Pace:
-    """Tells whether a log grows faster than it is read."""
+    """Detects whether a log grows faster than it is read."""
 
     def __init__(self, now: float) -> None:
-        """Begin when the log is opened. All times are in seconds of one clock."""
+        """Start when the log is opened. All times are seconds of the same clock."""
         self._began = self._asked = now
         self._idle = 0.0
         self._size = self._lines = 0
 
     def note_arrival(self, now: float) -> None:
-        """Note that text has arrived after the reader has waited for it."""
+        """Record that text arrived after the reader had waited for it."""
         self._idle += now - self._asked
 
     def note_step(self, size: int, lines: int, now: float) -> int | None:
-        """Note that so many bytes with so many lines were read.
+        """Record that `size` bytes with `lines` lines were read.
 
-        Return None if the log is not behind, else the number of its last lines to read next: as many as are read quickly.
+        Return None if the log is not behind, else the number of lines at its end to read next.
         """
         self._asked = now
         self._size, self._lines = self._size + size, self._lines + lines
@@ -155,7 +155,7 @@ class Pace:
 
 
 class LogOutgrownError(Exception):
-    """A log grows faster than it is read, so its last `tail_lines` lines should be read next."""
+    """A log grows faster than it is read. Read its last `tail_lines` lines next."""
 
     def __init__(self, tail_lines: int) -> None:
         super().__init__(f"the log grows faster than it is read; continue with its last {tail_lines} lines")
@@ -163,19 +163,19 @@ class LogOutgrownError(Exception):
 
 
 class LogReader:
-    """Reads one log with its part of the share."""
+    """Reads one log within the share."""
 
     def __init__(self, share: LogShare, namespace: str, *, clock: Callable[[], float]) -> None:
-        """`namespace` is that of the Pod. `clock` returns seconds."""
+        """Initialize. `namespace` is the namespace of the Pod; `clock` returns seconds."""
         self._share, self._account, self._clock = share, LogAccount(namespace), clock
         self._pace = Pace(clock())
 
     def reopen(self) -> None:
-        """Note that the log is opened again."""
+        """Record that the log is opened again."""
         self._pace = Pace(self._clock())
 
     async def read(self, piece: bytes, parse: Callable[[bytes], None]) -> None:
-        """Parse what has arrived, in steps. Raises LogOutgrownError, and what `parse` raises."""
+        """Parse the piece in steps. Raises LogOutgrownError, and errors of `parse`."""
         self._pace.note_arrival(self._clock())
         for begin in range(0, len(piece), STEP_BYTES):
             step = piece[begin : begin + STEP_BYTES]

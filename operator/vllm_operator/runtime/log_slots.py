@@ -1,4 +1,4 @@
-"""How many logs are open at the same time, and whose turn is next."""
+"""Limit the number of open logs, and choose the next log to open."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """A semaphore whose next holder is from the namespace that holds the fewest slots."""
+    """A semaphore whose next holder is in the namespace with the fewest slots."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -17,16 +17,16 @@ class Slots:
 
     @property
     def taken(self) -> int:
-        """How many slots are held."""
+        """Number of slots in use."""
         return self._held.total()
 
     @property
     def waiting(self) -> int:
-        """How many logs wait for a slot."""
+        """Number of logs that wait for a slot."""
         return len(self._waiting)
 
     def should_leave(self) -> bool:
-        """Whether the caller should release its slot now for a log that waits. No more holders are told so than logs wait."""
+        """Whether the caller should release its slot now for a waiting log. At most one holder per waiting log gets True."""
         if self._leaving >= len(self._waiting):
             return False
         self._leaving += 1
@@ -34,7 +34,7 @@ class Slots:
 
     @asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[None]:
-        """Wait for a slot and hold it, for a log of a Pod in this namespace."""
+        """Wait for a slot and hold it, for the log of a Pod in this namespace."""
         await self._acquire(namespace)
         try:
             yield
@@ -51,7 +51,7 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if self._waiting.pop(turn, None) is None:
-                self._release(namespace)  # it had been given the slot already
+                self._release(namespace)  # the slot was already assigned
             raise
 
     def _release(self, namespace: str) -> None:
@@ -61,4 +61,4 @@ class Slots:
         if turn is not None:
             self._held[self._waiting.pop(turn)] += 1
             turn.set_result(None)
-        self._held += Counter()  # forgets namespaces without slots
+        self._held += Counter()  # removes namespaces without slots

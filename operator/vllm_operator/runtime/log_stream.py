@@ -1,4 +1,4 @@
-"""Read a log in a task of its own, so that its follower can do something else while nothing arrives."""
+"""Read a log in a separate task, so that its follower can act while nothing arrives."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,12 +6,12 @@ from contextlib import AbstractAsyncContextManager
 
 
 class LogStream:
-    """A log that is being read.
+    """An open log.
 
     Attributes:
         is_open: Whether the response has begun. If the log is followed, this is when the first line comes.
-        is_busy: Whether something that has arrived is being taken.
-        moved_at: When the request was sent, the response began, or something arrived last.
+        is_busy: Whether received bytes are being processed.
+        moved_at: Time of the last event: the request was sent, the response began, or bytes arrived.
     """
 
     def __init__(
@@ -22,13 +22,13 @@ class LogStream:
         wake: asyncio.Event,
         clock: Callable[[], float],
     ) -> None:
-        """Begin to read.
+        """Start to read.
 
         Args:
             opening: Sends the request.
-            take: Called with the bytes that arrive. The next ones are read when it returns.
+            take: Called with received bytes. Reading continues when it returns.
             wake: Set when the response begins, and at the end.
-            clock: In seconds.
+            clock: Returns seconds.
         """
         self.is_open = self.is_busy = False
         self.moved_at = clock()
@@ -37,7 +37,7 @@ class LogStream:
         self._task.add_done_callback(lambda task: wake.set())
 
     def is_at_end(self) -> bool:
-        """Whether everything has been read. Raises what ended it before, such as a ClusterError or an error of `take`."""
+        """Whether the log has been read completely. Raises the error that ended the stream, such as ClusterError or one of `take`."""
         if not self._task.done():
             return False
         self._task.result()

@@ -17,7 +17,7 @@ PREFIX = "vllm_operator"
 RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
 """Results of a reconciliation."""
 OTHER = "Other"
-"""Label value for reasons that are not documented. Names of users' crash signatures must not become label values."""
+"""Label value for undocumented reasons. Names of users' crash signatures must not become label values."""
 _OBJECT = ("namespace", "name")
 Key = tuple[str, str]
 _MetricFamily = CounterMetricFamily | GaugeMetricFamily
@@ -26,7 +26,7 @@ _Sample = tuple[str, tuple[str, ...], float]
 
 
 class Metrics:
-    """The metrics, in a separate registry instead of the global one of prometheus_client."""
+    """The metrics, in a separate registry, not in the global one of prometheus_client."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -68,14 +68,14 @@ class Metrics:
             for what in ("rules", "signatures", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
-        # looking up a counter by its labels takes longer than the rest of the work for a watch event
+        # looking up a counter by its labels takes most of the time of a watch event
         self._watched: dict[str, Counter] = {}
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
 
     def reconciled(self, result: str, seconds: float) -> None:
-        """Count a reconciliation that ended after some seconds."""
+        """Count a completed reconciliation and its duration in seconds."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
@@ -93,29 +93,29 @@ class Metrics:
         self._restarts.labels(task).inc()
 
     def parsed(self, seconds: float) -> None:
-        """Count time in which logs were parsed."""
+        """Count seconds of log parsing."""
         self._parsed.inc(seconds)
 
     def skipped(self, namespace: str, seconds: float) -> None:
-        """Count seconds of the log of a Pod that were not read."""
+        """Count seconds of a Pod's log that were skipped."""
         self._skipped.labels(namespace).inc(seconds)
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
-        """Set the numbers of the users' own rules or signatures."""
+        """Set the numbers of used and ignored rules or signatures of users."""
         self._user_data[what].labels("used").set(used)
         self._user_data[what].labels("ignored").set(ignored)
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
-        """Collect depth and age of the queue with each scrape."""
+        """Collect depth and age of the queue at each scrape."""
         self._gauge("queue_depth", "Number of keys that wait for reconciliation.").set_function(depth)
         self._gauge("queue_age_seconds", "Waiting time of the oldest key in seconds.").set_function(age_seconds)
 
     def observe_leader(self, leads: Callable[[], bool]) -> None:
-        """Read whether this process leads whenever the metrics are read."""
+        """Collect at each scrape whether this process leads."""
         self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
-        """Collect the number of log streams with each scrape."""
+        """Collect the number of log streams at each scrape."""
         gauge = self._gauge("log_streams", "Number of container logs by state: open or waiting.", "state")
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
@@ -129,27 +129,24 @@ class Metrics:
         self._deployments.forget((namespace, name))
 
     def render(self) -> bytes:
-        """Return the metrics in the text format of Prometheus."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class _Deployments(Collector):
-    """Samples of all VLLMDeployments. Those of an object are replaced together, so that no outdated one remains."""
+    """The samples of all VLLMDeployments. All samples of an object are replaced together, so that no outdated one remains."""
 
     def __init__(self, reasons: Collection[str]) -> None:
         self._reasons = reasons
         self._samples: dict[Key, tuple[_Sample, ...]] = {}
 
     def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
-        """Replace the samples of an object."""
         self._samples[key] = tuple(_samples(status, start, self._reasons))
 
     def forget(self, key: Key) -> None:
-        """Remove the samples of an object."""
         self._samples.pop(key, None)
 
     def collect(self) -> Iterator[_MetricFamily]:
-        """Return all metric families, including those without samples."""
         families: dict[str, _MetricFamily] = {}
         for name, (documentation, labels) in _FAMILIES.items():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -181,11 +178,11 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
 }
-"""Help text and labels of each metric of a VLLMDeployment, beside those of the object."""
+"""Help text and labels of each metric of a VLLMDeployment, without the labels of the object."""
 
 
 def documented_reasons() -> frozenset[str]:
-    """All documented reasons of conditions: the constants, and the signatures in the catalog."""
+    """Return all documented reasons of conditions: the constants, and the signatures in the catalog."""
     constants = {value for name, value in vars(Reason).items() if name.isupper()}
     return frozenset(constants | {signature.id for signature in load_startup().signatures})
 
@@ -216,7 +213,7 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
         ("start_seconds", ("cold",), cold),
         ("start_seconds", ("warm",), warm),
         ("start_saved_seconds", (), max(0, before - warm) if before is not None and warm is not None else None),
-        # also 0, because `increase` needs an earlier sample
+        # including 0, because `increase` needs an earlier sample
         ("warm_starts_total", (), cache.warm_starts or 0),
         ("saved_seconds_total", (), cache.saved_seconds or 0),
         ("quarantined_caches", (), cache.generation or 0),

@@ -1,9 +1,9 @@
-"""Read the config.json of models from the hub, in tasks of their own.
+"""Read the config.json of models from the hub, in separate tasks.
 
-A new plan waits for the file, up to a time limit, but no worker does: the reconciliation ends, and the key is added to the queue when
-there is an answer or the time is over. The time limit begins when the hub is asked, not while other files are read. An answer is cached
+A new plan waits for the file, up to a time limit, but no worker does: the reconciliation ends, and the key is added to the queue when there
+is an answer or the time is over. The time limit starts with the request, not while the question waits for other reads. An answer is cached
 for an hour, a failure for a minute. A hub that cannot be reached, or that fails for several models and answers for none, gets no request
-for a minute. One slow model does not count as such a hub.
+for a minute. One slow model does not count as a failing hub.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from vllm_operator.planning.pinning import is_in_force
 log = logging.getLogger(__name__)
 
 Question = tuple[str, str, bool, str | None, str | None, str | None]
-"""Repository, revision, and whether it is a LoRA adapter; with a token also namespace, Secret and key, so that a token never opens a
-model for another namespace."""
+"""Repository, revision, and whether it is a LoRA adapter; with a token also namespace, Secret and key, so that no namespace gets a
+model through the token of another one."""
 
 KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
 ANSWERS_LIMIT = 256
 READERS = 8
-"""Number of files that are read concurrently."""
+"""Maximum number of files that are read concurrently."""
 FAILURES = 3
-"""Repositories for which the hub fails, without an answer in between, until it counts as down."""
+"""Number of repositories for which the hub fails, without an answer in between, until it counts as down."""
 DEFAULT_REVISION = "main"
 _AWAY = HubAnswer(trouble="The model hub does not answer.")
 
@@ -58,7 +58,7 @@ class ModelConfigs:
         changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is called with each key that waits, when there is an answer or the time is over."""
+        """Initialize. `changed` is called with each waiting key when the hub has answered or the time is over."""
         self._client = client
         self._hub = hub
         self._wait = wait_seconds
@@ -72,7 +72,7 @@ class ModelConfigs:
         self._down_until = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
-        """Return what the hub says about the model of this object; None if the answer is not there yet.
+        """Return the hub's answer about the model of this object; None if there is none yet.
 
         The hub is asked only for new plans, not for a plan in force.
         """
@@ -107,7 +107,7 @@ class ModelConfigs:
 
     async def _fetch(self, question: Question) -> None:
         try:
-            async with self._places:  # the time limit begins when the question is asked, not while others are
+            async with self._places:  # the time limit starts with the request, not while waiting for others
                 is_down = self._clock() < self._down_until
                 answer = _AWAY if is_down else await self._bounded(question)
             if not is_down:
@@ -147,7 +147,7 @@ class ModelConfigs:
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
     async def _token_of(self, question: Question) -> str | HubAnswer | None:
-        """The token for a model, None where none is named; or what to say where the named one cannot be had."""
+        """Return the token for a model, None if the spec names none, or a message if the named token cannot be read."""
         _, _, _, namespace, secret, name = question
         if not (namespace and secret and name):
             return None
@@ -166,7 +166,7 @@ class ModelConfigs:
 
 
 def _questions(resource: VLLMDeployment) -> dict[str | None, Question]:
-    """Return what to ask the hub for a new plan: of each adapter by its name, and of the model, with the key None."""
+    """Return the hub questions for a new plan: each adapter by name, and the model with the key None."""
     spec, plan = resource.spec, resource.pinned
     if plan is not None and is_in_force(plan, resource):
         return {}

@@ -1,4 +1,4 @@
-"""Read the `Observation` that decisions and the status are made from: children, logs, events, metrics of Pods and taints of nodes."""
+"""Read the `Observation` for decisions and the status: children, logs, events, metrics of Pods and taints of nodes."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,23 +46,23 @@ from vllm_operator.runtime.drain_reader import LOOK_SECONDS, DrainReader
 from vllm_operator.startup.state import StartupState, UnreadLog
 
 HOLDERS_SECONDS = 15.0
-"""How often the Pods of others that keep a claim are looked at again: no watch reports them."""
+"""Interval between reads of other Pods that keep a claim, which no watch reports."""
 METRICS_MISSING_SECONDS = 300.0
-"""Delay until the metrics API is asked again after it was missing or forbidden."""
+"""Delay until the metrics API is requested again after it was missing or forbidden."""
 METRICS_OUTAGE_SECONDS = 30.0
-"""The same after it was unavailable, for example because metrics-server restarts."""
+"""Delay until the metrics API is requested again after it was unavailable, for example because metrics-server restarts."""
 BUSY_SECONDS = 300.0
-"""Age up to which a measurement of a busy engine replaces one that is not possible now, so that an outage makes no start look stalled."""
+"""Maximum age of a measurement of a busy engine that replaces a missing one, so that an outage makes no start look stalled."""
 
 
 class LogStates(Protocol):
-    """What container logs say."""
+    """Provides the states of container logs."""
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
-        """Return what the logs of a VLLMDeployment's Pods say, by run."""
+        """Return the states of a VLLMDeployment's runs, from their logs."""
 
     def unread(self, key: Key) -> Mapping[tuple[str, int], UnreadLog]:
-        """Return why nothing could be read of the other logs, by run."""
+        """Return why logs could not be read, by run."""
 
 
 class ObservationReader:
@@ -76,7 +76,6 @@ class ObservationReader:
         logs: LogStates,
         now: Callable[[], datetime],
     ) -> None:
-        """Prepare to read with this client."""
         self._client = client
         self._inventory = inventory
         self._logs = logs
@@ -88,7 +87,7 @@ class ObservationReader:
     async def read(
         self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied, *, revision: str | None
     ) -> tuple[Observation, float | None]:
-        """Read an observation. Also return after how many seconds to read it again; None if watch events tell when.
+        """Read an observation. Also return the seconds until it must be read again; None to wait for watch events.
 
         `revision` is the name of the plan.
 
@@ -138,14 +137,14 @@ class ObservationReader:
         return observation, requeue_seconds
 
     async def _holders(self, namespace: str, claims: Sequence[Manifest | None]) -> Mapping[str, tuple[ClaimHolder, ...]]:
-        """The Pods that keep claims which are being deleted, by the name of the claim."""
+        """Return the Pods that keep claims from being deleted, by claim name."""
         names = [str(claim["metadata"]["name"]) for claim in claims if claim is not None and is_terminating(claim)]
         pods = await self._client.find(POD, namespace) if names else ()
         orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]
         return {name: find_holders(name, pods, frozenset(filter(None, orphaned))) for name in names}
 
     async def _uid_of_orphaned(self, job: str, namespace: str) -> str | None:
-        """The uid of a Job that belongs to nobody; None if it is gone or has an owner."""
+        """Return the UID of a Job without an owner; None if the Job is gone or has an owner."""
         try:
             found = await self._client.get(JOB, job, namespace)
         except (NotFound, Forbidden):
@@ -153,24 +152,24 @@ class ObservationReader:
         return None if found["metadata"].get("ownerReferences") else str(found["metadata"]["uid"])
 
     async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
-        """The taints of the nodes with the planned GPUs, if a Pod waits for a node."""
+        """Return the taints of the nodes with the planned GPUs, if a Pod waits for a node."""
         if plan is None or not any(map(waits_for_node, pods)):
             return {}
         try:
             inventory = await self._inventory.read()
         except ClusterError:
-            return {}  # the condition Planned says so
+            return {}  # the condition Planned reports it
         return inventory.taints_of(plan.resource, plan.architecture)
 
 
 class CpuUsage:
-    """Reads how many CPUs silent starts use, from `metrics.k8s.io`, which metrics-server provides.
+    """Reads the CPU usage of silent starts from `metrics.k8s.io`, which metrics-server provides.
 
-    It is read only for Pods whose log has been silent for longer than the user allows, so usually never.
+    Only Pods whose log has been silent for longer than the user allows are read, so usually none.
     """
 
     def __init__(self, client: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
+        """Initialize. `clock` returns seconds."""
         self._client = client
         self._clock = clock
         self._retry_at = 0.0
@@ -179,7 +178,7 @@ class CpuUsage:
     async def read(
         self, resource: VLLMDeployment, pods: Iterable[Manifest], states: Mapping[tuple[str, int], StartupState], now: datetime
     ) -> Mapping[str, float]:
-        """Return the CPUs that the engines of silent starts use, by uid of the Pod. Pods without metrics are left out."""
+        """Return the CPUs that the engines of silent starts use, by Pod UID, without Pods that have no metrics."""
         startup = resource.spec.startup
         allowed = timedelta(seconds=(startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS)
         self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
@@ -203,7 +202,7 @@ class CpuUsage:
         try:
             metrics = await self._client.get(POD_METRICS, pod.name, namespace)
         except NotFound as error:
-            # The message names a Pod that has no metrics. If the API itself is missing, it names no Pod.
+            # The message names a Pod without metrics. If the API itself is missing, it names no Pod.
             if pod.name not in str(error):
                 self._retry_at = self._clock() + METRICS_MISSING_SECONDS
             return None
@@ -228,7 +227,7 @@ def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest |
 
 
 def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | None:
-    """What the API server refused until somebody changes something; None if nothing."""
+    """Return the refusal of the API server that a retry cannot fix; None if there is none."""
     errors = [str(refusal) for refusal in applied.refusals if not _is_about_existing_claim(refusal, claims)]
     if isinstance(applied.failure, (Forbidden, Invalid)):
         errors.append(str(applied.failure))
@@ -236,7 +235,7 @@ def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | N
 
 
 def _is_about_existing_claim(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
-    """Whether a change of an existing PersistentVolumeClaim was refused. Pods can use it as it is."""
+    """Whether a change of an existing PersistentVolumeClaim was refused. Pods can use the unchanged claim."""
     return any(_is_about(refusal, claim) for claim in claims)
 
 

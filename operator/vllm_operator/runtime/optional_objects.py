@@ -1,7 +1,7 @@
 """Objects that a VLLMDeployment has only if its spec asks for them.
 
 These are NetworkPolicy, HTTPRoute, InferencePool, PodDisruptionBudget and autoscalers. They are not watched, and most VLLMDeployments have
-none. One that is no longer desired is looked for only where it may exist (`created_objects`).
+none. The operator looks for an undesired object only if it may exist (`created_objects`).
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from vllm_operator.observation.observation import ObjectProblem
 from vllm_operator.runtime.created_objects import CreatedObjects
 
 INTEGRATIONS = {"gateway": (HTTP_ROUTE, INFERENCE_POOL), "keda": (SCALED_OBJECT,)}
-"""Kinds that the operator may use only if its settings name the integration: they are not in every cluster, and each adds to what authors
-of VLLMDeployments can do."""
+"""Kinds that the operator uses only if its settings name the integration: not every cluster has them, and each adds permissions that
+authors of VLLMDeployments gain."""
 
 
 class OptionalObjects:
-    """Applies and deletes such objects, one of each kind, with the name of the VLLMDeployment."""
+    """Applies and deletes optional objects: at most one of each kind, with the name of the VLLMDeployment."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class OptionalObjects:
         integrations: Collection[str] = (),
         count: Callable[[str, str], None] = lambda verb, kind: None,
     ) -> None:
-        """`integrations` are the enabled ones; `count` is called with the verb and the kind of each write."""
+        """Initialize. `integrations` are the enabled integrations; `count` is called with the verb and kind of each write."""
         self._client = client
         self._created = created
         self._applier = Applier(client, count=count)
@@ -46,12 +46,12 @@ class OptionalObjects:
         if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, key)):
             return Applied()
         live = list[Manifest]()
-        with contextlib.suppress(NotFound, Forbidden):  # if it is forbidden, applying tells why
+        with contextlib.suppress(NotFound, Forbidden):  # if forbidden, applying reports it
             live = [await self._client.get(kind, resource.metadata.name, resource.metadata.namespace)]
         return await self.apply(kind, owner, desired, live)
 
     async def apply(self, kind: Kind, owner: Manifest, desired: Manifest | None, live: Sequence[Manifest]) -> Applied:
-        """Apply a desired object, or delete the live one if none is desired. Raises ClusterError if a retry may help."""
+        """Apply the desired object, or delete the live one if none is desired. Raises ClusterError if a retry may help."""
         key = (owner["metadata"]["namespace"], owner["metadata"]["name"])
         if desired is not None:
             self._created.note(kind, key)
@@ -63,13 +63,13 @@ class OptionalObjects:
         return applied
 
     def disabled(self, kind: Kind) -> ObjectProblem | None:
-        """The problem that the settings do not allow a kind; None if they do."""
+        """Return the problem if the settings do not allow a kind; None if they do."""
         integration = self._disabled.get(kind)
         return ObjectProblem(Reason.INTEGRATION_DISABLED, kind.kind, integration) if integration is not None else None
 
 
 def problem_of(refusal: Refusal) -> ObjectProblem:
-    """The problem that an object was refused."""
-    # Server-side apply creates what does not exist, so only the kind itself can be missing.
+    """Return the problem for a refused object."""
+    # Server-side apply creates missing objects, so only the kind itself can be missing.
     missing = isinstance(refusal.error, NotFound)
     return ObjectProblem(Reason.KIND_NOT_INSTALLED if missing else Reason.APPLY_FAILED, refusal.kind, str(refusal.error))

@@ -1,4 +1,4 @@
-"""The permissions of the operator, and what does not work without each. The ClusterRole of the chart grants exactly these."""
+"""The permissions of the operator, and the effect of each missing one. The ClusterRole of the chart grants exactly these."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from vllm_operator.cluster.client import (
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A verb on a resource. `effect` says what happens without it."""
+    """A verb on a resource. `effect` describes the effect if it is missing."""
 
     verb: str
     kind: Kind
@@ -70,7 +70,7 @@ REQUIRED: tuple[Permission, ...] = (
     *_all(EVENT, "create", "no events are written"),
     *_all(NODE, "list", "no GPU can be chosen"),
 )
-"""Without one of these the operator is not ready, and does what it can."""
+"""Without one of these, the operator is not ready but continues as far as possible."""
 
 OPTIONAL: tuple[Permission, ...] = (
     Permission(
@@ -107,7 +107,7 @@ OPTIONAL: tuple[Permission, ...] = (
 ALL_NAMESPACES: tuple[Permission, ...] = _all(
     RESOURCE_CLAIM, "list", "it is unknown which devices for dynamic resource allocation are free"
 )
-"""What an operator that serves all namespaces needs for free devices. Not asked for at the start: few clusters have such devices."""
+"""Permissions of a cluster-wide operator to count free devices. Not checked at the start: few clusters have such devices."""
 
 _NO_GATEWAY = "spec.gateway has no effect"
 GATEWAY: tuple[Permission, ...] = (
@@ -116,7 +116,7 @@ GATEWAY: tuple[Permission, ...] = (
     *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
     *_all(INFERENCE_POOL, "list", _STAYS),
 )
-"""Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
+"""Needed only for the integration `gateway`. Not checked at the start, because the kinds may be missing."""
 
 _NO_PRESET = "VLLMDeployments with spec.presetRef get no plan"
 PRESETS: tuple[Permission, ...] = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
@@ -126,12 +126,12 @@ KEDA: tuple[Permission, ...] = (
     *_all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
     *_all(SCALED_OBJECT, "list", _STAYS),
 )
-"""Needed only for the integration `keda`, as above."""
+"""Needed only for the integration `keda`. Not checked at the start, because the kinds may be missing."""
 
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 
 
 def watched_kinds(denied: Collection[Permission], *, presets: Collection[Kind] = ()) -> tuple[Kind, ...]:
-    """Return the kinds that the operator may list and watch, with those of presets that exist. A single forbidden watch would end all."""
+    """Return the kinds that the operator may list and watch, with presets if their CRDs exist. One forbidden watch would end all."""
     missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
     return tuple(kind for kind in (*WATCHED, *presets) if kind not in missing)

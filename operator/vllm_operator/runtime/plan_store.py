@@ -1,8 +1,8 @@
-"""Stores each plan in one immutable ControllerRevision, and reads the pinned one.
+"""Store each plan in one immutable ControllerRevision, and read the pinned plan.
 
 The ControllerRevision is written before the Deployment that is rendered from the plan. The status and an annotation of the Deployment
-contain its name, which has a digest of the plan. So a ControllerRevision with other content is never used, a plan that was read once
-need not be read again, and one that somebody deletes is written again from memory.
+contain its name, which includes a digest of the plan. So a ControllerRevision with other content is never used, a plan that was read once
+need not be read again, and a deleted revision is written again from memory.
 """
 
 import logging
@@ -32,25 +32,25 @@ from vllm_operator.rendering.revision import (
 log = logging.getLogger(__name__)
 
 MAX_PLANS = 8192
-"""Plans that are kept in memory, about 25 KiB each. Another one is read again when it is needed."""
+"""Maximum number of plans in memory, about 25 KiB each. Other plans are read again when needed."""
 
 
 class PlanStore:
     """The plans of all VLLMDeployments."""
 
     def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None]) -> None:
-        """`count` is called with the verb and the kind of each write."""
+        """Initialize. `count` is called with the verb and kind of each write."""
         self._client = client
         self._count = count
         self._plans: Recent[Plan] = Recent(MAX_PLANS)
 
     async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
-        """Return the object with its pinned plan, if it has one, or why that plan cannot be used.
+        """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used.
 
-        If the plan cannot be used, the object gets a new one only if nothing of it runs, or if a new plan is requested.
+        An unusable plan is replaced only if no engine runs or if a new plan is requested.
 
         Raises:
-            ClusterError: Try again.
+            ClusterError: The API server failed. A retry may help.
         """
         summary = resource.status.pinned_plan
         if summary is None:
@@ -67,10 +67,10 @@ class PlanStore:
             return resource
 
     async def persist(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> str | Verdict:
-        """Make sure that the ControllerRevision of a plan exists; return its name, or why it cannot be written.
+        """Ensure that the ControllerRevision of a plan exists. Return its name, or a verdict why it cannot be written.
 
         Raises:
-            ClusterError: Try again.
+            ClusterError: The API server failed. A retry may help.
         """
         name, own = self._name(resource, plan), _own(resource, snapshot)
         if name not in [revision["metadata"]["name"] for revision in own]:
@@ -81,10 +81,10 @@ class PlanStore:
         return name
 
     async def prune(self, resource: VLLMDeployment, snapshot: Snapshot, pinned: str) -> None:
-        """Delete the oldest revisions of a history that is too long, but neither the pinned one nor that of the Deployment.
+        """Delete the oldest revisions beyond the history limit, but never the pinned one or the Deployment's.
 
         Raises:
-            ClusterError: Try again.
+            ClusterError: The API server failed. A retry may help.
         """
         for revision in surplus(_own(resource, snapshot), {pinned, plan_name(_own_deployment(snapshot))}):
             metadata = revision["metadata"]
@@ -109,14 +109,14 @@ class PlanStore:
         return plan
 
     def _name(self, resource: VLLMDeployment, plan: Plan) -> str:
-        """Return the name of the revision of a plan. That of the plan in memory is known without a digest."""
+        """Return the revision name of a plan. For the plan in memory, no digest is computed."""
         summary = resource.status.pinned_plan
         if summary is not None and self._plans.get(_key(resource, summary.revision)) is plan:
             return summary.revision
         return revision_name(resource, plan)
 
     async def _create(self, resource: VLLMDeployment, revision: Manifest) -> Verdict | None:
-        """Create a ControllerRevision; return why it cannot be created. One that exists, for example without its labels, is checked."""
+        """Create a ControllerRevision; return why it cannot be created. An existing one, for example without its labels, is checked."""
         name = revision["metadata"]["name"]
         try:
             await self._client.create(revision)
@@ -134,17 +134,15 @@ class PlanStore:
 
 
 def _key(resource: VLLMDeployment, name: str) -> str:
-    """Return the key of a plan in memory. With the UID, because a status may name the revision of another object."""
+    """Return the key of a plan in memory. It includes the UID, because a status may name the revision of another object."""
     return f"{resource.metadata.uid}/{name}"
 
 
 def _own(resource: VLLMDeployment, snapshot: Snapshot) -> list[Manifest]:
-    """Return the revisions that the object controls."""
     return [revision for revision in snapshot.revisions if is_revision_of(resource, revision)]
 
 
 def _own_deployment(snapshot: Snapshot) -> Manifest | None:
-    """Return the Deployment that the object controls; None if there is none."""
     deployment = snapshot.child(DEPLOYMENT)
     return deployment if deployment is not None and is_controlled_by(deployment, snapshot.resource) else None
 

@@ -1,7 +1,7 @@
-"""What must exist before the operator can serve: the API server, its permissions and the CRD.
+"""Preconditions of the operator: the API server, the permissions and the CRD.
 
-What is missing is waited for, and named by the readiness probe. While the operator serves, the same is checked from time to time. If the
-kinds that can be watched have changed, or the CRD is gone, the operator ends, and the kubelet starts it again.
+The operator waits for missing preconditions, and the readiness probe reports them. They are checked again at intervals. If the kinds that
+can be watched have changed, or the CRD is gone, the operator exits, and the kubelet restarts it.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 RETRY_SECONDS = 2.0
-"""Pause between two attempts while something is missing. Also the minimum pause between checks after a refused request."""
+"""Delay between attempts while a precondition is missing, and minimum delay between checks after a refused request."""
 CHECK_SECONDS = 60.0
-"""Interval of checks while nothing is missing."""
+"""Interval between checks while all preconditions are met."""
 REVIEWS = 8
-"""Permissions that are asked for at the same time."""
+"""Maximum number of permissions that are checked concurrently."""
 PERMISSION = "permission"
-"""Prefix of the names of missing permissions."""
+"""Prefix of the names of missing permissions in the readiness."""
 
 
-class WatchesOutdated(Exception):  # noqa: N818 - named for what has happened
-    """Other kinds must be watched than when the watches began."""
+class WatchesOutdated(Exception):  # noqa: N818 - an event, not an error
+    """The set of kinds to watch has changed since the watches began."""
 
 
 class Preconditions:
-    """Waits for what the operator needs, and keeps the readiness current."""
+    """Waits for the preconditions, and keeps the readiness current."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Preconditions:
         retry_seconds: float = RETRY_SECONDS,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
-        """Check nothing yet.
+        """Initialize without checks.
 
         Args:
             client: The client for the API server.
-            readiness: Shows what is missing.
-            namespaces: The namespaces that are served; all if empty.
+            readiness: Receives missing preconditions.
+            namespaces: The namespaces to serve; all if empty.
             host: The address of the API server, for messages.
-            retry_seconds: Pause between two attempts while something is missing.
-            check_seconds: Interval of checks while nothing is missing.
+            retry_seconds: Delay between attempts while a precondition is missing.
+            check_seconds: Interval between checks while all preconditions are met.
         """
         self._client = client
         self._readiness = readiness
@@ -80,16 +80,16 @@ class Preconditions:
             readiness.missing[name] = f"{name}: not checked yet"
 
     async def wait(self) -> tuple[Kind, ...]:
-        """Wait until the operator can serve; return the kinds that it can watch."""
+        """Wait until all preconditions are met. Return the kinds that can be watched."""
         await self._until("permissions", self._check_permissions)
         await self._until("CRD", self._check_crd)
         return self._kinds()
 
     async def watch(self, kinds: Sequence[Kind]) -> None:
-        """Check from time to time, and at once after the API server has refused a request.
+        """Check at intervals, and immediately after the API server has refused a request.
 
         Raises:
-            WatchesOutdated: Other kinds than these must be watched from now on.
+            WatchesOutdated: The set of kinds to watch differs from `kinds`.
         """
         while True:
             # a minimum, because the API server may refuse many requests
@@ -106,19 +106,18 @@ class Preconditions:
             except _Missing as error:
                 raise WatchesOutdated("the CRD is gone") from error
             except ClusterError:
-                continue  # the readiness says so, and the watches survive an outage
+                continue  # the readiness reports it, and the watches survive an outage
             if set(self._kinds()) != set(kinds):
                 raise WatchesOutdated("the kinds that the operator may watch have changed")
 
     def recheck(self) -> None:
-        """Check now, because the API server has refused a request."""
+        """Check now. Call this after the API server has refused a request."""
         self._recheck_due.set()
 
     def _kinds(self) -> tuple[Kind, ...]:
         return watched_kinds(self._denied, presets=self._preset_kinds)
 
     async def _until(self, name: str, check: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a check until it succeeds."""
         while True:
             try:
                 await check()
@@ -132,7 +131,7 @@ class Preconditions:
             await asyncio.sleep(self._retry)
 
     async def _check_permissions(self) -> None:
-        """Ask for all permissions. Each costs a request, so this is not done without a reason."""
+        """Check all permissions. Each costs a request, so call this only when needed."""
         asked = (*REQUIRED, *OPTIONAL, *PRESETS)
         answers = await self._reach(self._review(asked))
         self._recheck_due.clear()
@@ -146,7 +145,7 @@ class Preconditions:
                 self._readiness.clear_missing(name)
 
     async def _reach(self, call: Awaitable[Answer]) -> Answer:
-        """Make a request, and update the readiness: whether the API server answers, and whether it accepts the credentials."""
+        """Send a request, and update the readiness: whether the API server answers and accepts the credentials."""
         readiness = self._readiness
         try:
             answer = await call
@@ -166,14 +165,14 @@ class Preconditions:
         return answer
 
     async def _review(self, asked: Sequence[Permission]) -> list[bool]:
-        """Whether the operator has each of these permissions. Raises ClusterError."""
+        """Return for each permission whether the operator has it. Raises ClusterError."""
         answers: list[bool] = []
         for start in range(0, len(asked), REVIEWS):
             answers += await asyncio.gather(*map(self._may, asked[start : start + REVIEWS]))
         return answers
 
     async def _may(self, permission: Permission) -> bool:
-        """Whether the operator has a permission, cluster-wide or in each of the namespaces that it serves."""
+        """Whether the operator has a permission, either cluster-wide or in each namespace to serve."""
         namespaces: tuple[str | None, ...] = self._namespaces or (None,)
         for namespace in namespaces if permission.kind.namespaced else (None,):
             attributes = {
@@ -198,7 +197,7 @@ class Preconditions:
         return True
 
     async def _check_crd(self) -> None:
-        """Check that the CRD exists, and which CRDs of presets do."""
+        """Check that the CRD exists, and find the available CRDs of presets."""
         if not await self._reach(self._is_served(VLLM_DEPLOYMENT)):
             name = f"{labels.PLURAL}.{labels.GROUP}"
             message = f"The CRD {name} does not exist. Install it with kubectl apply -f crds/, or install the Helm chart."
@@ -208,7 +207,7 @@ class Preconditions:
         self._preset_kinds = tuple([kind for kind in (PRESET, CLUSTER_PRESET) if await self._reach(self._is_served(kind))])
 
     async def _is_served(self, kind: Kind) -> bool:
-        """Whether the API server has a kind. One that the operator may not list is reported as a missing permission."""
+        """Whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""
         try:
             await self._client.find(kind, self._namespace(kind), fields={"metadata.name": "does-not-exist"})
         except NotFound:
@@ -222,4 +221,4 @@ class Preconditions:
 
 
 class _Missing(Exception):  # noqa: N818 - a signal
-    """Something does not exist yet. The readiness says so."""
+    """A precondition is missing. The readiness reports it."""

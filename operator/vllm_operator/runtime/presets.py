@@ -1,4 +1,4 @@
-"""The presets that VLLMDeployments name. They are read like all watched objects: from the object cache, or from the API server.
+"""Presets of VLLMDeployments. They are read like all watched objects: from the object cache, or from the API server.
 
 The CRDs of presets may be missing, for example after an upgrade of the operator alone. Then no preset is watched, and only objects that
 name one are affected.
@@ -19,18 +19,17 @@ KINDS = {PresetKind.VLLM_PRESET: PRESET, PresetKind.CLUSTER_VLLM_PRESET: CLUSTER
 
 
 class Presets:
-    """Merges presets, and knows which VLLMDeployments name them."""
+    """Merges presets, and tracks which VLLMDeployments name them."""
 
     def __init__(self, client: ClusterClient) -> None:
-        """Read with this client."""
         self._client = client
         self._users: dict[Key, tuple[Kind, Key]] = {}
 
     async def merge(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict:
-        """Merge the preset that an object names into its spec, or return why that is not possible.
+        """Merge the preset that an object names into its spec, or return a verdict why that is not possible.
 
         Raises:
-            ClusterError: The API server does not answer. Try again.
+            ClusterError: The API server does not answer. A retry may help.
         """
         reference, key = resource.spec.preset_ref, (resource.metadata.namespace, resource.metadata.name)
         if reference is None:
@@ -41,12 +40,12 @@ class Presets:
         except ClusterError as error:
             merged = with_preset(resource, _unreadable(reference, error))
             if isinstance(merged, VLLMDeployment):
-                return merged  # the plan in force needs nothing
+                return merged  # the plan in force needs no preset
             raise
         return with_preset(resource, found)
 
     def forget(self, key: Key) -> None:
-        """An object is gone, or names no preset."""
+        """Remove an object that is gone or names no preset."""
         self._users.pop(key, None)
 
     def users_of(self, kind: Kind, preset: Key) -> Iterator[Key]:
@@ -54,12 +53,12 @@ class Presets:
         return (key for key, named in list(self._users.items()) if named == (kind, preset))
 
     async def _find(self, reference: PresetReference, key: Key) -> Manifest | Verdict:
-        """Return the spec of a preset, or why there is none. Raises ClusterError other than NotFound and Forbidden."""
+        """Return the spec of a preset, or a verdict if it cannot be read. Raises ClusterError other than NotFound and Forbidden."""
         kind = KINDS[reference.kind]
         namespace = key[0] if kind.namespaced else None
         self._users[key] = kind, (namespace or "", reference.name)
         try:
-            presets = await self._client.find(kind, namespace)  # the operator may list presets, and not get one
+            presets = await self._client.find(kind, namespace)  # the operator may list presets but not get one
         except NotFound:
             return missing_definition(reference)
         except Forbidden as error:

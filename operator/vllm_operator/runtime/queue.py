@@ -4,7 +4,7 @@ A key is *dirty* from `add` until a worker takes it, and *processing* until the 
 processed becomes dirty, and is handed out again after `done`. So no change is lost, and no two workers ever have the same key.
 
 Keys of changes are handed out before keys of resyncs, and within each priority in the order in which they were added. A key that was just
-processed rests for a moment (the debounce), so that the changes that follow each other are handled together.
+processed rests briefly (the debounce), so that consecutive changes are handled together.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class QueueClosed(Exception):  # noqa: N818 - it is a signal, not an error
 
 
 class Priority(IntEnum):
-    """Which keys are handed out first: a lower value comes first."""
+    """Which keys are handed out first. Lower values come first."""
 
     CHANGE = 0
-    """Something has changed, or a time has come."""
+    """An object has changed, or a delay has elapsed."""
     RESYNC = 1
     """A periodic check."""
 
@@ -78,11 +78,11 @@ class WorkQueue(Generic[Key]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Number of keys that wait for a worker, without delayed keys."""
+        """Return the number of keys that wait for a worker, without delayed keys."""
         return len(self._dirty)
 
     def add(self, key: Key, priority: Priority = Priority.CHANGE) -> None:
-        """Add a key, unless it waits already. A key that rests is added after its rest."""
+        """Add a key unless it already waits. A resting key is added after its rest."""
         if self._closed:
             return
         self._raise_priority(key, priority)
@@ -98,7 +98,7 @@ class WorkQueue(Generic[Key]):
             self._make_ready(key, now)
 
     def add_after(self, key: Key, seconds: float, priority: Priority = Priority.CHANGE) -> None:
-        """Add a key later. Of several times for one key, the earliest counts."""
+        """Add a key after a delay. If a key has several delays, the earliest counts."""
         if seconds <= 0:
             self.add(key, priority)
         elif not self._closed:
@@ -120,7 +120,7 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
 
     def failures(self, key: Key) -> int:
-        """Number of consecutive failures of a key."""
+        """Return the number of consecutive failures of a key."""
         return self._failures.get(key, 0)
 
     async def get(self) -> Key:
@@ -143,7 +143,7 @@ class WorkQueue(Generic[Key]):
             await self._wait()
 
     def done(self, key: Key) -> None:
-        """End the processing of a key. It is handed out again, after its rest, if it was added meanwhile."""
+        """End the processing of a key. If it was added in the meantime, it is handed out again after its rest."""
         del self._processing[key]
         now = self._clock()
         if self._debounce:
@@ -160,24 +160,24 @@ class WorkQueue(Generic[Key]):
             self._make_ready(key, now)
 
     def close(self) -> None:
-        """Hand out no more keys."""
+        """Stop handing out keys."""
         self._closed = True
         while self._waiters:
             self._wake_one()
 
     def oldest_seconds(self) -> float:
-        """Seconds since the oldest key was added that waits or is processed."""
+        """Return the seconds since the oldest waiting or processing key was added."""
         times = (*self._dirty.values(), *self._processing.values())
         return max(0.0, self._clock() - min(times)) if times else 0.0
 
     def longest_processing_seconds(self) -> float:
-        """Duration of the longest reconciliation in progress."""
+        """Return the seconds for which the longest reconciliation in progress has run."""
         return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
 
     def stalled_seconds(self) -> float:
-        """Seconds since when a key is due and no key has been handed out. Delayed keys do not count.
+        """Return the seconds for which a key has been due and no key was handed out. Delayed keys do not count.
 
-        A key may wait for long while workers process others. That is progress.
+        A key that waits while workers take other keys does not count as stalled.
         """
         due = self._next_due()
         first = [next(iter(ready.values())) for ready in self._ready.values() if ready]
@@ -185,7 +185,7 @@ class WorkQueue(Generic[Key]):
         return max(0.0, self._clock() - max(since, self._handed_out_at))
 
     def delayed(self) -> int:
-        """Number of delayed keys."""
+        """Return the number of delayed keys."""
         return len(self._due)
 
     def _raise_priority(self, key: Key, priority: Priority) -> None:
@@ -207,7 +207,7 @@ class WorkQueue(Generic[Key]):
         self._arm()
 
     async def _wait(self) -> None:
-        """Wait until there may be a key. Only one waiter is woken for each key."""
+        """Wait until there may be a key. Each key wakes only one waiter."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._arm()
@@ -217,7 +217,7 @@ class WorkQueue(Generic[Key]):
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.cancelled():
-                self._wake_one()  # this one was woken for a key that it does not take
+                self._wake_one()  # it was woken for a key but does not take it
             raise
 
     def _wake_one(self) -> None:
@@ -248,7 +248,7 @@ class WorkQueue(Generic[Key]):
             due, _, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:  # otherwise it was added meanwhile, or an earlier time was set
                 del self._due[key]
-                self._rested.pop(key, None)  # its time has come, whatever happened before
+                self._rested.pop(key, None)  # it is due, whatever happened before
                 self.add(key, self._priorities.get(key, Priority.CHANGE))
 
     def _next_due(self) -> float | None:

@@ -4,10 +4,10 @@ The steps are always the same:
 
     observe -> logs -> plan -> caches -> persist the plan -> apply -> decide -> status
 
-A log that is read for the first time soon changes the status. Until it has been read, an object whose spec is in the status is left
-alone. If `apply` fails, the later steps still run: the status is written, then the error is raised.
+A log that is read for the first time soon changes the status. Until it has been read, an object whose status describes its spec is skipped.
+If `apply` fails, the later steps still run: the status is written, then the error is raised.
 
-Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory.
+Each reconciliation reads everything again and depends on no state of an earlier one in memory.
 """
 
 import logging
@@ -73,23 +73,23 @@ from vllm_operator.status.report import Report, report
 log = logging.getLogger(__name__)
 
 ACT_SECONDS = 0.1
-"""Delay until a remedy is carried out, or room is made after a crash. The next reconciliation does it, because it reads the status."""
+"""Delay until a remedy is carried out, or space is freed after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 ROLLOUT_SECONDS = 2.0
-"""Maximum delay between a change of the Deployment and the status. Usually a watch event tells earlier that its controller has seen it."""
+"""Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
 
 class Logs(LogStates, Protocol):
-    """The followers of container logs."""
+    """Follows container logs."""
 
     def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
         """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
 
     def caught_up(self, key: Key) -> bool:
-        """Whether everything that the logs already contain has been read."""
+        """Whether all existing log lines have been read."""
 
     def forget(self, key: Key) -> None:
         """Stop following the logs of a deleted VLLMDeployment."""
@@ -97,9 +97,9 @@ class Logs(LogStates, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a reconciliation.
+    """The result of a reconciliation.
 
-    `name` is its label in the metrics. `requeue_seconds` is the delay until the next one; None leaves it to watch events and resyncs.
+    `name` is its label in the metrics. `requeue_seconds` is the delay until the next one; None to wait for watch events and resyncs.
     """
 
     name: str
@@ -140,8 +140,8 @@ class Reconciler:
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
             presets: The presets of the cluster; None to read them with `client`.
-            integrations: APIs of others that the operator may use; see `OptionalObjects`.
-            namespaces: The namespaces that the operator serves; all if empty.
+            integrations: Third-party APIs that the operator may use; see `OptionalObjects`.
+            namespaces: The namespaces to serve; all if empty.
             tools_image: The operator's image, for new plans.
             now: The clock.
         """
@@ -172,7 +172,7 @@ class Reconciler:
         """Reconcile one VLLMDeployment and write its status.
 
         Raises:
-            ClusterError: The API server failed or refused. The next reconciliation completes what this one began.
+            ClusterError: The API server failed or refused. The next reconciliation completes this one.
         """
         snapshot = await self._observe(key)
         if snapshot is None:
@@ -214,7 +214,7 @@ class Reconciler:
     async def _report(
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
-        """Run the steps after `apply`, also if that failed."""
+        """Run the steps after `apply`, even if it failed."""
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
         exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
@@ -225,7 +225,7 @@ class Reconciler:
         is_applied = bool(applied.written) and applied.failure is None and not applied.refusals
         tells_nothing = not reported.events and cache_outcome.activity.skipped is None
         if resource.status.pinned_plan is not None and is_applied and tells_nothing and not _is_seen(observation.deployment):
-            # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
+            # Until the controller has seen the change, it is unknown whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
@@ -237,7 +237,7 @@ class Reconciler:
         return _result(reported, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
-        """Report in the status that the operator itself failed on this object. Raises ClusterError."""
+        """Report in the status that reconciling this object hit a bug in the operator. Raises ClusterError."""
         try:
             snapshot = await observe(self._client, *key)
         except NotFound:
@@ -247,7 +247,7 @@ class Reconciler:
             await self._status.write_failure(snapshot.resource, Reason.OPERATOR_FAILED, message)
 
     async def _observe(self, key: Key) -> Snapshot | None:
-        """Read the object, its children and its Pods. Return None, and drop what is kept of it, if the object is gone."""
+        """Read the object, its children and its Pods. If the object is gone, remove its state from memory and return None."""
         snapshot = await observe(self._client, *key, has_claim_templates=await self._created.may_exist(CLAIM_TEMPLATE, key))
         if snapshot is None:
             self._logs.forget(key)
@@ -256,9 +256,9 @@ class Reconciler:
         return snapshot
 
     def _ask_hub(self, resource: VLLMDeployment, snapshot: Snapshot) -> tuple[VLLMDeployment, HubAnswer | None]:
-        """Ask the hub about the model of a new plan, or of one that was made without an answer and whose engine has not started.
+        """Ask the hub about the model, for a new plan or for a plan that was made without an answer and whose engine has not started.
 
-        Return the object with the plan to keep, and the answer; None if it is not there yet.
+        Return the object with the plan to keep, and the answer; None if there is none yet.
         """
         plan = resource.pinned
         if self._configs is None:
@@ -273,7 +273,7 @@ class Reconciler:
         return resource, HubAnswer()
 
     async def _plan(self, resource: VLLMDeployment, snapshot: Snapshot, files: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
-        """Plan; also return how to plan with another generation of the caches."""
+        """Plan. Also return a function that plans with another generation of the caches."""
         refusal = refuse_artifact(resource, self._trust) or await self._pod_schema.refusal(resource.spec.pod_template)
         if refusal is not None:
             return not_accepted(refusal), lambda generation: not_accepted(refusal)
@@ -295,7 +295,7 @@ class Reconciler:
         return replan((cache.generation or 0) if cache else 0), replan
 
     async def _read_inventory(self, resource: VLLMDeployment, snapshot: Snapshot, catalog: Catalog) -> Inventory | Verdict:
-        """Read the GPUs of the cluster, or why they are unknown: a plan in force does not need them, and a new object waits for them."""
+        """Read the cluster's GPUs, or return a verdict why they are unknown. Only new plans need them."""
         try:
             inventory = await self._inventory.read(max_age=max_age_seconds(resource, snapshot.pods))
             return await self._free_devices.count(resource, inventory, snapshot.pods, listed_pools=len(catalog.instance_types))
@@ -309,7 +309,7 @@ class Reconciler:
             return Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, message)
 
     async def _persist_plan(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
-        """Store the plan before anything is applied; return the name of its revision. A plan that cannot be stored is not applied."""
+        """Store the plan before it is applied, and return its revision name. A plan that cannot be stored is not applied."""
         if outcome.outcome.plan is None:
             return outcome, None
         revision = await self._plans.persist(resource, snapshot, outcome.outcome.plan)
@@ -320,7 +320,7 @@ class Reconciler:
         return replace(outcome, manifests=named), revision
 
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
-        """Apply the manifests. Of the children to keep, change at most the number of replicas."""
+        """Apply the manifests. Of children that are kept, change at most the number of replicas."""
         applied = await self._apply_all(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
         for child in cache_outcome.kept:
             # Labels alone prove nothing: users copy objects with all labels.
@@ -339,13 +339,11 @@ class Reconciler:
         return await self._applier.apply(owner, manifests, live)
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> None:
-        """Follow the logs of Pods that start."""
         startup = resource.status.startup
         starting = frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
         self._logs.sync(key, snapshot.pods, starting)
 
     def _decide(self, observation: Observation) -> tuple[Decision, Report]:
-        """Decide what to do about the observation, and make the report."""
         observed = ObservedState.read(observation, self._crashes.reporting)
         crashes = find_crashes(observed)
         decision = decide(observed, crashes, self._remediator)
@@ -363,19 +361,19 @@ class Reconciler:
 
 
 def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:
-    """An outcome without a plan, whatever the generation of the caches: what runs stays as it is."""
+    """Return an outcome without a plan for any cache generation. Running engines stay unchanged."""
     outcome = Outcome(ACCEPTED, verdict, None)
     return outcome, lambda generation: outcome
 
 
 def _has_served(resource: VLLMDeployment, snapshot: Snapshot) -> bool:
-    """Whether a replica is ready, or all replicas of the current Pod template have been, which the Deployment remembers."""
+    """Whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
     progress = reading.named(snapshot.child(DEPLOYMENT), "Progressing", "status", "conditions")
     return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
 
 
 def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
-    """Whether its controller has seen the current spec of a Deployment."""
+    """Whether the controller has seen the current spec of a Deployment."""
     seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
     return deployment is None or (seen or 0) >= (generation or 0)
 
@@ -383,8 +381,8 @@ def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
     """Whether to write a status after this failure of `apply`.
 
-    An unavailable API server accepts no status either. A conflict is usually gone at the next attempt, so it is not worth a first
-    status, which would describe children that do not exist yet.
+    An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first status
+    about children that do not exist yet.
     """
     return not isinstance(failure, Unavailable) and (resource.status.pinned_plan is not None or not isinstance(failure, Conflict))
 

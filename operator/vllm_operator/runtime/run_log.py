@@ -1,4 +1,4 @@
-"""What has been read of the log of one run, and whether it belongs to that run."""
+"""The log of one run, and whether the lines that were read belong to it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,41 +9,41 @@ from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.state import StartupState
 
 LATE_SECONDS = 2
-"""A line that was written this long after the end of a run belongs to a later run. Ends are given in whole seconds."""
+"""A line that was written this long after the end of a run belongs to a later run. End times are whole seconds."""
 
 
 _AMOUNTS = (1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600)
-"""Seconds of a log that were not read are told as one of these."""
+"""Reported amounts of skipped log, in seconds."""
 
 
 class Parser(Protocol):
     """A parser of log lines, such as `vllm_operator.startup.parser.StartupParser`."""
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Read lines that were written at this time."""
+        """Parse lines that were written at this time."""
 
     def end(self) -> None:
         """End the log."""
 
     @property
     def state(self) -> StartupState:
-        """What the log says so far."""
+        """The current state of the run."""
 
     @property
     def final_state(self) -> StartupState:
-        """What the log says if the process has ended."""
+        """The state of the run if the process has ended."""
 
 
 class RunLog:
     """The log of one run, read from one or more streams.
 
     Attributes:
-        latest: What it says so far.
-        size: Bytes that were read, with those of repeated lines.
+        latest: The current state of the run.
+        size: Number of bytes that were read, including repeated lines.
     """
 
     def __init__(self, parser: Parser, *, line_bytes: int, skipped: Callable[[float], None] = lambda seconds: None) -> None:
-        """Begin with nothing. Longer lines than `line_bytes` are parsed in pieces. `skipped` is called with seconds that are not read."""
+        """Initialize. Lines longer than `line_bytes` are parsed in pieces. `skipped` is called with the seconds of skipped log."""
         self.latest = parser.state
         self.size = 0
         self._parser: Parser | None = parser
@@ -57,7 +57,7 @@ class RunLog:
 
     @property
     def since(self) -> str | None:
-        """The `sinceTime` to resume the stream with; None for all lines."""
+        """The `sinceTime` for the resumed stream; None for all lines."""
         return self._lines.since
 
     @property
@@ -66,17 +66,17 @@ class RunLog:
         return self._was_reopened and not self._lines.continues
 
     def begins_after(self, moment: datetime) -> bool:
-        """Whether its first line was written at this time or later, in a log that may belong to the next run."""
+        """Whether the log may belong to the next run and its first line was written at `moment` or later."""
         return self._begins_at is not None and self._begins_at >= moment
 
     def reopen(self, *, previous: bool, skips: bool = False) -> None:
-        """Prepare for another stream. `previous`: that of a log that can only belong to an ended run. `skips`: it begins near the end."""
+        """Prepare for another stream. `previous`: it can only belong to an ended run. `skips`: it begins near the end of the log."""
         self._was_reopened = not (previous or skips) and self._lines.since is not None
         self._lines.reopen()
         self._at_first_line, self._skips = not previous, skips
 
     def feed(self, piece: bytes, ended_at: datetime | None) -> None:
-        """Read bytes of a run that ended at this time, or has not ended. Raises LogUnavailableError if they are not of its log."""
+        """Parse bytes of a run that ended at `ended_at` (None: running). Raises LogUnavailableError if they are not log output."""
         self.size += len(piece)
         for lines, moment in self._lines.feed(piece):
             self._check_run(moment, ended_at)
@@ -119,5 +119,5 @@ class RunLog:
 
 
 def _rounded(seconds: float) -> int:
-    """Round down, so that a log of which more and more is skipped does not change the status all the time."""
+    """Round down, so that a growing amount of skipped log does not change the status all the time."""
     return max((amount for amount in _AMOUNTS if amount <= seconds), default=_AMOUNTS[0])

@@ -1,7 +1,7 @@
 """Apply the PodDisruptionBudget and the autoscaler of a VLLMDeployment.
 
-The eviction API refuses Pods that two PodDisruptionBudgets select, and two autoscalers undo what the other does. So if somebody else has
-made one for the same Pods, it is left alone and the operator makes none.
+The eviction API refuses Pods that two PodDisruptionBudgets select, and two autoscalers undo each other's changes. So if somebody else has
+created one for the same Pods, the operator creates none.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,14 +33,14 @@ from vllm_operator.runtime.optional_objects import OptionalObjects, problem_of
 METRICS_API = "/apis/custom.metrics.k8s.io"
 """Path of the API by which a HorizontalPodAutoscaler reads metrics of Pods. Every account may read it (system:discovery)."""
 BUDGET_SECONDS = 300
-"""Interval between looks at the PodDisruptionBudgets of a namespace. They are not watched: their status changes with each Pod."""
+"""Interval between reads of the PodDisruptionBudgets in a namespace. They are not watched: their status changes with each Pod."""
 MAX_CHECKED = 20_000
-"""VLLMDeployments whose last look is remembered."""
+"""Maximum number of VLLMDeployments whose last read is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The last look at the PodDisruptionBudgets: for which generation of the spec, when, and the problems found."""
+    """The last read of the PodDisruptionBudgets: generation of the spec, time, and problems found."""
 
     generation: int
     time: datetime
@@ -48,17 +48,16 @@ class _Look:
 
 
 class ScalingReconciler:
-    """Applies these objects."""
+    """Applies the PodDisruptionBudget and the autoscaler."""
 
     def __init__(self, client: ClusterClient, objects: OptionalObjects, *, now: Callable[[], datetime]) -> None:
-        """`now` is the clock."""
         self._client = client
         self._objects = objects
         self._now = now
         self._looks: Recent[_Look] = Recent(MAX_CHECKED)  # by uid of the VLLMDeployment
 
     async def reconcile(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
-        """Apply what is desired, and delete what no longer is; return why something is not in effect.
+        """Apply desired objects, and delete objects that are no longer desired. Return why an object has no effect.
 
         Raises:
             ClusterError: The API server failed. A retry may help.
@@ -96,7 +95,7 @@ class ScalingReconciler:
     async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
         desired = render_autoscaler(resource)
         wanted = desired["kind"] if desired is not None else None
-        # what is no longer desired goes first: two autoscalers would fight, and KEDA refuses to be the second
+        # delete first: two autoscalers would conflict, and KEDA refuses to be the second
         for kind in (AUTOSCALER, SCALED_OBJECT):
             if kind.kind != wanted:
                 await self._objects.reconcile(kind, resource, owner, None)
@@ -112,7 +111,7 @@ class ScalingReconciler:
         return tuple(problem_of(refusal) for refusal in applied.refusals)
 
     async def _find_obstacle(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> ObjectProblem | None:
-        """Why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
+        """Return why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
         try:
             autoscalers = await self._client.find(AUTOSCALER, resource.metadata.namespace, cached=True)
         except Forbidden as error:
@@ -131,12 +130,11 @@ class ScalingReconciler:
         except NotFound:
             return ObjectProblem(Reason.METRICS_API_MISSING, kind, METRICS_API.rpartition("/")[2])
         except (Forbidden, Unavailable):
-            pass  # not every administrator lets accounts discover, and an adapter may be down; the HorizontalPodAutoscaler says it
+            pass  # discovery may be forbidden or an adapter down; the HorizontalPodAutoscaler reports it
         return None
 
 
 def _pod_labels(resource: VLLMDeployment) -> Mapping[str, Any]:
-    """The labels of the Pods of an engine."""
     return {**reading.mapping(resource.spec.pod_template, "metadata", "labels"), **labels_of(resource, Role.ENGINE)}
 
 
@@ -146,6 +144,6 @@ def _targets(autoscaler: Manifest, resource: VLLMDeployment) -> bool:
 
 
 def _is_of_keda(autoscaler: Manifest, name: str) -> bool:
-    """Whether KEDA made a HorizontalPodAutoscaler for the ScaledObject of this name."""
+    """Whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
     owners: Iterator[Mapping[str, Any]] = reading.objects(autoscaler, "metadata", "ownerReferences")
     return any((owner.get("kind"), owner.get("name")) == (SCALED_OBJECT.kind, name) for owner in owners)

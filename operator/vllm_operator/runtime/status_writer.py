@@ -1,4 +1,4 @@
-"""Writes the status of VLLMDeployments, and the events that belong to it."""
+"""Write the status of VLLMDeployments, and its events."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class StatusWriter:
-    """Writes what differs from the status that was last written."""
+    """Writes differences from the last written status."""
 
     def __init__(self, client: ClusterClient, metrics: Metrics, *, now: Callable[[], datetime]) -> None:
         self._client = client
@@ -32,10 +32,10 @@ class StatusWriter:
     async def write(self, resource: VLLMDeployment, manifest: Manifest, reported: Report) -> None:
         """Write the events of a report, then the status if it changed.
 
-        An operator that is killed between the two makes the same report again, and finds the events that it wrote.
+        An operator that is killed in between makes the same report after its restart, and finds the events that it has written.
 
         Raises:
-            ClusterError: Make the same report again.
+            ClusterError: The API server failed. Make the same report again.
         """
         for event in reported.events:
             await self._record(manifest, event)
@@ -69,7 +69,7 @@ class StatusWriter:
             log.info("%s: %s", event.reason, event.message, extra={"key": f"{metadata['namespace']}/{metadata['name']}"})
 
     async def _apply(self, manifest: Manifest, status: VLLMDeploymentStatus) -> None:
-        # The API server ignores a wrong uid in a status. Only the resourceVersion protects a new object of the same name.
+        # The API server ignores a wrong UID in a status. Only the resourceVersion protects a new object with the same name.
         metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         body = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
         await self._client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)

@@ -1,7 +1,7 @@
 """Rules, crash signatures and node pools of the cluster's administrator, from ConfigMaps that are read every 30 s.
 
-An invalid entry is ignored, and reported in the log, as an event on the ConfigMap, and as a metric. While a ConfigMap cannot be
-read, its last content stays in use: plans must not depend on whether the API server answers.
+An invalid entry is ignored, and reported in the log, as an event on the ConfigMap, and as a metric. While a ConfigMap cannot be read, its
+last content stays in use: plans must not depend on whether the API server answers.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from vllm_operator.startup.parser import StartupParser
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 30.0
-"""Pause between two reads of a ConfigMap."""
+"""Delay between reads of a ConfigMap."""
 EVENTS_LIMIT = 20
-"""Maximum number of problems of a ConfigMap that get an event each."""
+"""Maximum number of problems of a ConfigMap that are reported as events."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""File in a Pod with its namespace."""
+"""File with the namespace of the Pod."""
 
 
 @dataclass(slots=True)
@@ -42,18 +42,18 @@ class KnownCatalog:
 
     @classmethod
     def of(cls, catalog: Catalog) -> "KnownCatalog":
-        """Start with what ships with the operator."""
+        """Start with the shipped catalog."""
         return cls(catalog, catalog)
 
     def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
-        """Replace the rules of the administrator."""
+        """Replace the administrator's rules."""
         catalog, read = with_user_rules(self.shipped, texts)
         self.current = replace(catalog, instance_types=self.current.instance_types)
         log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
         return read
 
     def use_instance_types(self, texts: Mapping[str, str]) -> UserEntries[InstanceType]:
-        """Replace the node pools that a cluster autoscaler would add nodes to. Plans in force stay."""
+        """Replace the node pools to which a cluster autoscaler can add nodes. Plans in force stay unchanged."""
         read = read_instance_types(texts, self.shipped.gpus)
         self.current = replace(self.current, instance_types=read.entries)
         log.info("node pools of the ConfigMap in use: %d", len(read.added))
@@ -70,15 +70,15 @@ class KnownCrashes:
 
     @classmethod
     def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
-        """Start with what ships with the operator."""
+        """Start with the shipped signatures."""
         return cls(startup, startup, load_knowledge(startup))
 
     def make_parser(self) -> Parser:
-        """Return a parser for the log of one run, with the signatures in use now."""
+        """Return a parser for the log of one run, with the current signatures."""
         return StartupParser(self.startup)
 
     def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
-        """Replace the signatures of the administrator, for all logs that are read from now on."""
+        """Replace the administrator's signatures, for logs that are read from now on."""
         startup, read = with_user_signatures(self.shipped, texts)
         reporting = self.reporting.with_startup(startup)
         self.startup, self.reporting = startup, reporting
@@ -100,16 +100,16 @@ class UserData:
         changed: Callable[[], Awaitable[None]],
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """Prepare to read.
+        """Initialize without reading.
 
         Args:
             client: Client of the API server.
-            use: Replaces the entries in use by those of these texts.
+            use: Replaces the entries in use with entries parsed from texts.
             what: `rules`, `signatures` or `instance_types`.
             config_map: `namespace/name`, or empty.
             metrics: Counts used and ignored entries.
-            changed: Called when a running operator uses other texts than before.
-            poll_seconds: Pause between two reads.
+            changed: Called when the texts have changed in a running operator.
+            poll_seconds: Delay between reads.
         """
         self._client = client
         self._use = use
@@ -139,7 +139,7 @@ class UserData:
         """
         if not self._name:
             return False
-        async with self._reading:  # the supervisor and `run` both read it
+        async with self._reading:  # the supervisor and `run` both read the ConfigMap
             try:
                 manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
             except NotFound:
@@ -171,7 +171,7 @@ class UserData:
                 self._metrics.restarted("user data")
 
     async def _take(self, manifest: Manifest) -> bool:
-        """Use its texts if they differ from those in use."""
+        """Use the texts of the ConfigMap if they differ from the texts in use."""
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
         if texts == self._texts:
             return False
@@ -179,7 +179,7 @@ class UserData:
         try:
             # In a thread, because texts of a megabyte take up to a second.
             read = await asyncio.to_thread(self._use, texts)
-        except Exception as error:  # no content may stop the operator; what was read before stays in use
+        except Exception as error:  # no content may stop the operator; the previous content stays in use
             log.exception("%s cannot be used", self._config_map())
             problems = [
                 f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
@@ -194,9 +194,9 @@ class UserData:
         return True
 
     def _warn(self, failure: str) -> None:
-        """Log a failure once, after the second in a row. An empty text resets it.
+        """Log a failure once, when it occurs twice in a row. An empty text resets the count.
 
-        An API server that has just started refuses requests for a moment, until it knows the Roles.
+        An API server that has just started refuses requests until it has loaded the Roles.
         """
         self._failures = self._failures + 1 if failure == self._failure else 1
         self._failure = failure
@@ -204,7 +204,7 @@ class UserData:
             log.warning("%s", failure)
 
     async def _report(self, manifest: Manifest) -> None:
-        """Write an event for each problem that has none yet. If the API server is unavailable, the next read writes the rest."""
+        """Write an event for each new problem. If the API server is unavailable, the next read writes the rest."""
         reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
         while self._unreported and manifest:
             problem = self._unreported[0]

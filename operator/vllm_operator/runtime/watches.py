@@ -1,11 +1,11 @@
 """Watches on the objects of the cluster: a kopf operator whose only handlers are for raw events.
 
 kopf provides list and watch, bookmarks, reconnection and the detection of dead connections. Its event handlers put each object into the
-object cache, and its key into the operator's queue. kopf's other handlers are not used: they write annotations and finalizers, and retry by
-rules that are independent of the queue.
+object cache, and its key into the operator's queue. kopf's other handlers are not used: they write annotations and finalizers, and retry
+independently of the queue.
 
-Two settings keep the price of an event low (0.3 to 0.5 ms): the storages below do nothing, because event handlers need no difference
-to an earlier version, and an object's task ends soon after its last event instead of keeping the object for 5 s.
+Two settings keep the CPU time of an event low (0.3 to 0.5 ms): the storages below do nothing, because event handlers need no diff, and an
+object's task ends soon after its last event instead of keeping the object for 5 s.
 
 Nodes are not watched, because they are large and change with every heartbeat.
 """
@@ -23,20 +23,20 @@ from vllm_operator.cluster.client import Kind, Manifest, selector_of
 from vllm_operator.cluster.connection import authorization, open_session
 
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
-"""Delays between attempts to reach the API server. They are short, because a longer one delays the first event after an outage."""
+"""Delays between attempts to reach the API server. They are short, because a long one would delay the first event after an outage."""
 SESSION_SECONDS = 1.0
-"""Minimum time between two sessions, because the API server may refuse each at once."""
+"""Minimum time between two sessions, because the API server may refuse each immediately."""
 IDLE_SECONDS = 0.05
-"""How long kopf keeps the task and the last version of an object after an event."""
+"""Time for which kopf keeps the task and the last version of an object after an event."""
 PAGE = 50
-"""Objects in one page of a list."""
+"""Page size of a list, in objects."""
 
 Notice = Callable[[Kind, Manifest, bool], None]
 """Takes the kind and the object of a watch event, and whether the object was deleted."""
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Stores nothing. Without it, kopf copies each object of each event."""
+    """Stores nothing. Otherwise kopf copies the object of each event."""
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
         """Return an empty essence."""
@@ -77,7 +77,7 @@ def register_events(registry: kopf.OperatorRegistry, kinds: Collection[Kind], no
     def register(kind: Kind) -> None:
         @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)
         async def changed(event: Mapping[str, Any], **_: object) -> None:
-            if event["type"] is not None:  # None: an object of kopf's list, which the cache lists itself
+            if event["type"] is not None:  # None: from kopf's initial list; the cache lists objects itself
                 notice(kind, dict(event["object"]), event["type"] == "DELETED")
 
     for kind in kinds:
@@ -85,13 +85,13 @@ def register_events(registry: kopf.OperatorRegistry, kinds: Collection[Kind], no
 
 
 def make_settings(kinds: Collection[Kind], *, request_timeout_seconds: float) -> kopf.OperatorSettings:
-    """Make kopf's settings: it watches, and writes nothing."""
+    """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # which kinds exist was checked before
+    settings.scanning.disabled = True  # the existing kinds were checked before
     settings.process.ultimate_exiting_timeout = None  # the kubelet ends a process that does not end
     settings.networking.request_timeout = request_timeout_seconds
     settings.networking.connect_timeout = request_timeout_seconds
@@ -105,7 +105,7 @@ def make_settings(kinds: Collection[Kind], *, request_timeout_seconds: float) ->
 
 
 class Sessions:
-    """Opens kopf's connections to the API server as the operator's client does, and reports each list."""
+    """Opens kopf's connections to the API server with the configuration of the operator's client, and reports each list."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class Sessions:
         namespaces: Sequence[str] = (),
         listed: Callable[[Kind], None],
     ) -> None:
-        """Open nothing yet.
+        """Initialize without a session.
 
         Args:
-            configuration: Returns how to connect now.
-            kinds: The kinds that are watched.
-            namespaces: The namespaces that are watched; all if empty.
-            listed: Called with the kind of each list: a watch of it begins.
+            configuration: Returns the current connection settings.
+            kinds: The watched kinds.
+            namespaces: The watched namespaces; all if empty.
+            listed: Called with the kind of each list, which starts a watch.
         """
         self._configuration = configuration
         self._listed = listed
@@ -130,7 +130,7 @@ class Sessions:
         self._session: aiohttp.ClientSession | None = None
 
     async def login(self, **_: object) -> kopf.AiohttpSession:
-        """Open a session: kopf asks for one at its start, and for another one after each 401."""
+        """Open a session. kopf asks for one at its start and after each 401."""
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._opened_at + SESSION_SECONDS - clock()))
         self._opened_at = clock()

@@ -1,4 +1,4 @@
-"""The workers: take a key from the queue, reconcile it, and decide when to reconcile it again. No error of a reconciliation stops them."""
+"""The workers: take a key from the queue, reconcile it, and schedule the next reconciliation. No reconciliation error stops them."""
 
 import asyncio
 import logging
@@ -16,27 +16,27 @@ log = logging.getLogger(__name__)
 
 
 OUTAGE_SECONDS = 3.0
-"""Maximum delay between two attempts while the API server is unavailable. It is how late the operator may be when it is back."""
+"""Maximum delay between attempts while the API server is unavailable, and so maximum delay after it is back."""
 REFUSED_SECONDS = 5.0
-"""Minimum delay after an error that time alone does not fix: a missing permission, a bug."""
+"""Minimum delay after an error that does not resolve itself: a missing permission, a bug."""
 
 
-class WorkerEnded(Exception):  # noqa: N818 - named for what has happened
-    """A worker ended although nobody stopped it."""
+class WorkerEnded(Exception):  # noqa: N818 - an event, not an error
+    """A worker ended although nothing stopped it."""
 
 
 class Reconciles(Protocol):
-    """The reconciler, as the workers use it."""
+    """The interface of the reconciler for workers."""
 
     async def reconcile(self, key: Key) -> Result:
         """Reconcile one object. Raises ClusterError."""
 
     async def report_bug(self, key: Key, error: Exception) -> None:
-        """Report in the status that the operator itself failed. Raises ClusterError."""
+        """Report in the status that reconciling this object hit a bug in the operator. Raises ClusterError."""
 
 
 class Workers:
-    """A number of workers on one queue."""
+    """Runs several workers on one queue."""
 
     def __init__(self, queue: WorkQueue[Key], reconciler: Reconciles, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
         self._queue = queue
@@ -73,7 +73,7 @@ class Workers:
                     await self._reconcile(key)
                 finally:
                     self._queue.done(key)
-            await asyncio.sleep(0)  # neither the queue nor a reconciliation that changes nothing waits for anything
+            await asyncio.sleep(0)  # let other tasks run: neither the queue nor a reconciliation without changes may ever wait
 
     async def _reconcile(self, key: Key) -> None:
         started = time.perf_counter()
