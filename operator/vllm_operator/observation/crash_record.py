@@ -1,8 +1,8 @@
-"""What `status.lastCrash` keeps of a crash, and how the rest is restored from it.
+"""Shorten a crash for `status.lastCrash`, and restore it from there.
 
-A crash that is in force is described by the condition `Crashed`. The record then leaves out what that message says, if it can be
-restored: the exit code from the Pod, and the texts from the signature and the line of the log. A restarted operator therefore describes
-the crash as before, even if the log is gone. Everything else is kept.
+A crash that is in force is described by the condition `Crashed`. The record then omits the parts of that message that can be restored: the
+exit code from the Pod, and the texts from the signature and the line of the log. A restarted operator therefore describes the crash as
+before, even if the log is gone. Everything else is kept.
 """
 
 import re
@@ -17,7 +17,7 @@ _TEXTS = ("cause", "remedy", "reference")
 
 
 def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
-    """Leave out what `said`, the message of the condition `Crashed`, says about a crash and what can be restored."""
+    """Omit texts that can be restored and that `said`, the message of the condition `Crashed`, contains."""
     if _restore(crash, signatures) != crash or not all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
         return crash
     left_out: tuple[str, ...] = _TEXTS
@@ -27,7 +27,7 @@ def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) 
 
 
 def restore(crash: CrashStatus | None, signatures: Mapping[str, Signature]) -> CrashStatus | None:
-    """Return a recorded crash with its texts. The exit code stays absent."""
+    """Return a recorded crash with its texts filled in. The exit code stays absent."""
     return (_restore(crash, signatures) or crash) if crash is not None and crash.cause is None else crash
 
 
@@ -42,7 +42,7 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
 
 
 def _captures(signature: Signature, line: str) -> dict[str, str]:
-    """The values of the pattern that finds most in a line. The line is bounded, and the patterns are the operator's own."""
+    """Return the values of the pattern with the most captures. The line is bounded, and the patterns are the operator's own."""
     found = [match.groupdict() for pattern in signature.patterns if (match := re.search(pattern.regex, line))]
     return {name: value for name, value in max(found, key=_number_of_values, default={}).items() if value}
 

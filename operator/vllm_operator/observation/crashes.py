@@ -1,8 +1,8 @@
-"""Crashes: which ones happened, which are in force, and their names.
+"""Find crashes, name them, and tell which are in force.
 
-A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A crash in it has been
-reported, and a restarted operator that can no longer read its log keeps it. It is written when the log has been read, or
-`SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
+A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A recorded crash has been
+reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or `SETTLING_SECONDS` after the
+end, whichever comes first, so that the event of a crash names its cause.
 """
 
 from collections.abc import Iterator, Set
@@ -22,11 +22,11 @@ from vllm_operator.startup.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
-"""How long to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
+"""Seconds to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
 CLOCK_SKEW = timedelta(minutes=1)
-"""How far the clock of a node may be ahead. Later times do not count when crashes are ordered."""
+"""Tolerance for a node's clock that is ahead. Later times are ignored when crashes are ordered."""
 MESSAGES_READ = 16
-"""Termination messages that are parsed in one reconciliation, those of the latest ends. Users write them, and each takes up to 2 ms."""
+"""Maximum number of termination messages parsed per reconciliation, latest ends first. Users write them, and each takes up to 2 ms."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain some seconds later."""
 _PENDING, _UNREAD, _NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(7)
@@ -39,12 +39,12 @@ class Finding:
 
     Attributes:
         view: The Pod.
-        run: Restarts before the run that crashed.
-        time: When it happened, if known.
+        run: Number of restarts before the run that crashed.
+        time: Time of the crash, if known.
         in_force: Whether no later start has succeeded.
         settles_at: When the crash is reported even without a cause; None if it can be reported now.
-        status: Its description.
-        captures: Values from the line of the log that names it.
+        status: Description of the crash.
+        captures: Values from the log line that names the crash.
         during_start: Whether the log shows that the run had not become ready.
     """
 
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def settled(self) -> bool:
-        """Whether the crash can be reported."""
+        """Whether the crash can be reported now."""
         return self.settles_at is None
 
 
@@ -73,18 +73,18 @@ class Crashes:
 
     @property
     def most_informative(self) -> Finding | None:
-        """The crash in force with a known cause, else with an unknown cause; of several, the latest."""
+        """Return the crash in force with a known cause, else one with an unknown cause; the latest of several."""
         settled = [finding for finding in self.in_force if finding.settled]
         return max(settled, key=_rank_of, default=None)
 
     @property
     def being_read(self) -> Finding | None:
-        """The latest crash that has no name yet and after which a start has succeeded already."""
+        """Return the latest crash without a name after which a start has already succeeded."""
         return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
 
     @property
     def in_force(self) -> tuple[Finding, ...]:
-        """The crashes after which no start has succeeded."""
+        """Crashes after which no start has succeeded."""
         return tuple(finding for finding in self.findings if finding.in_force)
 
 
@@ -106,7 +106,7 @@ def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetim
 
 
 def _credible(time: datetime | None, horizon: datetime) -> str:
-    """A sort key for times: empty, which sorts first, if the time is unknown or in the future."""
+    """Return a sort key for times: empty, which sorts first, if the time is unknown or in the future."""
     return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
 
 
@@ -115,7 +115,7 @@ def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
 
 
 def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
-    """What the status says about the same crash."""
+    """Return the status's description of the same crash."""
     previous = _recorded(observed)
     if previous is None or not _is_same(found, previous):
         return None
@@ -123,7 +123,7 @@ def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus
 
 
 def _recorded(observed: ObservedState) -> CrashStatus | None:
-    """`status.lastCrash` with the texts that were left out."""
+    """Return `status.lastCrash` with the omitted texts."""
     return restore(observed.observation.previous.last_crash, observed.knowledge.signatures)
 
 
@@ -141,7 +141,7 @@ def _findings(observed: ObservedState) -> Iterator[Finding]:
 
 
 def _last_ended(observed: ObservedState) -> Set[str]:
-    """UIDs of the Pods whose containers ended last, of those with a termination message."""
+    """Return the UIDs of the Pods with termination messages whose containers ended last."""
     horizon = observed.observation.now + CLOCK_SKEW
     ends = ((view.termination, view) for view in (*observed.pods, *observed.primers) if view.termination is not None)
     latest = sorted(((_credible(end.finished_at, horizon), view.name, view.uid) for end, view in ends if end.message), reverse=True)
@@ -156,7 +156,7 @@ def _failed(observed: ObservedState, view: PodView, *, in_force: bool) -> Findin
 
 
 def _hung(observed: ObservedState, view: PodView) -> Finding:
-    """A crash in the log of a container that still runs."""
+    """Return a crash in the log of a container that still runs."""
     state = observed.state(view)
     assert state is not None
     status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
@@ -182,7 +182,7 @@ def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Find
     previous = _reported_before(observed, found)
     finished = ended.finished_at
     if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
-        finished = None  # a wrong clock does not tell how long to wait
+        finished = None  # with a wrong clock, the time to wait is unknown
     settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
     has_settled = is_read or (settles_at is not None and settles_at <= observed.observation.now)
@@ -231,7 +231,7 @@ def _status(
 
 
 def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
-    """Return the description that says more about a crash; the earlier one if both say the same.
+    """Return the more informative description of a crash; the earlier one if both are equal.
 
     A user-defined signature replaces itself, because its texts may have changed.
     """
@@ -243,7 +243,7 @@ def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashS
 
 
 def _weight(observed: ObservedState, crash: CrashStatus) -> int:
-    """How much a description says: nothing, an error without a name, little, the cause, the cause by a user-defined signature."""
+    """Rate a description: nothing, an unnamed error, a weak cause, a cause, a cause by a user-defined signature."""
     if crash.signature == UNKNOWN:
         cause = crash.cause or ""
         problem = _problem(observed, cause)
@@ -262,7 +262,7 @@ def _unread_clause(observed: ObservedState, unread: UnreadLog | None) -> str:
 
 
 def _problem(observed: ObservedState, cause: str) -> LogProblem | None:
-    """Why the log could not be read, according to the cause of a crash; None if it was read."""
+    """Return why the log could not be read, from the cause of a crash; None if it was read."""
     return next((problem for problem in LogProblem if f", {_unread_clause(observed, UnreadLog(problem))}" in cause), None)
 
 
@@ -286,7 +286,7 @@ def _diagnose(
 
 
 def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
-    """Return when a start counts as crashed because its log shows a crash, although its container still runs; None if it does not."""
+    """Return when a start counts as crashed because its log shows a crash, although its container still runs; None otherwise."""
     state = observed.state(view)
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None

@@ -1,9 +1,9 @@
 """Pods that finish their requests before they stop.
 
-How many requests are left is in the log: vLLM writes a line with the requests that run and wait every 10 s while it is not idle, in all
-versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). Its HTTP server does not tell: from 0.18 to 0.26 it accepts no connections
-while it drains (vllm/entrypoints/launcher.py), a NetworkPolicy may exclude the operator, and the permission to ask through the API server
-(`pods/proxy`) would allow requests to every Pod.
+The log contains the number of requests: vLLM writes a line with the running and waiting requests every 10 s while it is not idle, in all
+versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). The HTTP server cannot be asked: from 0.18 to 0.26 it accepts no connections
+while it drains (vllm/entrypoints/launcher.py), a NetworkPolicy may exclude the operator, and the permission for requests through the API
+server (`pods/proxy`) would allow requests to every Pod.
 """
 
 import re
@@ -20,7 +20,7 @@ _LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRun
 
 @dataclass(frozen=True, slots=True)
 class DrainingPod:
-    """A Pod that is draining. `until` is when it is killed at the latest, `requests` what is left; None if that is not known."""
+    """A draining Pod. `until` is when it is killed at the latest; `requests` is the number of unfinished requests, None if unknown."""
 
     name: str
     until: datetime
@@ -28,20 +28,20 @@ class DrainingPod:
 
 
 def draining_until(pod: Manifest) -> datetime | None:
-    """Return when a Pod is killed that is draining now; None if it is not draining.
+    """Return when a draining Pod is killed; None if the Pod is not draining.
 
-    It is if it is being deleted, its engine has served and still runs, and a preStop hook delays the end, as draining needs.
+    A Pod is draining if it is being deleted, its engine has served and still runs, and a preStop hook delays the end.
     """
     engine = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
     serves = reading.flag(engine, "started") and "running" in reading.mapping(engine, "state")
     container = reading.named(pod, CONTAINER, "spec", "containers", key="name")
     if not serves or not reading.mapping(container, "lifecycle", "preStop"):
         return None
-    return reading.moment(pod, "metadata", "deletionTimestamp")  # it includes the grace period
+    return reading.moment(pod, "metadata", "deletionTimestamp")  # includes the grace period
 
 
 def read_requests(lines: Iterable[str]) -> int | None:
-    """Return the requests that an engine runs and holds back, by the last of these lines of its log that says so; None if none does.
+    """Return the running and waiting requests of an engine, from the last log line with these numbers; None without one.
 
     With data parallelism there is a line for each rank, or one for all.
     """

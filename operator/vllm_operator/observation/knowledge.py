@@ -1,7 +1,7 @@
-"""The catalog data that reports need: messages, and what is known of starts, crashes and terminated Pods.
+"""The catalog data for reports: messages, and rules for starts, crashes and terminated Pods.
 
-The rules for terminated containers and Pods (`terminations.yaml`) use only the status of a Pod and its events: a failed probe, an
-eviction, a refusal by the kubelet. For what the log, the exit code and the kernel show, see `vllm_operator.startup.termination`.
+The rules for terminated containers and Pods (`terminations.yaml`) use only the status of a Pod and its events: a failed probe, an eviction,
+a refusal by the kubelet. `vllm_operator.startup.termination` evaluates the log, the exit code and the kernel's OOM kills.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ from vllm_operator.text.wording import clean, sentence
 
 
 class TerminationRule(Entry):
-    """A known way for a container or Pod to end. Empty criteria match anything; `reason` may end in `*`.
+    """A known cause of the end of a container or Pod. Empty criteria match anything; `reason` may end in `*`.
 
-    `is_weak`: says little. A later event may say more.
+    `is_weak`: a later event may be more informative.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Knowledge:
         startup: Stages and crash signatures.
         terminations: Rules for terminated containers and Pods.
         logged_names: Names of backends in logs.
-        weak: Signatures that say little, so that a later finding replaces them.
+        weak: Signatures with little information, which a later finding replaces.
         signatures: Crash signatures by name.
         quarantining: Signatures of damaged caches.
         cleaning: Signatures of a full volume.
@@ -66,13 +66,13 @@ class Knowledge:
     cleaning: frozenset[str] = frozenset()
 
     def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
-        """Return the same with other crash signatures."""
+        """Return a copy with other crash signatures."""
         return replace(self, startup=startup, **_by_signature(startup, self.terminations))
 
 
 @cache
 def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
-    """Load the data that ships with the package. `startup` is used instead of loading it again."""
+    """Load the shipped data. `startup` is used instead of loading it again."""
     known = startup or load_startup()
     rules = load_termination_rules()
     return Knowledge(
@@ -85,18 +85,18 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
 
 
 def load_termination_rules() -> TerminationRules:
-    """Load the rules that ship with the package."""
+    """Load the shipped rules."""
     return load_file(TerminationRules, "terminations.yaml")
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:
-    """Name the end of a container by its status and by the kubelet's message about a probe; None if no rule matches."""
+    """Name the cause of a container's end from its status and the kubelet's message about a probe; None if no rule matches."""
     rule = next((rule for rule in rules.containers if _matches(rule, ended, probe)), None)
     return _crash(rule, view, ended) if rule is not None else None
 
 
 def match_pod(rules: TerminationRules, view: PodView) -> Crash:
-    """Name the end of a Pod that will not run again. The last rule matches any."""
+    """Name the cause of the end of a Pod that will not run again. The last rule matches any Pod."""
     rule = next(rule for rule in rules.pods if _matches_reason(rule, view.reason))
     return _crash(rule, view, view.termination)
 
@@ -129,6 +129,6 @@ def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Cr
         "reason": pod.reason or (ended.reason if ended else ""),
         "message": clean(pod.message, 250),
     }
-    # The values are untrusted: they are inserted, never read as a template.
+    # The values are untrusted: insert them, never parse them as a template.
     cause, remedy = (sentence(template.format_map(values)) for template in (rule.cause, rule.remedy))
     return Crash(signature=rule.id, cause=cause, remedy=remedy, reference=None, line="")

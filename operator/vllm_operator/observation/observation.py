@@ -1,16 +1,16 @@
-"""What was observed of one VLLMDeployment.
+"""The observation of one VLLMDeployment.
 
-An `Observation` is the input: the object with the status that was last written, the outcome of planning, its children, and what the logs
-of starting Pods say. A report follows from it alone. Nothing is kept in memory: what must survive a restart of the operator, such as
-events that were already created, is read from the previous status.
+An `Observation` is the input: the object with its last written status, the outcome of planning, its children, and the states of starts from
+the logs. A report depends on nothing else. Nothing is kept in memory: state that must survive a restart of the operator, such as created
+events, is read from the previous status.
 
-`ObservedState` is an observation with its Pods read, worst first. Conditions are derived from it.
+`ObservedState` is an observation with parsed Pods, worst first. Conditions are derived from it.
 
-A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit
-is `spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
-compiles for minutes without a log line. CPU use tells more, if the cluster measures it. A start without CPU use gets no extra time for
-a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared
-memory) use CPU too.
+A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit is
+`spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
+compiles for minutes without a log line. CPU use is more precise, if the cluster measures it. A start without CPU use gets no extra time for
+a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared memory)
+use CPU too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,11 +36,11 @@ from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silenc
 
 DEFAULT_STALL_SECONDS = 600
 IDLE_CORES = 0.05
-"""CPU use of a process that does nothing. Python threads that wait for each other stay below."""
+"""CPU use of an idle process. Python threads that wait for each other use less."""
 BUSY_FACTOR = 2
-"""A start that uses CPU may be silent this many times as long."""
+"""Factor of the allowed silence for a start that uses CPU."""
 RECHECK_SECONDS = 60
-"""Interval between looks at the CPU use of a silent start. Metrics can be a minute old."""
+"""Interval between reads of the CPU use of a silent start. Metrics can be a minute old."""
 _NOT_SERVING_YET = frozenset(
     {
         Phase.UNSCHEDULABLE,
@@ -57,7 +57,7 @@ _NOT_SERVING_YET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ObjectProblem:
-    """Why an object of this kind is not in effect. `detail` is the name of the integration, or the message of the API server."""
+    """Why an object of this kind has no effect. `detail` is the name of the integration, or the message of the API server."""
 
     reason: str
     kind: str
@@ -66,9 +66,9 @@ class ObjectProblem:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What exposes an engine beside its Service.
+    """The exposure of an engine in addition to its Service.
 
-    `url` is the one of an HTTPRoute that a Gateway has accepted. `awaits_gateway`: there is an HTTPRoute, and none has accepted it yet.
+    `url` is the URL of an accepted HTTPRoute. `awaits_gateway`: there is an HTTPRoute that no Gateway has accepted yet.
     """
 
     problems: tuple[ObjectProblem, ...] = ()
@@ -81,10 +81,10 @@ NO_EXPOSURE = Exposure()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything known of one VLLMDeployment at one moment.
+    """A snapshot of one VLLMDeployment.
 
     Attributes:
-        resource: The object as read, with the status that was last written.
+        resource: The object as read, with its last written status.
         outcome: The outcome of planning its current generation.
         revision: The name of the plan of the outcome; None without a plan, or if it cannot be recorded.
         now: The current time, UTC.
@@ -94,22 +94,22 @@ class Observation:
         claim_name: The name of the PVC of the caches; None if the caches are on no PVC.
         weights_claim: The live PVC of the weights, if it is another one; None if it does not exist.
         weights_claim_name: The name of the PVC of the weights, if it is another one.
-        claim_holders: The Pods that keep a PVC which is being deleted, by the name of the PVC. Includes Pods of other owners.
+        claim_holders: The Pods that keep a PVC from being deleted, by the name of the PVC. Includes Pods of other owners.
         pods: The Pods of the Deployment, including failed Pods and Pods that are being deleted.
         primers: The Pods that only fill a cache. They never serve.
-        jobs: The live Jobs that have no Pod, or none with a node.
-        pod_events: Core events about these Pods, the PVCs and the Jobs. Without them, some messages say less.
-        startups: What the log says, by run of a container: the run that is followed and, after a crash, the crashed run. If an entry
+        jobs: The live Jobs that have no Pod, or no Pod that is bound to a node.
+        pod_events: Core events about these Pods, the PVCs and the Jobs. Without them, some messages are less precise.
+        startups: The state from the log, by run of a container: the run that is followed and, after a crash, the crashed run. If an entry
             is missing, only the status of the Pod is used.
         unread_logs: Why nothing could be read of a log, by run.
         cores: CPUs in use by Pods whose start is silent, by UID. Empty if the cluster does not measure it.
         taints: Taints of the nodes that have the GPUs of the plan, by node. Empty while no Pod waits for a node, and if the nodes cannot
             be read.
-        activity: What is being done for the caches.
+        activity: The current cache activity.
         not_kept: Fields of the Pod template that were applied and that the API server or a webhook dropped or changed.
-        exposure: What exposes the engine beside its Service.
+        exposure: The exposure of the engine in addition to its Service.
         draining: The Pods that finish their requests before they stop.
-        scaling: Why the PodDisruptionBudget or the autoscaler is not in effect.
+        scaling: Why the PodDisruptionBudget or the autoscaler has no effect.
         apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
     """
 
@@ -141,7 +141,7 @@ class Observation:
 
     @property
     def previous(self) -> VLLMDeploymentStatus:
-        """The status that was last written."""
+        """The last written status."""
         return self.resource.status
 
     @property
@@ -180,13 +180,13 @@ def check_stall(
     now: datetime,
     cores: float | None = None,
 ) -> StallCheck | None:
-    """Check a Pod whose engine runs and does not serve yet; None if no sign of progress has a time.
+    """Check a Pod whose engine runs but does not serve yet; None if no sign of progress has a time.
 
     Args:
         view: The Pod.
-        state: What the log of its current run says.
+        state: The state from the log of its current run.
         stall_timeout_seconds: `spec.startup.stallTimeoutSeconds`.
-        silent_seconds: For how long the current stage is known to be silent.
+        silent_seconds: Seconds for which the current stage may be silent.
         now: The current time.
         cores: CPUs in use; None if unknown.
     """
@@ -216,9 +216,9 @@ _RANKS = {phase: rank for rank, phase in enumerate(Phase)}
 _STAGE_RANKS = {stage: rank for rank, stage in enumerate(Stage)}
 
 
-@dataclass(frozen=True)  # without slots, which cached_property does not support
+@dataclass(frozen=True)  # no slots, because cached_property does not support them
 class ObservedState:
-    """An observation with its Pods read.
+    """An observation with parsed Pods.
 
     `pods` are all replicas, worst first. `primers` are the Pods that only fill a cache. `cache_keys` are the cache directories of Pods by
     the UID of the Pod.
@@ -233,7 +233,7 @@ class ObservedState:
 
     @classmethod
     def read(cls, observation: Observation, knowledge: Knowledge) -> "ObservedState":
-        """Read an observation. Pods without a name are left out, because no message could name them."""
+        """Parse an observation. Pods without a name are omitted, because no message could name them."""
         log = EventLog(observation.pod_events)
         observed = cls(observation, knowledge, log, ())
         pods, primers = (
@@ -259,21 +259,21 @@ class ObservedState:
 
     @cached_property
     def unhealthy(self) -> tuple[PodView, ...]:
-        """Pods that should serve and do not, worst first. Failed Pods count only until they are replaced."""
+        """Pods that should serve but do not, worst first. Failed Pods count only until they are replaced."""
         living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
         is_missing = self.serving + len(living) < self.observation.wanted
         failed = tuple(v for v in self.pods if v.phase is Phase.FAILED) if is_missing else ()
         return tuple(sorted((*failed, *living), key=self._severity))
 
     def state(self, view: PodView) -> StartupState | None:
-        """What the log of the current run says; None if it is unknown."""
+        """Return the state from the log of the current run; None if unknown."""
         state = None if view.container else self.observation.startups.get(view.run)
         if state is None or view.phase is not Phase.STARTING:
             return state
         return infer_silence(state, self.observation.now, self.knowledge.startup)
 
     def stage(self, view: PodView) -> Stage:
-        """The stage of a Pod that does not serve yet."""
+        """Return the stage of a Pod that does not serve yet."""
         if not view.node and view.phase is not Phase.STARTING:
             return Stage.SCHEDULING
         if view.phase is not Phase.STARTING:
@@ -282,7 +282,7 @@ class ObservedState:
         return state.stage if state is not None else Stage.PROCESS_START
 
     def stall_check(self, view: PodView) -> StallCheck | None:
-        """Check whether a start is stalled; None for a Pod whose engine does not run, or serves."""
+        """Check whether a start is stalled; None if the Pod's engine does not run or already serves."""
         if view.phase is not Phase.STARTING or view.container:
             return None
         startup = self.observation.resource.spec.startup
@@ -303,7 +303,7 @@ class ObservedState:
         return stall_check is not None and stall_check.stalled
 
     def _severity(self, view: PodView) -> tuple[int, int, float, str]:
-        """Sort key: the phase (a stall is among the worse ones), the earlier stage, the lesser progress, the name."""
+        """Return the sort key: phase (a stall is among the worse ones), earlier stage, less progress, name."""
         rank = _RANKS[Phase.CONTAINER_FAILED if self.stalled(view) else view.phase]
         state = self.state(view)
         progress = state.progress if state is not None else None
@@ -312,11 +312,11 @@ class ObservedState:
 
 
 def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:
-    """The cache directories of Pods by UID, on whatever kind of volume they are."""
+    """Return the cache directories of Pods by UID, on any kind of volume."""
     return {reading.text(pod, "metadata", "uid"): key for pod in pods if (key := cache_key_of(pod.get("spec")))}
 
 
 def _wait_for_claim(view: PodView) -> PodView:
-    """Distinguish a Pod that waits for its PVCs from one that fits no node. A new PVC is bound a moment later."""
+    """Distinguish a Pod that waits for its PVCs from one that fits no node. A new PVC is bound shortly afterwards."""
     waits = view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower()
     return replace(view, phase=Phase.WAITING_FOR_VOLUME) if waits else view

@@ -7,12 +7,12 @@ from vllm_operator.pods.view import Phase, PodView
 
 
 def replicas(observed: ObservedState) -> int:
-    """Return how many Pods exist, without those that terminate or have failed. The Deployment counts the same a moment later."""
+    """Return the number of Pods, without terminating and failed ones. The Deployment's count follows a moment later."""
     return sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
 
 
 def updated_replicas(observed: ObservedState) -> int | None:
-    """Return how many Pods run the current spec; None if the Deployment does not say."""
+    """Return how many Pods run the current spec; None if the Deployment does not report it."""
     return reading.integer(observed.observation.deployment, "status", "updatedReplicas")
 
 

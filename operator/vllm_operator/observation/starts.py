@@ -1,4 +1,4 @@
-"""Starts whose logs show whether caches were loaded or built: what they found, and how long they and their stages took."""
+"""Starts whose logs show whether caches were loaded or built: cache evidence and durations of starts and stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 
 @dataclass(frozen=True, slots=True)
 class StageDuration:
-    """Seconds of a stage in the last cold and in the last warm start."""
+    """Seconds of a stage in the last cold and the last warm start."""
 
     stage: str
     cold_seconds: int | None = None
@@ -34,27 +34,27 @@ class Start:
 
     @property
     def evidence(self) -> CacheEvidence:
-        """What its log shows about caches."""
+        """The evidence about caches in the log."""
         return self.state.cache
 
     @property
     def is_finished(self) -> bool:
-        """Whether the engine is ready, and loaded everything or built everything. Only such starts give durations."""
+        """Whether the engine is ready, and loaded everything or built everything. Only such starts provide durations."""
         return self.seconds is not None and (self.is_warm or self.is_cold)
 
     @property
     def is_warm(self) -> bool:
-        """Whether it loaded everything."""
+        """Whether the start loaded everything."""
         return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
 
     @property
     def is_cold(self) -> bool:
-        """Whether it built everything."""
+        """Whether the start built everything."""
         return self.evidence.misses > 0 and self.evidence.hits == 0
 
 
 def last_start(observed: ObservedState) -> Start | None:
-    """Return the latest start whose log shows something about caches; None if there is none."""
+    """Return the latest start with cache evidence in its log; None if there is none."""
     starts = list(_starts(observed))
     if not starts:
         return None
@@ -63,13 +63,13 @@ def last_start(observed: ObservedState) -> Start | None:
 
 
 def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
-    """Return the warm starts of all Pods whose logs were read: when each ended, and how many seconds it took. Oldest first."""
+    """Return the warm starts of all Pods whose logs were read, oldest first: end time and seconds."""
     found = ((Start(state, start_seconds(view, state), view.run), state.stage_since) for view, state in _starts(observed))
     return sorted((ended, start.seconds) for start, ended in found if start.is_warm and start.seconds is not None and ended is not None)
 
 
 def _starts(observed: ObservedState) -> Iterator[tuple[PodView, StartupState]]:
-    """Pods with caches of the plan, and the logs of their starts, if these show something about caches."""
+    """Yield Pods with the plan's caches and the logs of their starts that contain cache evidence."""
     plan = observed.observation.outcome.plan
     for view in (*observed.pods, *observed.primers):
         is_of_plan = plan is None or observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
@@ -78,14 +78,14 @@ def _starts(observed: ObservedState) -> Iterator[tuple[PodView, StartupState]]:
 
 
 def start_seconds(view: PodView, state: StartupState) -> int | None:
-    """Return the duration from the start of the container until the engine was ready; None until then."""
+    """Return the seconds from the start of the container until the engine was ready; None until then."""
     began = view.started_at or state.started_at
     ended = state.stage_since if state.stage is Stage.READY else None
     return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
 
 
 def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
-    """Return the durations of the stages of starts with the caches of this plan, including the latest finished start."""
+    """Return the stage durations of starts with this plan's caches, including the latest finished start."""
     previous = observed.observation.previous.cache
     known = read_stages(previous) if previous is not None and previous.key == plan.cache_key else []
     start = last_start(observed)
@@ -98,7 +98,7 @@ def _shows_caches(view: PodView, state: StartupState) -> bool:
 
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
-    """Return what the next start with this plan finds; None if nothing, or without a PVC. The result does not change when it is written."""
+    """Return what the next start with this plan finds; None if nothing, or without a PVC. Writing the result does not change it."""
     observation = observed.observation
     previous = observation.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
@@ -114,23 +114,23 @@ def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
 
 
 SHORTEST_KEPT_SECONDS = 5
-"""Shorter stages are not kept in the status."""
+"""Minimum seconds of stages that are kept in the status."""
 
 
 def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, datetime], ...]:
-    """Return the stages that a start has completed, with the times of their begin and end."""
+    """Return the stages that a start has completed, with their start and end times."""
     times = [(stage, time) for stage, time in state.entered if time is not None]
     return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
 
 
 def read_stages(cache: CacheStatus) -> list[StageDuration]:
-    """Return the durations in the status, in the order of the stages."""
+    """Return the durations in the status, in stage order."""
     cold, warm = cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {}
     return [StageDuration(stage, cold.get(stage), warm.get(stage)) for stage in Stage if stage in cold or stage in warm]
 
 
 def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:
-    """Return the durations with those of a finished start."""
+    """Return the durations updated with a finished start."""
     durations = {entry.stage: entry for entry in known}
     for stage, began, ended in completed_stages(state):
         seconds = round((ended - began).total_seconds())

@@ -1,4 +1,4 @@
-"""What the operator does about what it observed. Pure. `decide` is the only place where it is decided.
+"""Decide how to react to an observation. Pure. `decide` is the only place for such decisions.
 
 decision      `Decision`: remedies (suggest, apply, give up, scale to zero), damaged caches, restarts of stalled starts
 cache_damage  whether damaged caches cause a crash

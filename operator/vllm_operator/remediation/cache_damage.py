@@ -1,12 +1,11 @@
-"""Damaged caches: when their directory is quarantined, and when they are not the cause of a crash.
+"""Decide when a damaged cache directory is quarantined, and when caches are not the cause of a crash.
 
-A truncated kernel file ends every start. The generation in the cache key is then raised: the next start fills a new directory, and the
-damaged one stays for inspection.
+A truncated kernel file makes every start fail. The generation in the cache key is then raised: the next start fills a new directory, and
+the damaged one stays for inspection.
 
-A driver that is too old can produce the same error. Caches therefore count as damaged only if there were any: the PVC records that
-they were filled, they were fetched from a registry, the log shows that some were loaded, or an earlier run of the Pod crashed in the
-same way. If the same crash follows with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined
-within `WINDOW`.
+A driver that is too old can produce the same error. Caches therefore count as damaged only if they existed: the PVC records that they were
+filled, they were fetched from a registry, the log shows that some were loaded, or an earlier run of the Pod crashed in the same way. If the
+same crash follows with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined within `WINDOW`.
 
 Python's bytecode is different. A start on a full volume can leave a truncated file in a new directory too, and the next start of the
 container crashes on it. The file can only be on the volume, so the directory is replaced again, after `MAX_QUARANTINED` at most every
@@ -27,12 +26,12 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
 
 MAX_QUARANTINED = 3
-"""Each one costs a cold start. A volume that damages files three times a day needs a person."""
+"""Maximum number of quarantined directories, because each costs a cold start. A volume that damages more files needs a person."""
 WINDOW = timedelta(hours=24)
 PAUSE = timedelta(minutes=10)
-"""Interval of further replacements if only the volume can have damaged the cache, because it may have been full."""
+"""Interval between further replacements if only the volume can have damaged the cache, because it may have been full."""
 MAX_LISTED = 8
-"""Maximum number in the status. The PVC records all."""
+"""Maximum number of directories in the status. The PVC records all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class _Candidate:
 
 
 def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -> CacheDamage:
-    """Assess the crashes of Pods that use the caches of a plan."""
+    """Assess the crashes of Pods that use a plan's caches."""
     previous = observed.observation.previous
     known = tuple((previous.cache.quarantined if previous.cache else None) or ())
     done = next((entry for entry in known if entry.key == plan.cache_key), None)
@@ -80,7 +79,7 @@ def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -
 
 
 def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
-    """Return the generation of the next plan's cache key: the one of this plan, plus one if its directory is quarantined now."""
+    """Return the generation of the next plan's cache key: the generation of this plan, plus one if its directory is quarantined now."""
     planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
     before = previous.generation if previous is not None else None
     current = max(int(planned) if planned.isdecimal() else 0, before or 0)
@@ -88,7 +87,7 @@ def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamag
 
 
 def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
-    """Return the directory that was quarantined last, if that was within `WINDOW`."""
+    """Return the last quarantined directory, if it was quarantined within `WINDOW`."""
     return next((entry for entry in reversed(_recent(observed, quarantined))), None)
 
 
@@ -108,7 +107,7 @@ def _has_caches(observed: ObservedState, plan: Plan, view: PodView) -> bool:
 
 
 def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
-    """The message that says why the directory is not quarantined; empty if it is."""
+    """Return the message why the directory is not quarantined; empty if it is."""
     filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
     if _is_on_volume(observed, plan, candidate):
@@ -123,7 +122,7 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
 def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:
     """Whether the damaged file can only be in the caches of the plan.
 
-    A start on a full volume writes such a file, and the next start of the same container crashes on it, also in a new directory.
+    A start on a full volume writes such a file, and the next start of the same container crashes on it, even in a new directory.
     """
     signature = observed.knowledge.signatures.get(candidate.signature)
     variable = signature.cache_variable if signature is not None else None

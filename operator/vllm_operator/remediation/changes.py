@@ -1,7 +1,7 @@
 """The exact changes of flags and variables for a known crash, also as a `kubectl patch` command.
 
-A remedy in the catalog is for all versions and models. Its values can be templates over values from the log line of the crash. A change
-is exact if the vLLM version knows it, if it has a value, and if it differs from what is in force.
+A remedy in the catalog is for all versions and models. Its values can be templates over values from the log line of the crash. A change is
+exact if the vLLM version knows it, if it has a value, and if it differs from the current value.
 
 `engine.args` and `engine.env` are lists, which a merge patch would replace. The command is therefore a JSON patch. It names the index in
 the list and first tests that the list still has the same entry. If the spec has changed since, the API server refuses the command.
@@ -38,14 +38,14 @@ FIELD_FLAGS = frozenset(
         *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
     }
 )
-"""Flags that have a field in the spec. The API server refuses them in `engine.args`."""
+"""Flags that have a spec field. The API server rejects them in `engine.args`."""
 FIELD_VARIABLES = frozenset({READY_TIMEOUT})
-"""Variables that are derived from a field of the spec."""
+"""Variables that are derived from a spec field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine as it runs: the plan, the table of its version, and what the user sets."""
+    """The running engine: the plan, the table of its version, and the user's settings."""
 
     plan: Plan
     table: VersionTable | None
@@ -78,7 +78,7 @@ class Engine:
 def exact_changes(
     engine: Engine, signature: Signature, captures: Mapping[str, str], only: Iterable[Change] | None = None
 ) -> tuple[RemedyChange, ...]:
-    """The changes of a signature's remedy that can be written down for this engine and would change something."""
+    """Return the changes of a signature's remedy that are exact for this engine and have an effect."""
     chosen = (*signature.arguments, *signature.environment) if only is None else tuple(only)
     found = (_exact(engine, change, change in signature.arguments, captures) for change in chosen)
     return tuple(change for change in found if change is not None)
@@ -99,7 +99,7 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
 
 
 def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:
-    """Whether this version of the engine knows it. Variables of other programs count as known."""
+    """Whether this version of the engine knows the flag or variable. Variables of other programs count as known."""
     if change.versions and (engine.plan.engine_version is None or not _within(change.versions, engine.plan.engine_version)):
         return False
     if kind is ChangeKind.VARIABLE:
@@ -160,7 +160,7 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
 
 
 def _change_words(engine: EngineSpec | None, changes: list[RemedyChange]) -> tuple[list[RemedyChange], list[Operation]]:
-    """The operations for flags in `extraArgs`, and the changes that remain."""
+    """Return the operations for flags in `extraArgs`, and the remaining changes."""
     extra = (engine.extra_args if engine is not None else None) or []
     given = {normalize_flag(words.argument.name): words for words in read_words(extra)}
     found = [change for change in changes if change.kind is ChangeKind.ARGUMENT and change.name in given]

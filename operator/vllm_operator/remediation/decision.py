@@ -1,9 +1,9 @@
-"""What the operator does about crashes, stalled starts and damaged caches: one `Decision`.
+"""Decide how to react to crashes, stalled starts and damaged caches: one `Decision`.
 
-A decision is written to the status first. The next reconciliation carries it out from there (`vllm_operator.remediation.in_force`), so
-an operator that ends in between continues after its restart, and one that looks twice decides once. Only stalled Pods are deleted by the
-same reconciliation, right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation of
-the spec. After giving up, only a change of the spec starts a new attempt, so there are no loops.
+A decision is written to the status first. The next reconciliation carries it out from there (`vllm_operator.remediation.in_force`), so an
+operator that exits in between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by
+the same reconciliation, right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation
+of the spec. After giving up, only a change of the spec starts a new attempt, so there are no loops.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from vllm_operator.remediation.in_force import current, in_words, recorded, reme
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
 UNRECOVERABLE_RUNS = 5
-"""A Pod whose runs end in the same crash this often cannot recover. With the kubelet's back-off, that takes about five minutes."""
+"""A Pod whose runs end in the same crash this often cannot recover. With the kubelet's back-off, this takes about five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PodReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do now.
+    """The reaction to an observation.
 
     Attributes:
         remediation: `status.remediation`: the suggested or applied remedy, a stop (scale to zero), restarts of stalled starts. None if
@@ -60,12 +60,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A crash that is in force, and what a decision about it needs.
+    """A crash that is in force, and the facts for a decision about it.
 
     Attributes:
         signature: The crash.
         pod: Name of the Pod that crashed.
-        restarts: Restarts of the Pod before the run that crashed.
+        restarts: Number of restarts of the Pod before the run that crashed.
         now: The current time, RFC 3339 in seconds.
         captures: Values from the line of the log that names the crash.
         during_start: Whether the log was read and shows that the run had not become ready.
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Remediator:
-    """Decides about crashes. `remedies` are those that may be applied automatically, by signature."""
+    """Decides about crashes. `remedies` are the remedies that may be applied automatically, by signature."""
 
     versions: Versions
     remedies: Mapping[str, Remedy]
@@ -108,7 +108,6 @@ class Remediator:
         return _stop(resource, case, acted)
 
     def _suggest(self, resource: VLLMDeployment, engine: Engine, case: Case, fresh: RemediationStatus) -> RemediationStatus:
-        """Suggest the change as a command."""
         has_failed = any(remedy.signature == case.signature.id for remedy in fresh.applied)
         if _settings(resource).mode is RemediationMode.OFF or has_failed:
             return fresh.model_copy(update={"state": RemediationState.APPLIED if fresh.applied else None, "message": None})
@@ -147,12 +146,12 @@ class Remediator:
 
 
 def load_remediator() -> Remediator:
-    """Load the remedies and version tables that ship with the package."""
+    """Load the shipped remedies and version tables."""
     return Remediator(load_versions(), load_remedies())
 
 
 def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) -> Decision:
-    """Decide what to do about crashes, stalled starts and damaged caches.
+    """Decide how to react to crashes, stalled starts and damaged caches.
 
     Earlier decisions for the same spec remain in force.
     """
@@ -178,7 +177,7 @@ def stall_restarts_left(observed: ObservedState) -> int | None:
 
 
 def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
-    """The crash to decide about; None if no known crash is in force."""
+    """Return the crash to decide about; None if no known crash is in force."""
     finding = crashes.most_informative
     signature = observed.knowledge.signatures.get(finding.status.signature) if finding is not None else None
     if finding is None or signature is None:
@@ -198,7 +197,7 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
 
 def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None, remediator: Remediator) -> RemediationStatus | None:
     if plan is None and resource.pinned is None and resource.status.pinned_plan is not None:
-        return recorded(resource)  # the plan cannot be read at the moment
+        return recorded(resource)  # the plan cannot be read now
     if plan is None or case is None:
         return settled(resource)
     decided = remediator.decide(resource, plan, case)
@@ -213,13 +212,13 @@ def _newly_stalled(observed: ObservedState) -> list[str]:
 
 
 def _pods_to_restart(observed: ObservedState, status: RemediationStatus | None) -> tuple[PodView, ...]:
-    """The stalled Pods to delete: those listed in the status that still exist and are still stalled."""
+    """Return the stalled Pods to delete: Pods listed in the status that still exist and are still stalled."""
     listed = status.stalled_pods if status is not None else []
     return tuple(view for view in observed.starting if view.name in listed and observed.stalled(view))
 
 
 def ends_every_start(case: Case, kept: RemediationStatus | None) -> bool:
-    """Return whether every start ends in this crash, and neither a restart nor the operator can change that."""
+    """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
     if case.serving or not _is_permanent(case.signature) or _is_superseded(kept, case):
         return False
     return case.restarts + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
@@ -230,7 +229,7 @@ def _settings(resource: VLLMDeployment) -> RemediationSpec:
 
 
 def _is_decided(kept: RemediationStatus, case: Case) -> bool:
-    """Whether this crash was decided about already and nothing new is known."""
+    """Whether this crash was already decided about and no new facts are known."""
     return not case.during_start and (kept.pod, kept.restarts, kept.signature) == (case.pod, case.restarts, case.signature.id)
 
 
@@ -240,7 +239,7 @@ def _is_permanent(signature: Signature) -> bool:
 
 
 def _is_superseded(kept: RemediationStatus | None, case: Case) -> bool:
-    """Whether the crashed Pod is older than the last change, so that its crash says nothing about it."""
+    """Whether the crashed Pod is older than the last change, so that its crash does not show the change's effect."""
     if not case.is_current:
         return True
     if kept is None or not kept.applied:

@@ -1,4 +1,4 @@
-"""Earlier decisions, read from the status: what is in force, and what is rendered because of it.
+"""Read earlier decisions from the status, and apply them to the rendered resource and plan.
 
 Applied remedies change the pinned plan until the next generation of the spec.
 """
@@ -12,7 +12,7 @@ from vllm_operator.planning.pinning import planned_generation
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
-    """Return what was decided for the current spec; None if nothing was. Scaling keeps remedies, and ends a stop."""
+    """Return the decision for the current spec; None if there is none. Scaling keeps remedies, and ends a stop."""
     status = recorded(resource)
     if status is None:
         return None
@@ -25,7 +25,7 @@ _OF_CRASH = ("signature", "pod", "restarts")
 
 
 def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
-    """Return what the status says. A command in `status.lastCrash` is a suggestion for the generation that the status is about."""
+    """Return the decision in the status. A command in `status.lastCrash` is a suggestion for the status's generation."""
     status, crash = resource.status.remediation, resource.status.last_crash
     if status is not None or crash is None or crash.command is None:
         return status
@@ -36,21 +36,21 @@ def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
 
 
 def is_mere_suggestion(status: RemediationStatus | None, crash: CrashStatus | None) -> bool:
-    """Whether a decision is nothing but a command about this crash. It is then recorded with the crash."""
+    """Whether a decision consists only of a command about this crash. It is then recorded with the crash."""
     if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.applied or status.stalled_pods:
         return False
     return all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)
 
 
 def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> tuple[RemediationStatus | None, CrashStatus | None]:
-    """Return what to write: a mere suggestion is a part of the record of its crash."""
+    """Return the decision and crash to write. A suggestion without action is stored in the crash's record."""
     command = status.command if status is not None and is_mere_suggestion(status, crash) else None
     written = crash.model_copy(update={"command": command}) if crash is not None else None
     return (None if command is not None else status), written
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
-    """Return the resource and the plan to render: with the remedies, and without replicas if it was stopped."""
+    """Return the resource and the plan to render: with the remedies, and without replicas after a stop."""
     decided = current(resource)
     if decided is None:
         return resource, plan
@@ -60,7 +60,7 @@ def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, P
 
 
 def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
-    """Return the plan with the remedies in force. Rendering still gives precedence to what the user sets."""
+    """Return the plan with the remedies in force. Rendering still gives precedence to the user's settings."""
     env = {variable.name: variable for variable in plan.env}
     args = {argument.name: argument for argument in plan.args}
     for remedy in decided.applied:
@@ -75,7 +75,7 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
 
 
 def settled(resource: VLLMDeployment) -> RemediationStatus | None:
-    """Return what remains decided while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
+    """Return the decision that remains while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
     decided = current(resource)
     if decided is None or not (decided.applied or decided.stalled_pods or decided.state is RemediationState.STOPPED):
         return None
@@ -86,7 +86,7 @@ def settled(resource: VLLMDeployment) -> RemediationStatus | None:
 
 
 def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
-    """Add Pods to the list of Pods that are restarted because their start stalled."""
+    """Add Pods to the list of Pods that are restarted because their start has stalled."""
     if not pods:
         return status
     base = status or RemediationStatus(observed_generation=planned_generation(resource))

@@ -1,4 +1,4 @@
-"""`status.cache.artifact` and CachePublished: what Pods fetched from a registry, and what was published to it."""
+"""`status.cache.artifact` and CachePublished: caches that Pods fetched from a registry, and caches that were published to it."""
 
 import math
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | N
 
 
 def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
-    """What the newest Pod reported. That the caches were there already is no news about an artifact."""
+    """Return the report of the newest Pod. A cache hit on the volume does not change the artifact status."""
     _, pod, result = max(_results(observation), key=lambda found: found[:2], default=("", "", None))
     if result is None:
         return {}
@@ -133,7 +133,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
 
 
 def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -> tuple[str, dict[str, Any]] | None:
-    """Return the message that adds to CacheWarm what was fetched, with its facts; None without one."""
+    """Return the message about the fetch to append to CacheWarm, and its facts; None if there is none."""
     if artifact is None or artifact.fetch is None or artifact.fetch == _PRESENT:
         return None
     differs = artifact.differences

@@ -1,6 +1,6 @@
 """`status.cache` and CacheWarm: whether starts find their compiled artifacts, and the PVCs of caches and weights.
 
-The condition says what the last start did (loaded or built). The state says what the next start will find. After a first start, the
+The condition describes the last start (loaded or built). The state describes what the next start will find. After a first start, the
 condition is Miss and the state is Warm.
 """
 
@@ -40,25 +40,25 @@ CLAIM_PROBLEMS = (
     Reason.CLAIM_READ_ONLY,
     Reason.CLAIM_TERMINATING,
 )
-"""Reasons why no Pod can start."""
+"""Reasons that prevent any Pod from starting."""
 _MAX_NAMED_PODS = 2
 _MAX_MESSAGE = 300
 BINDING_SECONDS = 15
-"""How long a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
+"""Seconds that a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
 _BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
 _NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLocation:
-    """Where caches are. `is_shared`: the next Pod finds what this one wrote, at least on the same node."""
+    """The location of caches. `is_shared`: later Pods find the files of earlier ones, at least on the same node."""
 
     words: str
     is_shared: bool
 
 
 def locate_cache(observation: Observation) -> CacheLocation | None:
-    """Return where the caches are; None if they are on no volume."""
+    """Return the location of the caches; None if they are on no volume."""
     if observation.claim_name is not None:
         return CacheLocation(f"PVC {observation.claim_name}", is_shared=True)
     volume: Any = volume_at(template_spec(observation.deployment), CACHE_ROOT)
@@ -70,7 +70,7 @@ def locate_cache(observation: Observation) -> CacheLocation | None:
 
 
 def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage | None = None) -> CacheStatus | None:
-    """Return `status.cache`; None without a plan. `damage` says whether the caches are damaged."""
+    """Return `status.cache`; None without a plan. `damage` describes damaged caches."""
     if plan is None:
         return None
     previous = observed.observation.previous.cache
@@ -98,7 +98,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
 
 
 def _unexpected_claim(observation: Observation) -> str | None:
-    """`claimName`: the PVC if it is not the one that the spec says."""
+    """Return `claimName`: the PVC if it differs from the spec's."""
     resource, claim = observation.resource, observation.claim_name
     expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
     return None if claim == expected else claim or ""
@@ -107,7 +107,7 @@ def _unexpected_claim(observation: Observation) -> str | None:
 def cache_warm(
     observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
 ) -> Verdict | None:
-    """Judge CacheWarm: a problem with a PVC, else who fills the cache, else what the last start did. None if nothing is known yet."""
+    """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start. None if nothing is known yet."""
     say, observation = observed.messages.say, observed.observation
     if cache is None:
         return None
@@ -127,7 +127,7 @@ def cache_warm(
 
 
 def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:
-    """Add what is known about damage, until a start has loaded all caches."""
+    """Append known damage, until a start has loaded all caches."""
     messages = observed.messages
     if damage is None:
         return text
@@ -141,7 +141,7 @@ def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None)
 
 
 def _with_notes(observed: ObservedState, text: str) -> str:
-    """Add what the user should know about the PVC in any case."""
+    """Append notes about the PVC."""
     observation, messages = observed.observation, observed.messages
     facts: dict[str, Any]
     if (stays := _one_node(observation)) is not None:
@@ -171,7 +171,7 @@ def _with_notes(observed: ObservedState, text: str) -> str:
 
 
 def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
-    """Who fills an empty cache while others wait; None if none waits."""
+    """Describe which Pod fills an empty cache while others wait; None if none waits."""
     activity, wanted = observed.observation.activity, observed.observation.wanted
     facts: dict[str, Any] = {"claim": observed.observation.claim_name, "key": cache.key, "because": activity.because}
     match activity.step:
@@ -189,19 +189,19 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
 
 
 def _primer_text(observed: ObservedState, view: PodView, block: StartupStatus | None) -> str:
-    """The state of the Pod of a primer. One that is Ready is still there only to publish."""
+    """Describe the primer's Pod. A Ready primer only publishes."""
     return observed.messages.say("cache.primer_ready", pod=view) if view.phase is Phase.READY else pod_text(observed, view, block)
 
 
 def _destination(observed: ObservedState) -> dict[str, Any]:
-    """For which image caches are compiled, and to which repository they go; None without one."""
+    """Return the image for which caches are compiled, and the repository to which they are published (None without one)."""
     plan, cache = observed.observation.outcome.plan, observed.observation.resource.spec.cache
     repository = cache.artifact.repository if cache is not None and cache.artifact is not None else None
     return {"image": plan.image if plan is not None else None, "repository": repository}
 
 
 def _one_node(observation: Observation) -> dict[str, Any] | None:
-    """Which PVC binds several replicas to one node, and for how many of them the node has GPUs; None if no PVC does."""
+    """Return the PVC that binds several replicas to one node, and how many of them the node's GPUs can run; None if no PVC does."""
     plan = observation.outcome.plan
     claims = (("cache", observation.claim), ("weights", observation.weights_claim))
     field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
@@ -233,7 +233,7 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
 
 
 def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict | None:
-    """The verdict on the last start if its log is no longer available."""
+    """Return the verdict on the last start if its log is no longer available."""
     previous = observed.observation.previous
     verdict = previous_verdict(previous.conditions, CACHE_WARM)
     if verdict is None or verdict.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
@@ -243,7 +243,7 @@ def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocatio
 
 
 def _is_about(message: str, place: str) -> bool:
-    """Whether a message names a place. The status of an ordinary object names its PVC only in the message of CacheWarm."""
+    """Whether a message names a location. The status of an ordinary object names its PVC only in the message of CacheWarm."""
     return f" {place} " in f"{message} ".replace(". ", " ")
 
 
@@ -255,12 +255,12 @@ def claim_verdict(observed: ObservedState) -> Verdict | None:
     of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
     verdicts = [_verdict(observed, claim) for claim in (of_caches, of_weights)]
     problems = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
-    problems.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # it blocks everything else
+    problems.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # this problem blocks everything else
     return next((verdict for verdict in (*problems, *verdicts) if verdict is not None), None)
 
 
 def binding_deadline(observed: ObservedState) -> datetime | None:
-    """Return when a new unbound PVC will be reported; None if there is none."""
+    """Return when a new unbound PVC will be reported; None if all are bound or reported."""
     verdict = claim_verdict(observed)
     if verdict is None or verdict.status is not UNKNOWN:
         return None
@@ -272,7 +272,7 @@ def binding_deadline(observed: ObservedState) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An expected PVC. `field` is the field of the spec that it is for."""
+    """An expected PVC. `field` is the spec field that requires it."""
 
     field: str
     name: str | None
@@ -306,7 +306,7 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
 
 
 def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[str, Any]) -> str:
-    """Which Pods keep a PVC that is being deleted, and what to do."""
+    """Describe which Pods keep a PVC from being deleted, and the fix."""
     name = observed.observation.resource.metadata.name
     holders = observed.observation.claim_holders.get(claim.name or "", ())
     mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
@@ -329,7 +329,7 @@ def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[st
 
 
 def _some(pods: Sequence[str]) -> str:
-    """The names of the first Pods and the number of the others; empty without Pods."""
+    """Return the names of the first Pods and the number of the others; empty without Pods."""
     if not pods:
         return ""
     named, more = list(pods[:_MAX_NAMED_PODS]), len(pods) - _MAX_NAMED_PODS

@@ -1,4 +1,4 @@
-"""Setting conditions from verdicts, and the status of an object that could not be observed."""
+"""Set conditions from verdicts, and build the status of an object that could not be observed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,12 +41,12 @@ _UNKNOWN = "The operator could not observe this. See condition Ready."
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
     """Return the status with Ready=False for this reason, and with Accepted=False and Stalled=True if only a change of the spec helps.
 
-    Other conditions stay as they were observed last. Conditions that are always set are Unknown until they have been observed.
+    Other conditions keep their last observed state. Conditions that are always set are Unknown until they have been observed.
 
     Args:
-        previous: The status that was last written.
+        previous: The last written status.
         reason: One of the documented reasons.
-        message: What failed, and what the user can do.
+        message: The failure, and how the user can fix it.
         generation: The generation of the object.
         now: The current time as in a condition.
     """
@@ -61,7 +61,7 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
 
 
 def describe_invalid_spec(error: ValidationError) -> str:
-    """Describe the first error of a spec that the CRD in the cluster accepted and the operator cannot read."""
+    """Describe the first error of a spec that the cluster's CRD accepts and the operator cannot parse."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}. The CRD in the cluster does not match the operator. Apply the CRD of this version of the operator."

@@ -1,4 +1,4 @@
-"""Crashed: whether a Pod crashed and no later start has succeeded, why, and what was done about it.
+"""Crashed: whether a Pod crashed and no later start has succeeded, with the cause and the operator's reaction.
 
 Cause and remedy come from the signature (`catalog/data/signatures.yaml`), the sentences around them from `catalog/data/messages.yaml`.
 """
@@ -19,7 +19,7 @@ from vllm_operator.text import wording
 
 
 def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
-    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and why. None if no Pod has crashed."""
+    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and the cause. None if no Pod has crashed."""
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
@@ -43,7 +43,7 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
 def crash_text(
     observed: ObservedState, crashes: Crashes, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0
 ) -> str:
-    """Describe what crashed, why, what was done, and what to do, in at most 500 characters."""
+    """Describe the crash: cause, reaction and remedy, in at most 500 characters."""
     about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
     decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
@@ -51,7 +51,7 @@ def crash_text(
     facts |= {"crash": crash, "times": times, "others": others, "done": _done(observed, decided, crash)}
     if decided is not None and decided.state is RemediationState.APPLIED:
         facts["remedy"] = ""  # the operator is trying it
-    # the remedy is more important than the reference, which status.lastCrash has too
+    # the remedy is more important than the reference, which is also in status.lastCrash
     for less in ({}, {"reference": ""}):
         text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_where(decided, crashes.last))
         if len(text) <= wording.MESSAGE_LIMIT:
@@ -60,7 +60,7 @@ def crash_text(
 
 
 def being_read(observed: ObservedState, finding: Finding, *, serves: bool = False) -> str:
-    """A crash whose log is still being read."""
+    """Describe a crash whose log is still being read."""
     return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
@@ -76,27 +76,27 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
 
 
 def _restarted_at_once(observed: ObservedState, finding: Finding) -> Verdict:
-    """A crash after which the Pod was restarted before the operator had read its log."""
+    """Judge a crash after which the Pod was restarted before the operator had read its log."""
     serves = finding.view.phase is Phase.READY
     return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, being_read(observed, finding, serves=serves))
 
 
 def _where(decided: RemediationStatus | None, last: CrashStatus | None) -> str:
-    """The field of the status with the suggested command; empty without one."""
+    """Return the status field with the suggested command; empty without one."""
     if decided is None or not decided.command:
         return ""
     return "status.lastCrash.command" if is_mere_suggestion(decided, last) else "status.remediation.command"
 
 
 def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
-    """The applied remedy for a crash, in words; empty without one."""
+    """Describe the remedy that was applied for a crash; empty without one."""
     if remediation is None or all(remedy.signature != crash.signature for remedy in remediation.applied):
         return ""
     return _done(observed, remediation, crash) if remediation.state is RemediationState.APPLIED else ""
 
 
 def _done(observed: ObservedState, decided: RemediationStatus | None, crash: CrashStatus) -> str:
-    """What the operator did about a crash, in words; empty if it only suggests something."""
+    """Describe what the operator did about a crash; empty if it only suggests a command."""
     if decided is None or decided.state in (None, RemediationState.SUGGESTED):
         return ""
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)

@@ -1,11 +1,11 @@
-"""Pods that are draining, as a part of the message of Ready."""
+"""The sentence about draining Pods in the message of Ready."""
 
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
 
 
 def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:
-    """Return Ready with a sentence about the Pods that are draining, if there are any."""
+    """Add a sentence about draining Pods to the verdict on Ready, if there are any."""
     pods = observed.observation.draining
     if not pods or not ready.message:
         return ready
@@ -15,7 +15,7 @@ def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:
         shrink=("text",),
         text=ready.message,
         pods=pods,
-        # of some Pods only, the number would be too small
+        # a sum over some of the Pods would be too small
         left=sum(numbers) if len(numbers) == len(pods) else None,
         until=max(pod.until for pod in pods),
     )

@@ -1,8 +1,8 @@
-"""How long the current stage of a start will take, and when the start is late.
+"""Estimate how long the current stage of a start will take, and when the start is late.
 
-The time left comes from the engine's own count, from the last start with the same caches, or from measurements. A start is late if it
-takes much longer than the last start with the same caches, or longer than its deadline. A first start has no such estimate, because
-minutes and an hour are both normal: it is late at its deadline.
+The time left comes from the engine's own count, from the last start with the same caches, or from measurements. A start is late if it takes
+much longer than the last start with the same caches, or longer than its deadline. A first start may take minutes or an hour, so it is late
+only at its deadline.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Estimate:
 
     @property
     def until(self) -> datetime | None:
-        """Estimated end of the stage; None if its begin is unknown."""
+        """Estimated end of the stage; None if its start is unknown."""
         return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
 
 
@@ -50,7 +50,7 @@ def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Esti
 
 
 def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
-    """Return the estimated seconds left of the current stage; None if unknown, or if it takes longer than estimated."""
+    """Return the estimated seconds left in the current stage; None if unknown, or if the estimate is exceeded."""
     if counted is not None and not state.silent_stage_inferred:
         return by_count(counted)
     known = estimate(observed, stage, state)
@@ -61,14 +61,14 @@ def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, cou
 
 
 def by_count(counted: Progress) -> int | None:
-    """Return the seconds left according to a count; None if it has none or has ended."""
+    """Return the seconds left according to a count; None if the count has no estimate or is complete."""
     if counted.eta_seconds is None or not 0 < counted.eta_seconds <= LONGEST_STAGE_SECONDS or counted.completed >= counted.total:
         return None
     return wording.rounded(counted.eta_seconds)
 
 
 def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
-    """Seconds of the stage in the last start with this cache key that was cold or warm like the current one."""
+    """Return the stage's seconds in the last start with this cache key that was cold or warm like the current one."""
     plan = observed.observation.outcome.plan
     known = next((entry for entry in known_stages(observed, plan) if entry.stage == stage), None) if plan is not None else None
     if known is None:
@@ -77,32 +77,32 @@ def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int 
 
 
 def is_warm(observed: ObservedState, state: StartupState) -> bool:
-    """Return whether a start finds compiled artifacts, as far as is known."""
+    """Return whether a start finds compiled artifacts, as far as known."""
     plan = observed.observation.outcome.plan
     return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
 
 
 LONGEST_START_SECONDS = 30 * 86_400
-"""Limit of the time that a startup probe allows. Python cannot represent the dates that the largest values lead to."""
+"""Limit of the time that a startup probe allows. Larger values lead to dates that Python cannot represent."""
 LATE_FACTOR = 2
-"""A start may take this many times as long as the last one with the same caches."""
+"""A start is late after this multiple of the last start's duration with the same caches."""
 SLACK_SECONDS = 600
-"""A start may always take this much longer than the last one, because a slower disk or hub costs minutes."""
+"""A start is never late before it takes this much longer than the last one, because a slower disk or hub costs minutes."""
 _KUBELET_PERIOD_SECONDS = 10
-"""Default of `periodSeconds` of a probe."""
+"""Default of a probe's `periodSeconds`."""
 _IN_PROGRESS = frozenset({Phase.WAITING_FOR_VOLUME, Phase.IMAGE_PULLING, Phase.SCHEDULING, Phase.CREATING, Phase.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
 class StartClock:
-    """A start in progress: when it began, UTC, and after how many seconds it is late."""
+    """A start in progress: its start time (UTC), and the seconds after which it is late."""
 
     began: datetime
     late_after_seconds: int
 
     @property
     def late_at(self) -> datetime:
-        """When it becomes late."""
+        """Time at which the start becomes late."""
         return self.began + timedelta(seconds=self.late_after_seconds)
 
 
@@ -130,7 +130,7 @@ def _deadline(observed: ObservedState) -> int:
 
 
 def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
-    """Seconds of the last start with the same caches; None without one."""
+    """Return the seconds of the last start with the same caches; None without one."""
     plan, known = observed.observation.outcome.plan, observed.observation.previous.cache
     if plan is None or known is None or known.key != plan.cache_key:
         return None
@@ -138,7 +138,7 @@ def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int |
 
 
 def _probe_seconds(observed: ObservedState, view: PodView) -> int | None:
-    """Seconds that the startup probe of a Pod allows. `podTemplate` may override the spec. None without a probe."""
+    """Return the seconds that the Pod's startup probe allows. `podTemplate` may override the spec. None without a probe."""
     pods = (*observed.observation.pods, *observed.observation.primers)
     pod = next((pod for pod in pods if reading.text(pod, "metadata", "uid") == view.uid), {})
     probe = reading.mapping(reading.named(pod, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")

@@ -1,8 +1,8 @@
 """Events: relevant differences between the previous status and the new one.
 
-The key of an event identifies the occurrence. If the operator ends between the event and the status, it drafts the same event again, with
-the same key, and no second event is created. Repeated occurrences, such as the crashes of one Pod, are a series: one event with a count
-and the latest message.
+The key of an event identifies the occurrence. If the operator exits between the event and the status, it drafts the same event again, with
+the same key, and no second event is created. Repeated occurrences, such as the crashes of one Pod, are a series: one event with a count and
+the latest message.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vllm_operator.status.planned import mismatches, previous_plan
 NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
-"""A longer stage gets an event."""
+"""Minimum seconds of a stage that gets an event."""
 _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 
 
@@ -36,7 +36,7 @@ class EventDraft:
     """An event to be recorded on the VLLMDeployment.
 
     `type` is Normal or Warning. `key` identifies the occurrence: an event with the same key is not recorded again. Occurrences with the
-    same `series`, such as the crashes of one Pod with one cause, are counted in one event. Without a series, the event is single.
+    same `series`, such as the crashes of one Pod with one cause, are counted in one event. Without a series, the event is separate.
     """
 
     type: str
@@ -47,7 +47,7 @@ class EventDraft:
 
 
 def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes, plan: Plan | None) -> tuple[EventDraft, ...]:
-    """Draft the events for the changes from the previous status to this one, in order. `plan` is the one with what the logs name."""
+    """Draft the events for the changes since the previous status, in order. `plan` is the plan with the backends that the logs name."""
     return (
         *_planning(observed, status, plan),
         *_apply_error(observed, status),
@@ -69,14 +69,14 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan 
         if condition is None or condition.status is ConditionStatus.TRUE or condition.reason == Reason.NOT_ACCEPTED:
             continue
         if before is not None and (before.reason, previous.observed_generation) == (condition.reason, generation):
-            continue  # reported already
+            continue  # already reported
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
     if observed.observation.outcome.plan is None or plan is None:
         return
     before_plan = previous_plan(observed)
     identity, before_identity = _identify(plan), _identify(before_plan) if before_plan is not None else None
-    is_asked_for = previous.observed_generation != generation  # of a new spec, the condition says it
+    is_asked_for = previous.observed_generation != generation  # the condition reports a new spec
     if not is_asked_for and identity != before_identity:
         message = observed.messages.say("event.planned", text=observed.observation.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
@@ -88,19 +88,19 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan 
 
 
 def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
-    """What differs between two plans that are in force one after the other."""
+    """Return the identity of a plan; it differs between successive plans."""
     return (plan.observed_generation, plan.replan_token, plan.cache_key)
 
 
 def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Parts of the spec that have no effect, mostly typing errors."""
+    """Draft events about spec fields that have no effect, mostly typing errors."""
     now, before = _both(observed, status, ACCEPTED)
     if now is not None and now.reason == Reason.FIELDS_IGNORED and (before is None or before.message != now.message):
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"ignored-{_digest(now.message)}")
 
 
 def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
-    """The new and the previous condition of a type."""
+    """Return the new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.observation.previous.conditions, type)
 
 
@@ -112,7 +112,7 @@ def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
 
 
 def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
-    """The long stages that the leading Pod of the start has completed since."""
+    """Draft events about the long stages that the leading Pod has completed since the previous status."""
     before = observed.observation.previous.startup
     if before is None or not before.pods or before.stage not in list(Stage):
         return
@@ -129,7 +129,7 @@ def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
 
 
 def _completed(observed: ObservedState, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
-    """The stages that a Pod has completed since it was in `stage`. Waiting for a node has its own warning."""
+    """Yield the stages that a Pod has completed since it was in `stage`. Waiting for a node is omitted: it has a separate warning."""
     state, order = observed.state(view), list(Stage)
     has_pulled = view.phase is Phase.READY or order.index(observed.stage(view)) > order.index(Stage.IMAGE_PULL)
     if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
@@ -167,7 +167,7 @@ def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
 
 
 def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Caches that one Pod begins to fill, that were not filled before a rollout, or that are quarantined."""
+    """Draft events about caches that a Pod starts to fill, that were not filled before a rollout, or that are quarantined."""
     now, before = _both(observed, status, CACHE_WARM)
     if now is None or status.cache is None:
         return
@@ -192,7 +192,7 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """What the operator did about crashes and stalled starts."""
+    """Draft events about the operator's reaction to crashes and stalled starts."""
     now, before = status.remediation, observed.observation.previous.remediation
     generation = observed.observation.resource.metadata.generation
     kept = current(observed.observation.resource)
@@ -231,7 +231,7 @@ def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
 
 
 def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:
-    """Seconds of a start: by its log, else from the start of the container until the Pod became ready for the first time."""
+    """Return the seconds of a start: from its log, else from the start of the container until the Pod was first Ready."""
     if start is not None and start.seconds is not None:
         return start.seconds
     again = before is not None and before.reason == Reason.NOT_RESPONDING

@@ -1,4 +1,4 @@
-"""Exposed: what of the gateway or the NetworkPolicy is not in effect; and the URL of the engine."""
+"""Exposed: the parts of the gateway or NetworkPolicy that have no effect; and the URL of the engine."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from vllm_operator.status.conditions import FALSE
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30
-"""Interval between looks at an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
+"""Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
 _RELEASES = "https://github.com/kubernetes-sigs"
 _KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
 _MANIFESTS: Mapping[str, str] = {
@@ -19,7 +19,7 @@ _MANIFESTS: Mapping[str, str] = {
 }
 """Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
 _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
-"""The field that needs an integration."""
+"""The spec field that needs an integration."""
 
 
 def exposed(observed: ObservedState) -> Verdict | None:
@@ -29,7 +29,7 @@ def exposed(observed: ObservedState) -> Verdict | None:
 
 
 def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
-    """Judge an object that is not in effect: what is missing, and how to get it."""
+    """Judge an object that has no effect: the missing requirement, and the fix."""
     say, kind = observed.messages.say, problem.kind
     if problem.reason == Reason.KIND_NOT_INSTALLED:
         text = say("exposed.not_installed", kind=kind, manifests=_MANIFESTS.get(kind))
@@ -41,7 +41,7 @@ def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
 
 
 def url(observed: ObservedState) -> str | None:
-    """The URL of a host that a Gateway serves, else that of the Service; None without one, and before the first replica serves."""
+    """Return the URL of a host that a Gateway serves, else the Service's URL; None without one, or before the first replica serves."""
     if not observed.serving and observed.observation.previous.url is None:
         return None
     return observed.observation.exposure.url or service_url(observed)

@@ -1,4 +1,4 @@
-"""Weights that a Job fetches before a start: what Progressing and `status.startup` say about it."""
+"""Weights that a Job fetches before a start, as shown by Progressing and `status.startup`."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.scheduling import why_no_pod
 
 MAX_COUNTED = 10**15
-"""More bytes than any model has. The API server refuses a whole status that contains a number beyond 64 bits."""
+"""More bytes than any model has. The API server rejects a whole status that contains a number beyond 64 bits."""
 _GIB = 2**30
 _STUCK = frozenset({Phase.UNSCHEDULABLE, Phase.IMAGE_PULL_FAILED, Phase.CONTAINER_FAILED, Phase.FAILED})
 
 
 def describe_fetching(observed: ObservedState) -> Verdict | None:
-    """Judge Progressing while weights are fetched; None if none are."""
+    """Judge Progressing while a Job fetches weights; None without such a Job."""
     fetching = observed.observation.activity.fetching
     if fetching is None:
         return None
@@ -58,7 +58,7 @@ def describe_fetching(observed: ObservedState) -> Verdict | None:
 
 
 def _obstacle(observed: ObservedState, fetching: Fetching) -> tuple[str, bool]:
-    """Return why the Job does not run, empty if it does or that is unknown; and whether it can run only after something changes."""
+    """Return why the Job does not run (empty if it runs or the reason is unknown), and whether only a change can make it run."""
     if fetching.view is None:
         refused = why_no_pod(observed, Role.FETCHING)
         return refused or fetching.why, bool(refused)
@@ -69,7 +69,7 @@ def _obstacle(observed: ObservedState, fetching: Fetching) -> tuple[str, bool]:
 
 
 def fetching_block(observed: ObservedState) -> StartupStatus | None:
-    """Return the progress as a start in progress; None without any."""
+    """Return the download's progress as a start in progress; None if no weights are fetched."""
     fetching = observed.observation.activity.fetching
     progress = _progress(observed, fetching) if fetching is not None else None
     verdict = describe_fetching(observed)

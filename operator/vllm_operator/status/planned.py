@@ -1,4 +1,4 @@
-"""Accepted and Planned, the plan with what the engine's log says about it, and its summary in the status."""
+"""Accepted and Planned, the plan with the backends from the engine's log, and its summary in the status."""
 
 from collections.abc import Mapping, Sequence, Set
 
@@ -18,13 +18,13 @@ from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
-"""Characters of a verdict of planning, at most: it may list what GPUs there are."""
+"""Maximum characters of a planning verdict, which may list the available GPUs."""
 _WORTH_READING = 60
-"""A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
+"""Minimum length to which a verdict is truncated when a mismatch is appended. Events and the plan contain the full text."""
 
 
 def accepted(observed: ObservedState) -> Verdict:
-    """Whether the spec can be understood, as planning says, and what of it has no effect."""
+    """Judge Accepted: whether planning understood the spec, and which fields have no effect."""
     observation = observed.observation
     verdict = _bounded(observation.outcome.accepted)
     kept = find_kept_labels(observation.resource.spec.pod_template, selector_of(observation.resource))
@@ -35,7 +35,7 @@ def accepted(observed: ObservedState) -> Verdict:
 
 
 def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
-    """Whether a GPU and backends were chosen, as planning says, and what the engine chose instead."""
+    """Judge Planned: whether planning chose a GPU and backends, and where the engine chose differently."""
     verdict = _bounded(observed.observation.outcome.planned)
     has_plan = observed.observation.outcome.plan is not None
     differences = mismatches(plan, observed.knowledge.logged_names) if has_plan else ()
@@ -51,9 +51,9 @@ def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
 
 
 def observed_plan(observed: ObservedState) -> Plan | None:
-    """The plan with the backends that the logs name.
+    """Return the plan with the backends that the logs name.
 
-    Without a plan the previous one stays as long as its Deployment does: it is what still runs.
+    Without a plan, the previous one is returned while its Deployment exists, because it still runs.
     """
     observation = observed.observation
     previous = previous_plan(observed)
@@ -70,7 +70,7 @@ def observed_plan(observed: ObservedState) -> Plan | None:
 
 
 def previous_plan(observed: ObservedState) -> Plan | None:
-    """The plan that was pinned before, with the backends that the logs had named."""
+    """Return the previously pinned plan, with the backends that the logs had named."""
     plan, summary = observed.observation.resource.pinned, observed.observation.previous.pinned_plan
     if plan is None or summary is None:
         return plan
@@ -79,7 +79,7 @@ def previous_plan(observed: ObservedState) -> Plan | None:
 
 
 def _with_backends(plan: Plan, backends: Sequence[BackendChoice]) -> Plan:
-    """The plan with these backends; itself if it has them."""
+    """Return the plan with these backends; the same object if nothing changes."""
     if all(new is old for new, old in zip(backends, plan.backends, strict=True)):
         return plan
     return plan.model_copy(update={"backends": list(backends)})
@@ -90,7 +90,7 @@ def _with_observed(choice: BackendChoice, observed: str | None) -> BackendChoice
 
 
 def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
-    """`status.pinnedPlan`. Without a plan the previous one stays as long as its Deployment does."""
+    """Return `status.pinnedPlan`. Without a plan, the previous one is kept while its Deployment exists."""
     observation = observed.observation
     if observation.outcome.plan is None or plan is None:
         return observation.previous.pinned_plan if observation.deployment is not None else None
@@ -116,10 +116,10 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
 
 
 def unserved_adapters(observed: ObservedState) -> list[str]:
-    """Return the adapters of the spec that the engine of a current Pod has not loaded, according to its log; else what was known before.
+    """Return the spec's adapters that the engine of a current Pod has not loaded, by its log; without a log, the previous result.
 
-    An engine loads its adapters before it serves, so once it serves, its log is complete. An engine that logs nothing about itself tells
-    nothing about its adapters either.
+    An engine loads its adapters before it serves, so the log of a serving engine is complete. The log of an engine that does not log its
+    version is ignored.
     """
     spec, before = observed.observation.resource.spec, observed.observation.previous.pinned_plan
     names = sorted(adapter.name for adapter in spec.adapters or ())
@@ -135,7 +135,7 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
 
 
 def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
-    """The memory of a GPU from the first Pod by name that runs the plan and whose log has all of it; else what was known before."""
+    """Return the GPU memory from the first Pod by name that runs the plan and logged all values; else the previous result."""
     for view in sorted(observed.pods, key=lambda view: view.name):
         state = observed.state(view)
         if state is None or state.memory.weights_gib is None or state.memory.kv_cache_gib is None:
@@ -154,7 +154,7 @@ def _predicted(plan: Plan) -> EngineMemory | None:
 
 
 def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
-    """Where the log names another backend than the plan, in words: what was asked for, or what vLLM was known to take by itself."""
+    """Describe each backend in the log that differs from the plan: the requested one, or the expected default of vLLM."""
     return tuple(
         f"{choice.component} {choice.observed} instead of {choice.backend}{EXPECTED if choice.chosen_by is ChosenBy.ENGINE else ''}"
         for choice in (plan.backends if plan is not None else ())
@@ -163,7 +163,7 @@ def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
 
 
 def _is_meant(choice: BackendChoice, logged: str, names: LoggedNames) -> bool:
-    """Whether the log names the backend of the plan, or one that vLLM may take in its place."""
+    """Whether the log names the planned backend, or one that vLLM may use instead."""
     return any(names.agree(choice.component, logged, backend) for backend in (choice.backend, *(choice.alternatives or ())))
 
 
@@ -172,7 +172,7 @@ def _bounded(verdict: Verdict) -> Verdict:
 
 
 def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]]:
-    """What was seen before, where the same plan is in force."""
+    """Return previously seen names if the same plan is in force."""
     if previous is None or previous.cache_key != plan.cache_key or previous.observed_generation != plan.observed_generation:
         return {}
     chosen = {choice.component: choice.backend for choice in plan.backends}
@@ -180,7 +180,7 @@ def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]
 
 
 def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
-    """All that the logs of the present runs name, the last Pod by name last."""
+    """Return all names in the logs of the current runs, ordered by Pod name."""
     states = [state for view in sorted(observed.pods, key=lambda v: v.name) if (state := observed.state(view)) is not None]
     named: dict[str, list[str]] = {}
     for state in states:
@@ -190,14 +190,14 @@ def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
 
 
 def _seen(choice: BackendChoice, planned: Set[str], logged: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """What the logs name for a component. Old ones call the kernel of an MLA model its attention backend."""
+    """Return the names in the logs for a component. Old versions call the kernel of an MLA model its attention backend."""
     if choice.component in logged:
         return logged[choice.component]
     return logged.get("Attention", ()) if choice.component in ("MLADecode", "SparseAttention") and "Attention" not in planned else ()
 
 
 def _observed(choice: BackendChoice, backends: Sequence[str], names: LoggedNames) -> BackendChoice:
-    """Of several that the log names, the planned one is what was observed: a model may have layers of other kinds beside."""
+    """Set the observed backend. If the log names several, prefer the planned one: a model may also have layers of other kinds."""
     if not backends:
         return choice
     seen = next((backend for backend in backends if _is_meant(choice, backend, names)), backends[-1])

@@ -59,7 +59,7 @@ def progressing(observed: ObservedState, block: StartupStatus | None, remediatio
 
 
 def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
-    """Describe the state of one Pod, and what to do."""
+    """Describe the state of one Pod, and the fix."""
     text, state = _state_text(observed, view, block), observed.state(view)
     if state is None or not state.skipped_seconds:
         return text
@@ -88,7 +88,7 @@ def _state_text(observed: ObservedState, view: PodView, block: StartupStatus | N
 
 
 def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
-    """What to do about a Pod that fits no node."""
+    """Return the facts for advice on a Pod that fits no node."""
     observation, outcome, say = observed.observation, observed.observation.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None
@@ -100,7 +100,7 @@ def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
         tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
         unit="MIG slice" if plan is not None and "/mig-" in plan.resource else "GPU",
-        serving=observed.serving if observed.serving < observation.wanted else 0,  # during a rollout, there may be one more
+        serving=observed.serving if observed.serving < observation.wanted else 0,  # during a rollout, there may be one replica more
         gpu=gpu,
         gpu_today=gpu_today,
     )
@@ -129,7 +129,7 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
 
 
 def _waiting(observed: ObservedState) -> int:
-    """The number of replicas that wait until the first one has filled the cache."""
+    """Return the number of replicas that wait until the first one has filled the cache."""
     observation = observed.observation
     living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
     return max(0, observation.wanted - living) if observation.activity.step is PrimingStep.FIRST_POD else 0

@@ -1,4 +1,4 @@
-"""Ready, which summarizes the most important problem, Stalled, and the conditions as they are reported."""
+"""Ready, which summarizes the most important problem, Stalled, and the choice of reported conditions."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdic
 
 
 def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
-    """Judge Stalled: why waiting does not help; None if it may help. A new node, a volume or another user may fix other problems."""
+    """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if judged[ACCEPTED].status is FALSE:
         return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
     if is_unrecoverable:
@@ -59,7 +59,7 @@ def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, V
 
 
 def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
-    """Which Pod crashed, and the name of the crash. Condition Crashed has the rest."""
+    """Return the crashed Pod and the name of the crash. The condition Crashed has the details."""
     chosen = crashes.most_informative
     crash = chosen.status if chosen is not None else None if crashes.in_force else crashes.last
     if crash is None:
@@ -78,7 +78,7 @@ def _address(observed: ObservedState) -> str:
 
 
 def service_url(observed: ObservedState) -> str | None:
-    """The URL of the Service inside the cluster; None without one. The domain of the cluster is unknown, so it ends with `svc`."""
+    """Return the Service's URL inside the cluster; None without one. It ends with `svc`, because the cluster domain is unknown."""
     service = observed.observation.service
     name = reading.text(service, "metadata", "name")
     port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)

@@ -1,6 +1,6 @@
-"""The report on an observation: status, events, and when to look again.
+"""The report on an observation: status, events, and the time of the next observation.
 
-Conditions follow from the plan, the cache and the start. Ready summarizes the other conditions. Events are the difference to the
+Conditions are derived from the plan, the cache and the start. Ready summarizes the other conditions. Events are the difference to the
 previous status.
 """
 
@@ -38,23 +38,23 @@ from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
 
 _SOON = 1.0
-"""Minimum seconds until the next look."""
+"""Minimum seconds until the next observation."""
 NODES_SECONDS = 30
-"""Interval between looks at the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
+"""Interval between reads of the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
 UNREADABLE_SECONDS = 3
-"""Interval between attempts to list the nodes for a new plan while the API server fails to."""
+"""Interval between attempts to list the nodes for a new plan while the API server fails."""
 _RETRIED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
-"""Reasons of Planned that may end without a watch event."""
+"""Reasons of Planned that may be resolved without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What to write, and when to look again.
+    """The status and events to write, and the time of the next observation.
 
-    `start` is the start in progress, if any. `requeue_after_seconds` is the time after which the report may change without a change in
-    the cluster; None if it cannot.
+    `start` is the start in progress, if any. `requeue_after_seconds` is the time after which the report may change without a change in the
+    cluster; None if it cannot.
     """
 
     status: VLLMDeploymentStatus
@@ -66,8 +66,8 @@ class Report:
 def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Report:
     """Report on one VLLMDeployment.
 
-    Equal arguments give equal reports. With the status of that report as its previous status, the same observation gives
-    that status again and no events.
+    Equal arguments give equal reports. If the previous status is the one of that report, the same observation gives the same status and no
+    events.
     """
     observation = observed.observation
     plan = planned.observed_plan(observed)
@@ -90,7 +90,7 @@ def _status(
     summary_of_plan = planned.summary(observed, plan)
     cached = caches.cache_status(observed, plan, damage)
     if plan is None and summary_of_plan is not None:
-        cached = observation.previous.cache  # the plan cannot be read at the moment: what is known of its caches stays
+        cached = observation.previous.cache  # the plan cannot be read now: keep the known state of its caches
     remediation = decision.remediation
     verdicts = {
         ACCEPTED: planned.accepted(observed),
@@ -132,7 +132,7 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
 
 
 def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime | None]:
-    """Times at which the report may change without a change in the cluster."""
+    """Yield times at which the report may change without a change in the cluster."""
     outcome = observed.observation.outcome
     if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE:
         yield observed.observation.now + timedelta(seconds=UNREADABLE_SECONDS)
@@ -156,7 +156,7 @@ def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime |
 
 
 def _next_try(observation: Observation) -> datetime:
-    """When to apply a refused object again. The interval grows while the object is not Ready."""
+    """Return when to apply a refused object again. The interval grows while the object is not Ready."""
     ready = find_condition(observation.previous.conditions, READY)
     since = reading.moment(ready.last_transition_time) if ready is not None else None
     waited = (observation.now - since).total_seconds() if since is not None else 0.0

@@ -1,8 +1,8 @@
-"""`status.cache.savedSeconds`: how many starts were warm, and what that saved compared with a measured cold start.
+"""`status.cache.savedSeconds`: the number of warm starts, and the time saved compared with a measured cold start.
 
-A start is counted once, when its log says that the engine is ready, and only if a cold start with the same key was measured. What was
-counted is known by the time of the last one, so an operator that reads a log again counts nothing twice. A start is not counted if its
-log is read after that of a later one, or of one that ended in the same second.
+A start is counted once, when its log says that the engine is ready, and only if a cold start with the same key was measured. The time of
+the last counted start is stored, so an operator that reads a log again counts nothing twice. A start is not counted if its log is read
+after the log of a later one, or of one that ended in the same second.
 """
 
 from typing import Any
@@ -14,11 +14,11 @@ from vllm_operator.pods import reading
 
 
 def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str, Any]:
-    """Return the fields of `status.cache` that count warm starts, with those that ended since the last reconciliation.
+    """Return the fields of `status.cache` that count warm starts, including starts that ended since the last reconciliation.
 
     Args:
-        observed: What was observed.
-        cold_seconds: Duration of a cold start with the same key; None if none was measured. Then nothing is counted.
+        observed: The observed state.
+        cold_seconds: Duration of a cold start with the same key; None if none was measured, so that nothing is counted.
     """
     before = observed.observation.previous.cache or CacheStatus()
     until = before.counted_until or ""

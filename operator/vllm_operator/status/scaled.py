@@ -1,4 +1,4 @@
-"""Autoscaled and Protected: why the autoscaler or the PodDisruptionBudget is not in effect."""
+"""Autoscaled and Protected: why the autoscaler or the PodDisruptionBudget has no effect."""
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.observation.observation import ObservedState

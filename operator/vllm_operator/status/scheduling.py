@@ -1,7 +1,7 @@
 """Advice about Pods that the scheduler or an admission plugin refuses.
 
 Kubernetes gives both as text only: the message of the Pod condition PodScheduled, and of the Deployment condition ReplicaFailure. The
-phrases are those of the plugins of kube-scheduler and of the admission plugins in Kubernetes 1.35.
+phrases come from the plugins of kube-scheduler and the admission plugins in Kubernetes 1.35.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The taints of the nodes with the fewest untolerated taints. `node` is one of `nodes` nodes with exactly these."""
+    """The taints on the nodes with the fewest untolerated taints. `node` is one of `nodes` nodes with exactly these."""
 
     node: str
     nodes: int
@@ -35,27 +35,27 @@ class Obstacle:
 
     @property
     def tolerations(self) -> str:
-        """The tolerations to add to the Pods."""
+        """Return the tolerations to add to the Pods."""
         return ", ".join(taint.toleration for taint in self.taints[:_MAX_NAMED_TAINTS])
 
     @property
     def names(self) -> str:
-        """The taints in words."""
+        """Return the taints in words."""
         return " and ".join(str(taint) for taint in self.taints[:_MAX_NAMED_TAINTS])
 
     @property
     def is_passing(self) -> bool:
-        """Whether Kubernetes removes one of them when the node has recovered."""
+        """Whether Kubernetes removes one of the taints when the node has recovered."""
         return any(taint.is_passing for taint in self.taints)
 
     @property
     def is_usually_tolerated(self) -> bool:
-        """Whether the operator tolerates one of them by default."""
+        """Whether the operator tolerates one of the taints by default."""
         return any(taint.key == GPU_TAINT for taint in self.taints)
 
 
 def find_obstacle(observed: ObservedState, view: PodView) -> Obstacle | None:
-    """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none, or if that is unknown."""
+    """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
     pod = next((pod for pod in observed.observation.pods if reading.text(pod, "metadata", "name") == view.name), None)
     tolerations = reading.mapping(pod, "spec").get("tolerations")
     untolerated = {
@@ -91,7 +91,7 @@ def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_p
 
 
 def why_no_pod(observed: ObservedState, role: Role) -> str:
-    """Return why a Job of the operator has no Pod: it has failed, or its Pod was refused. Empty if that is unknown."""
+    """Return why a Job of the operator has no Pod: it has failed, or its Pod was refused. Empty if unknown."""
     jobs = (job for job in observed.observation.jobs if reading.text(job, "metadata", "labels", COMPONENT_LABEL) == role.value)
     for job in jobs:
         failed = reading.named(job, "Failed", "status", "conditions")

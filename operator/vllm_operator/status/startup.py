@@ -1,8 +1,8 @@
 """`status.startup`: the start in progress, in numbers and words.
 
-A start logs far more lines than the status should be written. The previous block is kept until another Pod leads, the stage changes, 5 %
-more is done after a second, or 10 s have passed. It is kept as a whole, so a report on an unchanged observation equals the previous one,
-and time alone changes no word.
+A start logs lines far more often than the status should be written. The previous block is kept until another Pod leads, the stage changes,
+5 % more is done after a second, or 10 s have passed. It is kept as a whole, so a report on an unchanged observation equals the previous
+one, even if time has passed.
 """
 
 from datetime import datetime, timedelta
@@ -17,16 +17,16 @@ from vllm_operator.status.fetching import MAX_COUNTED, fetching_block
 from vllm_operator.text import wording
 
 HOLD_SECONDS = 10
-"""Small progress is written at most this often."""
+"""Minimum interval between writes of small progress."""
 HOLD_SHARE = 0.05
-"""Progress by this share of the total is written sooner."""
+"""Progress by this share of the total is written earlier."""
 SHORT_HOLD_SECONDS = 1
-"""Limit for larger progress, because a bar with few steps would otherwise be written at every step."""
+"""Minimum interval between writes of larger progress. Otherwise a bar with few steps would be written at every step."""
 _MAX_PODS = 16
 
 
 def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datetime | None]:
-    """Return the start in progress, None if no Pod is starting; and when progress that is held back may be written, None if none is."""
+    """Return the start in progress (None without one), and when withheld progress may be written (None without any)."""
     block, previous = _block(observed), observed.observation.previous.startup
     if block is None or previous is None:
         return block, None
@@ -59,7 +59,7 @@ def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -
 
 
 def silence_begins(observed: ObservedState, view: PodView) -> datetime | None:
-    """Return when a silent start should be reported as such; None if it is not silent."""
+    """Return when to report a silent start; None if it is not silent."""
     state = observed.state(view)
     if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
         return None
@@ -99,7 +99,7 @@ def _entry(observed: ObservedState, view: PodView) -> PodStartup:
 
 
 def _progress(state: StartupState | None) -> Progress | None:
-    """The progress of a stage that counts, if its numbers are plausible."""
+    """Return the counted progress of a stage, if its numbers are plausible."""
     counted = state.progress if state is not None else None
     return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MAX_COUNTED else None
 
@@ -123,7 +123,7 @@ def _same(block: StartupStatus, previous: StartupStatus) -> bool:
 
 
 def _lead(block: StartupStatus) -> tuple[object, ...]:
-    """The parts whose changes are shown at once."""
+    """Return the fields whose changes are shown immediately."""
     lead = block.pods[0] if block.pods else None
     return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
 
