@@ -3,12 +3,12 @@
     probes and metrics -> leadership (the Lease) -> preconditions (API server, permissions, CRD) -> kopf: workers, watches
 
 Without the Lease, the process is a standby: it reads only the Lease, and writes nothing. kopf runs the watches (`runtime/watches.py`), and
-the other parts begin and end with it.
+the other parts start and stop with it.
 
-The parts run for as long as the operator. The end of one of them ends the operator, and the kubelet starts it again.
+If one of the parts ends, the operator exits, and the kubelet restarts it.
 
-Exit status: 0 after SIGTERM or SIGINT; 1 if the port is taken, a part ended, or another operator took the Lease over; 2 if a setting or the
-kubeconfig is invalid. The operator waits for everything that may still come: the API server, the CRD, a permission.
+Exit status: 0 after SIGTERM or SIGINT; 1 if the port is in use, a part ended, or another operator acquired the Lease; 2 if a setting or the
+kubeconfig is invalid. The operator waits for a missing API server, CRD or permission.
 """
 
 import argparse
@@ -68,25 +68,25 @@ from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
-"""Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
+"""Maximum time to stop all parts. The kubelet would wait 30 s, but a user at a terminal would not."""
 RELEASE_SECONDS = 1.0
-"""Maximum time to release the Lease. Otherwise the next operator waits until it expires."""
+"""Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare no arguments: all settings are environment variables."""
+    """Add no arguments: all settings are environment variables."""
     parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the operator until a signal stops it; return the exit status."""
+    """Run the operator until a signal stops it. Return the exit status."""
     try:
         settings = _with_qualified_names(Settings.from_environment())
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
-    gc.freeze()  # what was loaded so far is never garbage
+    gc.freeze()  # objects loaded so far are never garbage
     try:
         return uvloop.run(serve(settings))
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def _with_qualified_names(settings: Settings) -> Settings:
 
 
 async def serve(settings: Settings) -> int:
-    """Run the operator in this event loop; return the exit status."""
+    """Run the operator in this event loop. Return the exit status."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # kopf replaces these handlers when it starts
@@ -130,7 +130,7 @@ async def serve(settings: Settings) -> int:
 
 
 class Operator:
-    """All parts of the operator."""
+    """Builds, starts and stops all parts of the operator."""
 
     def __init__(self, settings: Settings, client: KubeClient) -> None:
         self._settings = settings
@@ -239,7 +239,7 @@ class Operator:
         await self.updater.add_all()
 
     async def _read_crashes_again(self) -> None:
-        """Apply new signatures also to current crashes."""
+        """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
         self.followers.read_again()
         await self._add_all()
 
@@ -256,7 +256,7 @@ class Operator:
         )
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Run until a signal, until `stop` is set, or until a part ends; return the exit status."""
+        """Run until a signal, until `stop` is set, or until a part ends. Return the exit status."""
         self._stop = stop
         try:
             await self._health.start(self._settings.http_host, self._settings.http_port)
@@ -280,7 +280,7 @@ class Operator:
         return 1 if self._has_failed else 0
 
     async def _prepare(self) -> tuple[Kind, ...] | None:
-        """Wait until this process leads and can serve. Return the kinds to watch, or None if it is to stop before."""
+        """Wait until this process leads and can serve. Return the kinds to watch, or None if it must stop first."""
         stopping = asyncio.create_task(self._stop.wait())
         preparing = asyncio.create_task(self._until_ready(), name="preconditions")
         try:
@@ -301,7 +301,7 @@ class Operator:
         return kinds
 
     async def _watch(self, kinds: Sequence[Kind]) -> None:
-        """Run kopf with the handlers of the operator until a signal or until a part ends."""
+        """Run kopf with the operator's handlers until a signal or until a part ends."""
         settings, registry = self._settings, kopf.OperatorRegistry()
         self.updater = self._make_updater(kinds)
         sessions = watches.Sessions(lambda: self._client.configuration, kinds, namespaces=settings.namespaces, listed=self.updater.recheck)
@@ -322,7 +322,7 @@ class Operator:
             await sessions.close()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
-        """Start what runs beside kopf's watches."""
+        """Start the parts that run in addition to kopf's watches."""
         self._start("object cache", self.updater.run())
         self._start("workers", self._work())
         self._start("preconditions", self.preconditions.watch(kinds))
@@ -338,7 +338,7 @@ class Operator:
         await self.workers.run()
 
     def _start(self, name: str, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Start a part. The operator ends when it ends."""
+        """Start a part. When the part ends, the operator exits."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._end_with)
         self._tasks.append(task)
@@ -350,7 +350,7 @@ class Operator:
             self._stop.set()
 
     async def _end_parts(self, **_: object) -> None:
-        """End what was started, in order, and release the Lease at the end, because the next operator must be the only one that writes."""
+        """Stop all parts in order. Release the Lease last, because the next operator must be the only one that writes."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -362,9 +362,9 @@ class Operator:
             async with asyncio.timeout(STOP_SECONDS):
                 for task in self._tasks:
                     task.cancel()
-                # First the tasks: a reconciliation in progress could follow another log, or ask the hub.
+                # Stop the tasks first: a reconciliation in progress could follow another log, or ask the hub.
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                # Then all others, because kopf waits for tasks that are left.
+                # Then stop all others, because kopf waits for remaining tasks.
                 await asyncio.gather(self.followers.close(), self._close_configs(), self._health.stop(), return_exceptions=True)
         if self.leadership is not None:
             with contextlib.suppress(TimeoutError):
@@ -380,7 +380,7 @@ class Operator:
         self.updater.notice(kind, manifest, deleted=deleted)
 
     def _stuck(self) -> str | None:
-        """Return why the operator should be started again; None if it works."""
+        """Return why the operator should be restarted; None if it works."""
         limit = self._settings.stuck_seconds
         if (seconds := self.queue.longest_processing_seconds()) > limit:
             return f"a reconciliation has been going on for {seconds:.0f} s"
@@ -390,9 +390,8 @@ class Operator:
 
 
 def _log_end(task: asyncio.Task[object]) -> None:
-    """Log why the operator exits: a part of it has ended."""
     failure = None if task.cancelled() else task.exception()
-    if isinstance(failure, LeadershipLost):  # expected where two operators run, so the traceback of a bug would mislead
+    if isinstance(failure, LeadershipLost):  # expected where two operators run, so a traceback would be misleading
         log.warning("%s. The operator exits, to be started again as a standby", failure)
         return
     if isinstance(failure, WatchesOutdated | ConnectionOutdated):

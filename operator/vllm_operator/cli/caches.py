@@ -1,4 +1,4 @@
-"""`kubectl vllm caches`: the caches of all VLLMDeployments: where they are, what they save, and what was fetched and published.
+"""`kubectl vllm caches`: the caches of all VLLMDeployments: locations, savings, fetched and published artifacts.
 
 Exit status: 0, or 2 if the cluster or the file cannot be read.
 """
@@ -22,7 +22,7 @@ _MEBIBYTE = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("-n", "--namespace", help="namespace of the VLLMDeployments (default: that of the current context)")
     scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the VLLMDeployments of all namespaces")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the table; return the exit status."""
+    """Print the table. Return the exit status."""
     if arguments.filename is not None:
         resources: Sequence[Mapping[str, Any]] = [it for it in read_objects(arguments.filename) if it.get("kind") == KIND]
     else:
@@ -57,7 +57,7 @@ async def _read(namespace: str | None, *, everywhere: bool) -> Sequence[Mapping[
 
 
 def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what is known of the caches of a VLLMDeployment; None if it has no plan yet. Accepts any object."""
+    """Return a VLLMDeployment's row for the table of caches; None if it has no plan yet. Accepts any object."""
     cache = reading.mapping(resource, "status", "cache")
     key = reading.text(cache, "key")
     if not key:
@@ -84,7 +84,7 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _storage(resource: Mapping[str, Any]) -> str:
-    """The kind of storage that is no shared PVC. A path implies HostPath."""
+    """Return the kind of storage without a shared PVC. A path implies HostPath."""
     cache = reading.mapping(resource, "spec", "cache")
     return reading.text(cache, "storage") or ("HostPath" if cache.get("hostPath") else "")
 

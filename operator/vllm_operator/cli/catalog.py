@@ -1,7 +1,7 @@
-"""`vllm-operator catalog`: what the operator knows about vLLM versions, GPUs, models and rules.
+"""`vllm-operator catalog`: the operator's knowledge about vLLM versions, GPUs, models and rules.
 
-Without an ID, a table of all entries; with an ID, everything about one. Exit status: 0, or 2 if there is no such entry or the user's rules
-cannot be read.
+Without an ID, it prints a table of all entries; with an ID, all facts about one entry. Exit status: 0, or 2 if there is no such entry or
+the user's rules cannot be read.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SUGGESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the catalog: its entries by ID, the columns of their table, and how one of them is found."""
+    """A part of the catalog: its entries by ID, the columns of their table, and the function that finds one."""
 
     entries: Callable[[Catalog], Mapping[str, Any]]
     columns: Mapping[str, Callable[[Any], Any]]
@@ -38,7 +38,7 @@ class Section:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("section", choices=tuple(SECTIONS), help="the part of the catalog")
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
@@ -74,7 +74,7 @@ def _cell(value: Any) -> str:
 
 
 def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
-    """Entries whose ID or patterns contain the name, or whose ID is spelled similarly."""
+    """Return entries whose ID or patterns contain the name, or whose ID is similar."""
     sought = name.casefold()
     texts = {known: " ".join((known, *entry.get("patterns", ()))).casefold() for known, entry in entries.items()}
     containing = [known for known, text in texts.items() if len(sought) > 2 and sought in text]
@@ -82,7 +82,7 @@ def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
 
 
 def version_entries(catalog: Catalog) -> dict[str, Any]:
-    """Return a summary of each version, the newest last."""
+    """Return a summary of each version, oldest first."""
     return {
         table.version: {
             "bundle": _bundle(table),
@@ -95,7 +95,7 @@ def version_entries(catalog: Catalog) -> dict[str, Any]:
 
 
 def version_find(catalog: Catalog, name: str) -> Any:
-    """Return everything about a version, with the changes since the previous one; None if the name is no version."""
+    """Return all facts about a version, with the changes since the previous one; None if there is no such version."""
     if parse_release(name) is None:
         return None
     resolution = catalog.versions.resolve(name)
@@ -136,7 +136,7 @@ def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
 
 
 def gpu_entries(catalog: Catalog) -> dict[str, Any]:
-    """Return each product, and each architecture without a known product, in the order in which the operator prefers them."""
+    """Return each product, and each architecture without a known product, in the operator's order of preference."""
     gpus = catalog.gpus
     found: dict[str, Any] = {}
     for architecture in gpus.architectures.values():
@@ -149,7 +149,7 @@ def gpu_entries(catalog: Catalog) -> dict[str, Any]:
 
 
 def gpu_find(catalog: Catalog, name: str) -> Any:
-    """Return everything about an architecture or product; None if there is none with this name."""
+    """Return all facts about an architecture or product; None if there is none with this name."""
     gpus = catalog.gpus
     architecture = gpus.architectures.get(name)
     product = gpus.products.get(product_key(name))
@@ -172,7 +172,7 @@ def _product(product: Product, architecture: Architecture) -> dict[str, Any]:
 
 
 def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str]]:
-    """Backends that work on an architecture with some model and version, by component."""
+    """Return the backends that work on an architecture with some model and version, by component."""
     found: dict[str, list[str]] = {}
     for kernel in catalog.rules.kernels.entries:
         if any(architecture in condition.members.get("architecture", (architecture,)) for condition in kernel.works):
@@ -181,12 +181,12 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
 
 
 def model_entries(catalog: Catalog) -> dict[str, Any]:
-    """Return each family, in the order in which names are looked up."""
+    """Return each family, in the order of name lookups."""
     return {family.name: _family(family) for family in catalog.models.families}
 
 
 def model_find(catalog: Catalog, name: str) -> Any:
-    """Return everything about a family, or what the name of a model tells about it; None if nothing is known."""
+    """Return all facts about a family, or the facts that a model's name implies; None if nothing is known."""
     family = next((family for family in catalog.models.families if family.name == name), None)
     if family is not None:
         return _family(family)
@@ -210,7 +210,7 @@ def _family(family: ModelFamily) -> dict[str, Any]:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Attributes of a value for JSON and YAML."""
+    """Return the attributes of a value for JSON and YAML."""
     return {to_camel(name): _plain(getattr(value, name)) for name in names}
 
 
@@ -219,7 +219,7 @@ def _plain(value: Any) -> Any:
 
 
 def rule_entries(catalog: Catalog) -> dict[str, Any]:
-    """Return each rule as written in its file, in order of precedence. The user's own rules are marked."""
+    """Return each rule as written in its file, in order of precedence. The user's rules are marked."""
     written = {rule["id"]: rule for name in list_data("rules") for rule in read_data(name)}
     written |= {name: {"of": "cluster", **rule} for name, rule in catalog.own_rules.items()}
     return {rule.id: written[rule.id] for rule in catalog.rules.rules if rule.id in written}

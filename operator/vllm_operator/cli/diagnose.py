@@ -1,4 +1,4 @@
-"""`vllm-operator diagnose LOGFILE|-`: the stage of a start, why it crashed, what to do. Needs no cluster."""
+"""`vllm-operator diagnose LOGFILE|-`: the stage of a start, the cause of a crash, and the fix. Needs no cluster."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 
 CRASHED = 3
-"""Exit status for a crash. 2 is for input that cannot be read, 1 for an error in the command itself."""
+"""Exit status for a crash. Status 2 means invalid input, 1 an error in the command itself."""
 _WIDTH = 100
 STAGE_NAMES = {
     Stage.PROCESS_START: "process start",
@@ -41,13 +41,13 @@ _WHOLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("log", metavar="LOGFILE", help="log of a vLLM start, from kubectl logs or any other source (- is standard input)")
     add_options(parser)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of all commands that diagnose."""
+    """Add the options of all commands that diagnose."""
     add_signatures_option(parser)
     parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_signatures_option(parser: argparse.ArgumentParser) -> None:
-    """Declare the option with the user's own signatures."""
+    """Add the option for the user's signatures."""
     parser.add_argument(
         "--signatures",
         metavar="FILE",
@@ -91,7 +91,7 @@ def exit_code(state: StartupState) -> int:
 
 
 def known_crashes(files: Sequence[str]) -> StartupKnowledge:
-    """Load what is known about starts and crashes, with the signatures in these files.
+    """Load the knowledge about starts and crashes, with the signatures in these files.
 
     The operator ignores an invalid signature. Here it is an error, because the user can correct it.
 
@@ -135,7 +135,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
 
 
 def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
-    """Return the page about the most severe of several logs, and a line about each of the others."""
+    """Return the page about the most severe of several logs, and one line about each other log."""
     (name, worst), *others = logs
     rows = [f"  {each}: {_headline(parser.final_state, '', '')}" for each, parser in others]
     return "\n\n".join((name, page(worst, worst.final_state, colours=colours), "\n".join(("Other containers", *rows))))

@@ -1,4 +1,4 @@
-"""`kubectl vllm diagnose POD`: the stage of a Pod's start, why it crashed, what to do.
+"""`kubectl vllm diagnose POD`: the stage of a Pod's start, the cause of a crash, and the fix.
 
 It prints the page of `vllm-operator diagnose` from the log and the status of a Pod, and changes nothing.
 """
@@ -24,14 +24,14 @@ from vllm_operator.startup.termination import diagnose_termination
 
 _LINE_BYTES = 64 * 1024
 _RETRY_SECONDS = (0.5, 1.0, 2.0)
-"""Delays between requests for the log of an ended run. A kubelet under load is later than the status of its Pod."""
+"""Delays between requests for the log of an ended run. A kubelet under load lags behind the status of its Pod."""
 _PHASES_OF_LOG = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
-"""Phases about which the log says more than the status."""
+"""Phases in which the log is more informative than the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the log and the status of a Pod say."""
+    """The result from the log and the status of a Pod."""
 
     parser: StartupParser
     state: StartupState
@@ -39,7 +39,7 @@ class Diagnosis:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("pod", metavar="POD", help="name of the Pod, as NAME or pod/NAME")
     parser.add_argument("-n", "--namespace", help="namespace of the Pod (default: that of the current context)")
     parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
@@ -89,7 +89,7 @@ async def diagnose_pod(
 
 
 async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
-    """Events of the Pod; none without the permission to read them."""
+    """Return the events of the Pod; empty without the permission to read them."""
     try:
         return tuple(await client.find(EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]}))
     except Forbidden:
@@ -126,7 +126,7 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
 
 
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    """Add what the status of the container says about its end: exit code, signal, OOMKilled."""
+    """Add the container's exit code, signal and OOMKilled status to the state."""
     ended = view.termination
     if ended is None:
         return state

@@ -1,4 +1,4 @@
-"""Reading files: Kubernetes objects in YAML or JSON, the user's own rules, and what the folder of a checkpoint says about a model."""
+"""Read files: Kubernetes objects in YAML or JSON, the user's rules, and the model files in a checkpoint folder."""
 
 import json
 import sys
@@ -20,9 +20,9 @@ from vllm_operator.planning.model.tensors import LENGTH_BYTES, TensorSizes, add_
 
 RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 DEPTH_LIMIT = 200
-"""Nested lists and mappings. No Kubernetes object has as many, and unlimited recursion would end in a crash."""
+"""Maximum nesting of lists and mappings. Kubernetes objects have less, and unlimited recursion would crash the parser."""
 VALUES_LIMIT = 20_000_000
-"""Values in a file after the expansion of aliases."""
+"""Maximum values in a file after the expansion of aliases."""
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
     """Parse a VLLMDeployment.
 
     Raises:
-        InputError: It does not match the schema. The message names the fields.
+        InputError: The object does not match the schema. The message names the fields.
     """
     try:
         return VLLMDeployment.parse(manifest)
@@ -68,7 +68,7 @@ def catalog_with(path: str | None) -> Catalog:
 
 
 def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
-    """Load the catalog with the texts of ConfigMaps. Invalid entries are reported on standard error and ignored, as by the operator.
+    """Load the catalog with the texts of ConfigMaps. Like the operator, report (on standard error) and ignore invalid entries.
 
     Args:
         texts: The data of each ConfigMap, by the name of the operator's setting without `_config_map`.
@@ -87,10 +87,10 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
 
 
 def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
-    """Read what `catalog_with_texts` takes from files.
+    """Read the texts for `catalog_with_texts` from files.
 
     Raises:
-        InputError: A file cannot be read, or does not contain what it should.
+        InputError: A file cannot be read, or has the wrong content.
     """
     found: dict[str, Mapping[str, str]] = {}
     if rules is not None:
@@ -129,7 +129,7 @@ def _read_text(path: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Raise ValueError for a text that would take forever to parse, or crash the parser."""
+    """Raise ValueError for a text that would take excessively long to parse, or crash the parser."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []  # anchor and number of values of each level
     total = 0
@@ -216,7 +216,7 @@ def _read_object(path: str) -> Mapping[str, Any]:
 
 
 def _read_tensors(folder: Path) -> TensorSizes | None:
-    """Sizes of the tensors in all files; None without such files, or if one of them has no header."""
+    """Return the sizes of the tensors in all files; None without such files, or if one of them has no header."""
     paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))[:FILES_LIMIT]
     found = list(_sizes_of(paths))
     return combine(each for each in found if each is not None) if found and None not in found else None

@@ -1,6 +1,6 @@
-"""`vllm-operator fit`: will a model fit on a GPU, on how many, and with how long a context. Needs no cluster.
+"""`vllm-operator fit`: whether a model fits on a GPU, on how many, and with which context length. Needs no cluster.
 
-With `--cases`, one engine is estimated for each line of a file, in the form of docs/sizing-cases.jsonl.
+With `--cases`, it estimates one engine for each line of a file in the format of docs/sizing-cases.jsonl.
 
 Exit status: 0 for a result, 1 if the model fits on none of the GPUs, 2 invalid input.
 """
@@ -35,20 +35,20 @@ from vllm_operator.planning.model.facts import ModelFiles, resolve_facts
 
 FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
 LINE_LIMIT = 4 * 1024 * 1024
-"""Characters of a line of cases."""
+"""Maximum characters of a line of cases."""
 MOST_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
 FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
 LEAST_CONTEXT = 4096
-"""A shorter context is not recommended."""
+"""Minimum context length that is recommended."""
 SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
 Refuse = Callable[[str | None, ParallelShape], str]
-"""Returns why no engine starts on GPUs of an architecture in these sizes; empty if nothing is known against it."""
+"""Returns why no engine starts on GPUs of an architecture in these sizes; empty if no reason is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU product and one size. `enough`: the concurrency wanted is reached. `refusal`: why no engine starts on such a GPU."""
+    """One GPU product and one size. `enough`: the desired concurrency is reached. `refusal`: why no engine starts on such a GPU."""
 
     product: Product
     parallel: ParallelShape
@@ -62,7 +62,7 @@ class _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="organisation/name, such as Qwen/Qwen3-32B")
     parser.add_argument("--gpu", nargs="+", action="extend", default=[], metavar="GPU", help="only these GPUs, such as H100 or B200")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of one request (--max-model-len); default: the model's own")
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what fits. Return the exit status."""
+    """Print the estimates. Return the exit status."""
     return _run_cases(arguments.cases) if arguments.cases is not None else _run_model(arguments)
 
 
@@ -91,7 +91,7 @@ def load_predictor() -> Callable[[Case], Estimate]:
 
 
 def estimate_lines(lines: Iterable[str], estimate: Callable[[Case], Estimate]) -> Iterator[dict[str, Any]]:
-    """Estimate each line. A line that cannot be read has the outcome `unknown`, with the reason; empty lines are left out."""
+    """Estimate each line. An unreadable line gets the outcome `unknown` with the reason; empty lines are skipped."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _estimate_line(line, number, estimate)
@@ -194,7 +194,7 @@ def _model(arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes
 
 
 def _products(names: Sequence[str], gpus: GPUs, facts: MemoryFacts) -> list[Product]:
-    """The GPUs to estimate; by default all products whose memory is known, each title once."""
+    """Return the GPUs to estimate; by default all products with known memory, each title once."""
     if not names:
         titles = {product.title: product for product in gpus.products_by_name.values()}
         return [each for each in titles.values() if device_of(each, each.architecture, None, gpus, facts).memory_gib is not None]
@@ -225,7 +225,7 @@ def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, 
 
 
 def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, named: bool) -> str:
-    """What to do if the model fits on none of the GPUs. `named`: the user gave them."""
+    """Return the advice if the model fits on none of the GPUs. `named`: the user named them."""
     possible = [row for row in rows if not row.refusal]
     shorter = max(possible, key=lambda row: row.made.comfortable or 0, default=None)
     more = ", or see larger GPUs without --gpu" if named else ""
@@ -288,13 +288,13 @@ def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -
 
 
 def find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog: Catalog) -> Refuse:
-    """Return what the rules say about a model.
+    """Return a function that applies the rules about a model.
 
     Args:
-        name: `organisation/name`. Of other names the rules say nothing.
-        version: The vLLM version. Of one that the catalog does not know the rules say nothing.
-        form: The format of the weights by name.
-        files: What was read from the model's files.
+        name: `organisation/name`. The rules do not apply to other names.
+        version: The vLLM version. The rules do not apply to unknown versions.
+        form: The name of the weight format.
+        files: The contents of the model's files.
         catalog: The catalog.
     """
     try:

@@ -1,4 +1,4 @@
-"""`kubectl vllm gpus`: the GPUs and MIG slices of the cluster, how many are free, and who uses the others.
+"""`kubectl vllm gpus`: the GPUs and MIG slices of the cluster, how many are free, and the users of the others.
 
 Exit status: 0, or 2 if the nodes cannot be read.
 """
@@ -23,7 +23,7 @@ READ_STATUS = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command takes no arguments."""
+    """Add no arguments: the command takes none."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ _CLAIMS = "Devices for ResourceClaims: it is not known which of them are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
 
 Holders = Mapping[tuple[str, str], Mapping[str, int]]
-"""Devices by node and extended resource, and then by who uses them."""
+"""Devices by node and extended resource, and then by user."""
 
 
 def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gpus: GPUs, *, width: int) -> list[Line]:
@@ -61,7 +61,7 @@ def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gp
         inventory: The GPUs of the cluster.
         pods: All Pods; None if they cannot be listed.
         gpus: The GPUs of the catalog.
-        width: Characters of a line below the table.
+        width: Maximum characters of a line below the table.
     """
     if not inventory.pools:
         return labelled("", _NONE, label_width=0, width=width)
@@ -80,7 +80,7 @@ def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gp
 
 
 def holders_of(pods: Iterable[Mapping[str, Any]]) -> Holders:
-    """Add up who uses the devices of each node: a VLLMDeployment by its name, anybody else by the name of the Pod."""
+    """Return the users of each node's devices: a VLLMDeployment by its name, any other user by the name of the Pod."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for pod in pods:
         node = text(pod, "spec", "nodeName")
@@ -129,7 +129,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: GPUs) -> list[Line]:
-    """Free devices of each kind, in the whole cluster."""
+    """Return the free devices of each kind in the whole cluster."""
     sums: dict[str, tuple[int, int]] = {}
     for node, pool in entries:
         if pool.claims or pool.problems:

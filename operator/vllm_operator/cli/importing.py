@@ -1,8 +1,9 @@
-"""`vllm-operator import`: write how another tool deploys vLLM as a VLLMDeployment.
+"""`vllm-operator import`: convert another tool's deployment of vLLM to a VLLMDeployment.
 
-The VLLMDeployment goes to standard output. What was kept, translated and dropped, and what to look at, goes to standard error.
+The VLLMDeployment goes to standard output. A report of kept, translated and dropped settings, and of points to check, goes to standard
+error.
 
-Exit status: 0, or 2 if the input cannot be read or cannot be written as a VLLMDeployment.
+Exit status: 0, or 2 if the input cannot be read or cannot be converted.
 """
 
 import argparse
@@ -26,7 +27,7 @@ _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "source",
         metavar="FILE|deployment/NAME",
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report_lines(source: str, manifest: Mapping[str, Any], report: Report) -> list[str]:
-    """The report as text."""
+    """Return the report as text."""
     lines = [f"{source} -> VLLMDeployment {manifest['metadata']['name']}"]
     for title, sentences in report.sections():
         lines += ["", f"{title}:", *(line for sentence in sentences for line in wrap(sentence, "  "))]

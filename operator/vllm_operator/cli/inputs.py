@@ -1,16 +1,16 @@
-"""Input of commands, and the error for input that cannot be used. Quick to import."""
+"""Input of commands, and the error for invalid input. Quick to import."""
 
 import sys
 
 INPUT_ERROR_STATUS = 2
-"""Exit status of a command whose input cannot be used."""
+"""Exit status of a command with invalid input."""
 STANDARD_INPUT = "-"
 SIZE_LIMIT = 256 * 1024 * 1024
-"""Bytes of a file. The nodes of a very large cluster and the log of any start fit; an endless file does not."""
+"""Maximum bytes of a file. The nodes of a very large cluster and the log of any start fit; an endless file does not."""
 
 
 class InputError(Exception):
-    """A command's input cannot be used: a file, an argument, or what the cluster answers. The message says what and where."""
+    """Invalid input of a command: a file, an argument, or an answer of the cluster. The message names the input and the problem."""
 
 
 def name_of_file(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
+"""Read a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
 
 import asyncio
 import sys
@@ -40,20 +40,20 @@ from vllm_operator.settings import PREFIX
 Read = TypeVar("Read")
 Objects = list[dict[str, Any]]
 REDRAW_SECONDS = 2.0
-"""Time between two screens."""
+"""Delay between two screens."""
 OPERATOR_NAME = "vllm-operator"
 """Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
 CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
-"""Settings of the operator that name a ConfigMap on which plans depend, without `_config_map`, and the flags for a file instead."""
+"""The operator's settings (without `_config_map`) that name a ConfigMap for plans, with the flags for a file instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveCluster:
-    """What a plan depends on, as the operator sees it.
+    """The input of a plan, as the operator reads it.
 
-    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools.
-    `pods` are those that hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that
-    the operator uses, by setting.
+    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools. `pods` are the Pods
+    that hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are the texts of the operator's ConfigMaps, by
+    setting.
     """
 
     resource: dict[str, Any]
@@ -63,7 +63,7 @@ class LiveCluster:
 
 
 def read_live(namespace: str, name: str) -> LiveCluster:
-    """Read a VLLMDeployment and what its plan depends on.
+    """Read a VLLMDeployment and the input of its plan.
 
     Raises:
         InputError: The object does not exist, or the cluster cannot be read.
@@ -98,12 +98,12 @@ async def _deployment(client: KubeClient, namespace: str, name: str) -> tuple[di
 async def find_plans(client: ClusterClient, namespace: str, name: str) -> list[dict[str, Any]]:
     """Return the ControllerRevisions of a VLLMDeployment. Raises ClusterError."""
     found = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    return [{**entry, "kind": REVISION.kind} for entry in found]  # items of a list have no kind
+    return [{**entry, "kind": REVISION.kind} for entry in found]  # list items have no kind
 
 
 @asynccontextmanager
 async def connected(what: str) -> AsyncIterator[KubeClient]:
-    """A client with the user's account. `what` is read: it is named if it does not exist.
+    """Return a client with the user's account. `what` names the object to read, for the message if it does not exist.
 
     Raises:
         InputError: There is no cluster, or it refuses or does not answer a request inside the block.
@@ -125,17 +125,17 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
 
 
 async def namespace_or_current(given: str | None) -> str:
-    """The given namespace, else that of the current context."""
+    """Return the given namespace, else the namespace of the current context."""
     return given if given is not None else await asyncio.to_thread(context_namespace)
 
 
 async def screens(
     read: Callable[[], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, redraw_seconds: float = REDRAW_SECONDS
 ) -> AsyncGenerator[list[Line]]:
-    """Read and draw again and again. An outage of the API server only delays it.
+    """Read and draw repeatedly. An outage of the API server only delays the next screen.
 
     Raises:
-        ClusterError: What is read cannot be read for the first time, or does not exist any more.
+        ClusterError: The first read failed, or the object no longer exists.
     """
     shown = await read()
     while True:
@@ -146,12 +146,12 @@ async def screens(
 
 
 async def resource_slices(client: KubeClient) -> Objects:
-    """The ResourceSlices; none without dynamic resource allocation, or without permission."""
+    """Return the ResourceSlices; empty without dynamic resource allocation, or without permission."""
     return await _if_there(client, RESOURCE_SLICE)
 
 
 async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
-    """The presets of the kind that a VLLMDeployment names; none if it names none, or without the CRD."""
+    """Return the presets of the kind that a VLLMDeployment names; empty if it names none, or without the CRD."""
     reference = mapping(resource, "spec", "presetRef")
     if not reference:
         return []
@@ -171,7 +171,7 @@ async def _if_there(client: KubeClient, kind: Kind) -> Objects:
 
 
 async def _pods(client: KubeClient) -> Objects | None:
-    """The Pods that hold devices; None without permission."""
+    """Return the Pods that hold devices; None without permission."""
     try:
         pages = client.pages(POD, fields=ON_NODES)
         return [pod async for page in pages for pod in page.items if requested_devices(pod)]
@@ -180,7 +180,7 @@ async def _pods(client: KubeClient) -> Objects | None:
 
 
 async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
-    """The texts of the ConfigMaps that the settings of the operator's Deployment name."""
+    """Return the texts of the ConfigMaps that the operator's Deployment names in its settings."""
     try:
         operators = await client.find(DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
     except Forbidden:
@@ -205,7 +205,7 @@ async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
 
 
 def _config_map_name(operator: Mapping[str, Any], variable: str) -> tuple[str, str] | None:
-    """Namespace and name of the ConfigMap that a variable of the operator's container names."""
+    """Return namespace and name of the ConfigMap that a variable of the operator's container names."""
     containers = objects(operator, "spec", "template", "spec", "containers")
     values = (text(each, "value") for container in containers for each in objects(container, "env") if each.get("name") == variable)
     named = next((value for value in values if value), "")

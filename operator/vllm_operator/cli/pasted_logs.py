@@ -1,9 +1,9 @@
-"""Logs from tools and posts, as the lines that the container wrote.
+"""Convert logs from tools and posts to the lines that the container wrote.
 
-The parser reads what a container writes and what a kubelet or container runtime adds (`startup.lines.framing`). It also learns unknown
-prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape character, a
-margin, quotation marks, and characters that web pages replace. The logs of several containers in one text (`kubectl logs --prefix`) are
-separated, because each is the log of its own start. Only the command line reads such texts.
+The parser reads the output of a container and the prefixes of a kubelet or container runtime (`startup.lines.framing`). It also learns
+unknown prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape
+character, a margin, quotation marks, and characters that web pages replace. The logs of several containers in one text (`kubectl logs
+--prefix`) are separated, because each is the log of a separate start. Only the command line reads such texts.
 """
 
 import codecs
@@ -19,19 +19,19 @@ from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
 
 CONTAINERS_LIMIT = 64
-"""Containers whose logs are separated. The lines of further containers are added to the container of the line before."""
+"""Maximum number of containers whose logs are separated. The lines of further containers are added to the previous line's container."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _COLOURS = re.compile(rb"(?m)(?:\^\[|#033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015$")
-"""Colours with the escape character as less and rsyslog write it, or without it; and the carriage return as rsyslog writes it."""
+"""Colours with the escape character in the notation of less and rsyslog, or without it; and rsyslog's carriage return."""
 _ENTITY = re.compile(rb"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
 _SPACES = {"\u00a0": b" ", "\u202f": b" ", "\u200b": b"", "\u2060": b"", "\ufeff": b""}
 """No-break spaces, zero-width characters, and the byte order mark."""
 _FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
 """A code block in a Markdown list: all its lines are indented."""
 _QUOTED = re.compile(r"""[ \t]{0,16}(["'])((?:\(|[\w.]{1,120}(?:Error|Exception): ).{1,4000}?)\1[,)]{0,2}\r?""")
-"""A line that is only a string with a record or an error, in a list, a post or a program."""
+"""A line that consists of one string with a record or an error, in a list, a post or a program."""
 _SPAN = re.compile(r"`{0,3}([^`]{1,4000})`{1,3}")
-"""A line that is a code span, or ends one that began on an earlier line."""
+"""A line that is a code span, or ends a code span of an earlier line."""
 _INDENTED = re.compile(r"[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 _MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
 """Indentation, quotation marks or a frame before every line."""
@@ -47,7 +47,7 @@ _PREFIX = re.compile(
 _CUT_HEADER = re.compile(r"([A-Z]{1,7})(?= \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] )")
 """A record that was copied from within its level."""
 _STORED_TEXTS = (*TEXTS, "line", "textPayload", "MESSAGE", "body", "_raw")
-"""Members of a JSON entry that may contain its text, in order of precedence."""
+"""Members of a JSON entry that may contain the text, in order of precedence."""
 _STORED_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
 """Members that may contain text of several lines."""
 _STORED_ENTRIES = ("content", "jsonPayload", "fields", "attributes", "data")
@@ -77,10 +77,10 @@ def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str,
 
 
 def _lines(data: bytes) -> list[str]:
-    """Return the lines with the characters that were logged, without what a page or an editor put around them."""
-    if data[:2] in _UTF16_MARKS:  # PowerShell redirects output in this encoding
+    """Return the lines as they were logged, without additions of a page or an editor."""
+    if data[:2] in _UTF16_MARKS:  # PowerShell writes redirected output in this encoding
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
-    # On bytes, because one wide character makes a whole text wide and slow.
+    # Process bytes, because one wide character makes the whole string wide and slow.
     data = _COLOURS.sub(b"", without_colours(data))
     data = _ENTITY.sub(lambda found: b"" if found[0][:1] == b"<" else html.unescape(found[0].decode()).encode(), data)
     if not data.isascii():
@@ -101,22 +101,22 @@ def _unquoted(line: str) -> str:
 
 
 def _margin_of(filled: list[str]) -> str:
-    """Return what is before every line and not part of the log; empty if there is nothing."""
+    """Return the prefix of every line that is not part of the log; empty if there is none."""
     if len(filled) < 3 or _MARGIN.fullmatch(filled[0][0]) is None:
         return ""
     shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
     found = _MARGIN.match(shared)
     margin = found[0] if found is not None else ""
-    if margin.isspace():  # Python indents frames and source lines itself
+    if margin.isspace():  # Python also indents frames and source lines
         return "" if any(line.lstrip().startswith('File "') for line in filled if line[len(margin)] != " ") else margin
     is_table = margin.startswith("|") and sum(line.rstrip().endswith("|") for line in filled) > len(filled) // 2
     return "" if is_table or margin.endswith(("-", "*", "/")) else margin
 
 
 def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
-    """Return the line without what a tool put around it. `depth` limits how deep JSON and prefixes are nested.
+    """Return the line without additions of tools. `depth` limits the nesting of JSON and prefixes.
 
-    Tools add their prefixes to lines with prefixes that the parser reads, and the other way round. The latter are kept.
+    Prefixes of tools may come before or after prefixes that the parser reads. The latter are kept.
     """
     if not line or (locate(line)[0] >= 0 and len(line) <= LINE_LIMIT and (line[0] in " (" or line.find("| ", 3, 104) < 0)):
         return line
@@ -149,7 +149,7 @@ def _with_level(rest: str) -> str:
 
 
 def _entry(text: str, depth: int) -> str:
-    """Convert an entry of a log store to JSON as a logger writes it. Other text is returned as it is."""
+    """Convert an entry of a log store to a JSON record of a logger. Other text is returned unchanged."""
     try:
         members = json.loads(text) if len(text) <= JSON_LIMIT else None
     except (ValueError, RecursionError):
@@ -168,12 +168,12 @@ def _entry(text: str, depth: int) -> str:
 
 
 def _severity(state: StartupState) -> int:
-    """Sorts the most severe first."""
+    """Return a sort key, most severe first."""
     if state.crash is not None and (state.has_start or state.crash.signature != "Unknown"):
         return 0
     if state.cut_off_at is not None:
         return 1
     if state.has_start:
         return 3 if state.stage is Stage.READY else 2
-    # An error without a start is that of a program beside the engine, such as a proxy or a collector of metrics.
+    # An error without a start comes from another program, such as a proxy or a metrics collector.
     return 4 if state.crash is not None else 5

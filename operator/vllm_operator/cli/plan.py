@@ -1,9 +1,9 @@
 """`vllm-operator plan`: the plan for a VLLMDeployment, with its reasons.
 
-The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in force, which is in
-a ControllerRevision. `--revision` shows the plan of a revision.
+The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in force, from its
+ControllerRevision. `--revision` shows the plan of a revision.
 
-Exit status: 0 planned, 1 refused (the reason is printed), 2 invalid input. With `--diff`, as of `diff`: 0 no difference, 1 a difference, 2
+Exit status: 0 planned, 1 refused (the reason is printed), 2 invalid input. With `--diff`, like `diff`: 0 no difference, 1 a difference, 2
 the comparison failed.
 """
 
@@ -60,7 +60,7 @@ SAME_STATUS, DIFFERENT_STATUS = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "-f",
         "--filename",
@@ -152,7 +152,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_revision(arguments: argparse.Namespace) -> int:
-    """Print the plan of a revision."""
     if arguments.name is None:
         raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
     if len(arguments.filename or ()) > 1:
@@ -160,7 +159,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     path = arguments.filename[0] if arguments.filename else None
     resource, revisions = read_with_revisions(arguments.name, namespace=arguments.namespace, path=path)
     revision, before = find_revision(resource, revisions, arguments.revision)
-    assert revision.plan is not None  # find_revision refuses it
+    assert revision.plan is not None  # find_revision raises if it is None
     why = list(causes(before, revision.plan)) if before is not None else []
     differences = compare(before, revision.plan) if before is not None else []
     if arguments.output:
@@ -249,7 +248,7 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
 
 
 def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment | Verdict:
-    """Merge the preset that an object names into its spec, as it is among these objects; or return why that is not possible."""
+    """Merge the preset that an object names, found among `objects`, into its spec; or return a verdict why that is impossible."""
     reference, namespace = resource.spec.preset_ref, resource.metadata.namespace
     if reference is None:
         return resource

@@ -1,4 +1,4 @@
-"""The pages that `vllm-operator plan` prints: a plan with its reasons, or with `--diff` how a new plan would differ."""
+"""The pages of `vllm-operator plan`: a plan with its reasons, or with `--diff` the differences of a new plan."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def write_page(
     *,
     nodes_given: bool = True,
 ) -> None:
-    """Write the plan with its reasons, or why there is none. `nodes_given`: whether the nodes of a cluster were read."""
+    """Write the plan with its reasons, or the reason why there is none. `nodes_given`: whether the nodes of a cluster were read."""
     lines = [f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}", ""]
     if not nodes_given:
         lines += [*wrap(_NO_NODES, ""), ""]
@@ -77,7 +77,7 @@ def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
 
 
 def _command(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The command line of the engine, one flag per line, as it can be pasted into a shell."""
+    """Return the engine's command line, one flag per line, ready to be pasted into a shell."""
     pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "Deployment"]
     engines = (each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER)
     engine: Mapping[str, Any] = next(engines, {})
@@ -109,7 +109,7 @@ def _backends(made: Plan) -> list[str]:
 
 
 def _shown(fact: ModelFact) -> str:
-    """The value of a fact, with sizes in gigabytes."""
+    """Return the value of a fact, with sizes in gigabytes."""
     return f"{int(fact.value) / 1e9:.3g} GB" if fact.name == "weightBytes" and fact.value.isdecimal() else fact.value
 
 
@@ -189,7 +189,7 @@ def differences_as_json(pinned: Plan, fresh: Outcome, today: str) -> dict[str, A
 
 
 def difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
-    """Return the differences between two plans. `before` and `after` name them."""
+    """Return lines about the differences between two plans. `before` and `after` name the plans."""
     lines = []
     for difference in differences:
         lines += [

@@ -1,9 +1,9 @@
 """`vllm-operator prime`: fill the caches of a VLLMDeployment before it serves, and wait until they are filled.
 
-It sets the annotation `vllm-operator.dev/prime` to the current cache key, and the operator does the rest. It can be interrupted at any
-time. The annotation has no effect with another cache key.
+It sets the annotation `vllm-operator.dev/prime` to the current cache key, and the operator fills the caches. The command can be interrupted
+at any time. The annotation has no effect with another cache key.
 
-Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be used.
+Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be read.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from vllm_operator.pods import reading
 FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
 LOOK_SECONDS = 2.0
 PLAN_SECONDS = 30.0
-"""Time to wait for a plan if the command does not wait for the caches."""
+"""Maximum time to wait for a plan if the command does not wait for the caches."""
 MANAGER = "vllm-operator-prime"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}. Its spec.replicas may be 0")
     parser.add_argument("-n", "--namespace", default="default", help=f"namespace of the {KIND} (default: default)")
     parser.add_argument(
@@ -56,7 +56,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
     """Request priming and print its progress until the caches are filled. Return the exit status.
 
-    Once the object was read, an outage of the API server only delays the command.
+    After the first read, an outage of the API server only delays the command.
 
     Raises:
         ClusterError: The object does not exist, or the cluster refuses or does not answer the first request.
@@ -99,13 +99,13 @@ def _too_late(name: str, timeout_seconds: float, *, is_requested: bool) -> str:
 
 
 async def _request(client: ClusterClient, resource: dict[str, Any], key: str) -> bool:
-    """Set the annotation. Return False if the object changed meanwhile."""
+    """Set the annotation. Return False if the object has changed in between."""
     metadata = resource["metadata"]
     if (metadata.get("annotations") or {}).get(PRIME_ANNOTATION) == key:
         return True
     operations: list[dict[str, Any]] = []
     if "annotations" not in metadata:
-        # `add` replaces what exists. The test protects annotations that somebody else adds meanwhile.
+        # `add` replaces an existing value. The test protects annotations that somebody else adds concurrently.
         operations.append({"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
         operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
     operations.append({"op": "add", "path": f"/metadata/annotations/{PRIME_ANNOTATION.replace('/', '~1')}", "value": key})
@@ -119,7 +119,7 @@ async def _request(client: ClusterClient, resource: dict[str, Any], key: str) ->
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
     """Return the key and the state of the caches, and the message of the condition CacheWarm.
 
-    Caches on no shared PersistentVolumeClaim count as warm when they are published.
+    Without a shared PersistentVolumeClaim, caches count as warm when they are published.
     """
     key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
     published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")

@@ -1,4 +1,4 @@
-"""The plans of a VLLMDeployment as the command line reads them from ControllerRevisions."""
+"""Read the plans of a VLLMDeployment from ControllerRevisions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from vllm_operator.pods import reading
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 
 NEWEST = 0
-"""Stands for the number of the newest revision."""
+"""Represents the number of the newest revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A plan with its number. `plan` is None if its content cannot be read; then `problem` says why. `made` is the time of its creation."""
+    """A plan with its number. `plan` is None if its content cannot be read, as `problem` explains. `made` is the creation time."""
 
     number: int
     name: str
@@ -31,7 +31,7 @@ def read_with_revisions(name: str, *, namespace: str, path: str | None) -> tuple
     """Read a VLLMDeployment and its revisions from the cluster, or from a file.
 
     Raises:
-        InputError: They are not there, or cannot be read.
+        InputError: The objects do not exist or cannot be read.
     """
     if path is None:
         from vllm_operator.cli import live  # imported only here, because the Kubernetes client is slow to import
@@ -65,7 +65,7 @@ def find_revision(resource: VLLMDeployment, revisions: Sequence[Revision], numbe
 
 
 def causes(before: Plan, plan: Plan) -> Iterator[str]:
-    """Why a plan was made, as far as it and the one before tell."""
+    """Yield the reasons for a new plan that a comparison with the previous plan shows."""
     if plan.replan_token != before.replan_token:
         yield "A new plan was requested."
     if plan.spec_digest != before.spec_digest:

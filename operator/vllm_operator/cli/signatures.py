@@ -18,14 +18,14 @@ _WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
     add_signatures_option(parser)
     parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print signatures."""
+    """Print the signatures. Return the exit status."""
     signatures = {signature.id: signature for signature in known_crashes(arguments.signatures).signatures}
     remedies = load_remedies()
     chosen = list(signatures.values())
@@ -58,13 +58,13 @@ class Example:
 
 
 def examples(signatures: Iterable[Signature]) -> list[Example]:
-    """Fill in the texts of signatures from their recorded lines."""
+    """Return the signatures with texts filled in from their recorded lines."""
     samples = load_signature_samples()
     return [_example(signature, [sample.text for sample in samples if sample.signature == signature.id]) for signature in signatures]
 
 
 def _example(signature: Signature, texts: Sequence[str]) -> Example:
-    """Use the recorded line with the most captures."""
+    """Return the example from the recorded line with the most captures."""
     best: tuple[int, str | None, dict[str, str]] = (-1, None, {})
     for line in (line for text in texts for line in text.splitlines()):
         for pattern in signature.patterns:
@@ -95,7 +95,7 @@ def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
 
 
 def page(example: Example, remedy: Remedy | None) -> str:
-    """Return the page of one signature. Numbers and names in its texts are those of the example."""
+    """Return the page of one signature. Numbers and names in its texts come from the example."""
     signature = example.signature
     changes = [change_in_words(change, example.captures) for change in (*signature.arguments, *signature.environment)]
     parts = [
@@ -123,7 +123,7 @@ def automatic(remedy: Remedy | None) -> str:
 
 
 def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -> str:
-    """Return `--flag value`, `VARIABLE=value`, or what to remove. With `captures`, the value is filled in."""
+    """Return `--flag value`, `VARIABLE=value`, or the item to remove. With `captures`, the value is filled in."""
     known = f" (vLLM {change.versions})" if change.versions else ""
     if change.remove:
         return f"remove {change.name}{known}"

@@ -39,14 +39,14 @@ READ_STATUS = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
     parser.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
     parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the screen. Return the exit status."""
+    """Print the screen. Return the exit status."""
     try:
         asyncio.run(_run(arguments))
     except KeyboardInterrupt:
@@ -69,7 +69,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
-    """Read an object and its events; no events without the permission to read them.
+    """Read an object and its events. Without permission to read events, there are none.
 
     Raises:
         ClusterError: The object does not exist or cannot be read.
@@ -86,9 +86,9 @@ EVENTS_SHOWN = 5
 _LABEL = 11
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?=\.$)")
-"""As old as the status. The bar has the current one."""
+"""The remaining time as of the status. The bar shows the current one."""
 _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: |vLLM defaults: )")
-"""Borders between the parts of the message of Planned."""
+"""Boundaries between the parts of Planned's message."""
 _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
 
 
@@ -99,7 +99,7 @@ def status_page(resource: Manifest, events: Iterable[Manifest], now: datetime, *
         resource: The VLLMDeployment. Any content is valid.
         events: Events about it, in any order.
         now: The current time.
-        width: Characters of a line. Commands and names may be longer.
+        width: Maximum characters of a line. Commands and names may be longer.
     """
     name = f"{reading.text(resource, 'metadata', 'namespace')}/{reading.text(resource, 'metadata', 'name')}"
     created = age(reading.moment(resource, "metadata", "creationTimestamp"), now)
@@ -124,7 +124,7 @@ def status_page(resource: Manifest, events: Iterable[Manifest], now: datetime, *
 
 
 def state_of(resource: Manifest) -> tuple[str, str]:
-    """The reason of the condition Ready, and the style that says how good it is."""
+    """Return the reason of the condition Ready, and a style for its severity."""
     ready = reading.named(resource, READY, "status", "conditions")
     reason = reading.text(ready, "reason") or "Waiting for the operator"
     if ready.get("status") == "True":
@@ -136,7 +136,7 @@ def state_of(resource: Manifest) -> tuple[str, str]:
 
 
 def seconds_left(startup: Manifest, now: datetime) -> int | None:
-    """Estimated seconds left of the stage now; None if unknown or exceeded."""
+    """Return the estimated seconds left in the stage at `now`; None if unknown or exceeded."""
     estimated, written = reading.integer(startup, "etaSeconds"), reading.moment(startup, "updateTime")
     if estimated is None or written is None:
         return None
@@ -145,7 +145,7 @@ def seconds_left(startup: Manifest, now: datetime) -> int | None:
 
 
 def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
-    """The bar of the current stage with its count and estimate; by time if the engine does not count."""
+    """Return the bar of the current stage with its count and estimate, based on time if the engine does not count."""
     completed, total = reading.integer(startup, "completed"), reading.integer(startup, "total")
     left = seconds_left(startup, now)
     estimate = Span(f"  about {duration(left)} left" if left is not None else "", DIM)
@@ -200,7 +200,7 @@ def _crash(resource: Manifest, crashed: Manifest, now: datetime, width: int) -> 
 
 
 def _command(resource: Manifest) -> list[Line]:
-    """The command is one line, so that it can be copied."""
+    """Return the suggested command on one line, so that it can be copied."""
     for part in ("remediation", "lastCrash"):
         command = reading.text(resource, "status", part, "command")
         if command:
@@ -232,7 +232,7 @@ def _gpu(resource: Manifest, width: int) -> list[Line]:
 
 
 def _memory(plan: Manifest) -> str:
-    """Compare the memory of one GPU as predicted with what the engine measured; empty without a measurement."""
+    """Compare the predicted and the measured memory of one GPU; empty without a measurement."""
     values = [
         (name, reading.integer(plan, "predicted", field), reading.integer(plan, "measured", field))
         for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes"))
@@ -262,7 +262,7 @@ def _caches(resource: Manifest, width: int) -> list[Line]:
         for kind in ("cold", "warm")
         if (seconds := reading.integer(cache, f"{kind}StartSeconds")) is not None
     ]
-    # the status has no state while the caches are cold, and none without a PVC
+    # the status has no state while the caches are cold or without a PVC
     facts = ", ".join(filter(None, (state or ("Cold" if claim else ""), f"PVC {claim}" if claim else "", *starts)))
     return _paragraph("Caches", f"{facts}. {_message(resource, CACHE_WARM)}", width)
 
@@ -280,7 +280,7 @@ def _events(events: Iterable[Manifest], now: datetime, width: int) -> list[Line]
 
 
 def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manifest]]:
-    """Events with their times, the newest first, those without a time last."""
+    """Return events with their times, newest first, and without a time last."""
     timed = [(_time_of(event), event) for event in events]
     return sorted(timed, key=lambda pair: (pair[0] is None, -(pair[0].timestamp() if pair[0] else 0.0)))
 

@@ -37,7 +37,7 @@ READ_STATUS = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments."""
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("-n", "--namespace", help="namespace of the VLLMDeployments (default: that of the current context)")
     scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the VLLMDeployments of all namespaces")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the table. Return the exit status."""
+    """Print the table. Return the exit status."""
     try:
         asyncio.run(_run(arguments))
     except KeyboardInterrupt:
@@ -70,11 +70,11 @@ HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "L
 _ORDER = {RED: 0, YELLOW: 1, GREEN: 2}
 _WORDS = {RED: "failed", YELLOW: "not ready", GREEN: "serving"}
 _BAR_SCALE = 3
-"""Bars of this page are this many times as short as those of `kubectl vllm status`."""
+"""Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 
 
 def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: int) -> list[Line]:
-    """Return the page. Any content of the objects is valid."""
+    """Return the page. Objects may have any content."""
     states = [(state_of(resource), resource) for resource in resources]
     if not states:
         return labelled("", "There are no VLLMDeployments.", label_width=0, width=width)
@@ -108,7 +108,7 @@ def _row(reason: str, style: str, resource: Mapping[str, Any], now: datetime) ->
 
 
 def _progress(startup: Mapping[str, Any], now: datetime) -> str:
-    """A short bar with its count, as one text."""
+    """Return a short bar with its count."""
     spans = stage_bar(startup, now)
     if not spans:
         return ""

@@ -1,8 +1,8 @@
-"""Parsing the log of one run of a container.
+"""Parse the log of one run of a container.
 
-`StartupParser.feed` takes what a log stream delivers, and `state` is what the log shows so far. A line costs little unless it matters: a
-record is dispatched by the first word of its message, raw output by whether it is a bar or may be an error. Regular expressions are tried
-only on the few lines that remain.
+`StartupParser.feed` takes parts of a log stream, and `state` is the result so far. Irrelevant lines are cheap: a record is dispatched by
+the first word of its message, raw output by whether it is a bar or may be an error. Regular expressions are tried only on the few remaining
+lines.
 """
 
 from collections import deque
@@ -16,21 +16,20 @@ from vllm_operator.startup.state import Crash, StartupState
 from vllm_operator.startup.times import LogClock
 
 _LONG = 300
-"""Characters above which a line may contain several records."""
+"""Minimum characters of a line that may contain several records."""
 _EXPLAINING = ("raise ", "assert ")
-"""Source lines of a traceback that may explain a crash."""
+"""Starts of source lines in a traceback that may explain a crash."""
 _UPDATES = 3
-"""Updates of a bar within one line that are read."""
+"""Maximum updates of a bar that are read within one line."""
 
 
 class StartupParser:
     """Parses the log of one run of a container. It never raises, and its state is bounded.
 
-    Not for concurrent use. Parsers of the same knowledge share what is prepared from it.
+    Not for concurrent use. Parsers of the same knowledge share its prepared form.
     """
 
     def __init__(self, knowledge: StartupKnowledge) -> None:
-        """Create a parser for a new log."""
         prepared = prepare(knowledge)
         self._words = prepared.words
         self._heartbeats = tuple(line.text.encode() for line in knowledge.stages.heartbeats)
@@ -41,7 +40,7 @@ class StartupParser:
         self._start = StartTracker(prepared, self._recent, self._clock)
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:  # noqa: C901, PLR0915 - one case for each kind of line
-        """Add the next part of the log, of any size. `timestamp`: when it was written (UTC), if known.
+        """Parse the next part of the log, of any size. `timestamp`: when it was written (UTC), if known.
 
         Heartbeats are parsed like other lines, but their time is ignored: a start that only repeats them makes no progress.
         """
@@ -61,7 +60,7 @@ class StartupParser:
                 continue
             reader.number = before + following
             if returns and "\r" in raw:
-                raw = raw.rstrip("\r")  # vLLM ends the inner lines of a record with it, and Windows may add another one
+                raw = raw.rstrip("\r")  # vLLM ends the inner lines of a record with \r, and Windows may add another one
                 if "\r" in raw:
                     keep(raw[:CHARACTERS_KEPT])
                     self._with_returns(raw, lines[following] if following < len(lines) else "")
@@ -118,7 +117,7 @@ class StartupParser:
         return bool(found) and all(any(text in line for text in found) for line in data.splitlines())
 
     def end(self) -> None:
-        """End the log. A last line without a line end counts too."""
+        """End the log. A last line without a line end is included."""
         for raw in self._reader.end():
             self._reader.number += 1
             self._recent.append(raw[:CHARACTERS_KEPT])
@@ -126,24 +125,23 @@ class StartupParser:
 
     @property
     def state(self) -> StartupState:
-        """What the log shows so far, while the process may still run."""
+        """Return the state while the process may still run."""
         return self._start.state(self._reader.number)
 
     @property
     def final_state(self) -> StartupState:
-        """What the log shows if the process ended where the log ends.
+        """Return the state if the process ended where the log ends.
 
-        Errors count that a running process may survive. If the log contains several starts, and the last one neither failed nor became
-        ready, the crash is that of the start before.
+        This includes errors that a running process may survive. If the log contains several starts, and the last one neither failed nor
+        became ready, the crash is the one of the start before.
         """
         return self._start.final_state(self._reader.number)
 
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
-        """Return notices that matter beside this crash, or without a crash."""
+        """Return relevant notices in addition to this crash, or without a crash."""
         return self._start.crashes.notices_beside(crash)
 
     def _physical(self, raw: str) -> None:
-        """Read a line that may contain several records or updates of a bar."""
         if len(raw) > _LONG and raw[0] != "{" and len(several := records(raw)) > 1:
             self._recent.pop()
             for record in several:
@@ -155,7 +153,6 @@ class StartupParser:
             self._line(raw)
 
     def _with_returns(self, raw: str, following: str = "") -> None:
-        """Read a line that contains updates of a bar."""
         if self._start.is_superseded(raw, following):
             return
         first = raw.find("\r")
@@ -170,7 +167,7 @@ class StartupParser:
         self._start.remember_bar(raw, first + 1)
 
     def _growing(self, tail: str) -> None:
-        """Read the last complete update of a bar whose line has not ended."""
+        """Parse the last complete update of a bar whose line has not ended."""
         latest = tail[: max(0, tail.rfind("\r"))].rstrip("\r").rpartition("\r")[2]
         if "%" in latest:
             self._bar(latest[-LINE_LIMIT:], process_before_bar(tail, tail.find("\r")) or "")
@@ -183,7 +180,7 @@ class StartupParser:
             self._plain(raw, begin, level, process)
 
     def _plain(self, raw: str, begin: int, level: int | None, process: str = "") -> None:
-        """Read a line without prefixes. Its text begins at `begin`."""
+        """Parse a line without prefixes. Its text begins at `begin`."""
         if level is not None:
             self._clock.record = raw
             if self._start.begun is None:
@@ -191,7 +188,6 @@ class StartupParser:
         self._text(process_of(raw) or process, level, raw[begin:])
 
     def _wrapped(self, raw: str) -> None:
-        """Read a line with prefixes, or JSON."""
         is_json = raw[0] == "{"
         if is_json and self._recent:
             self._recent.pop()
@@ -213,7 +209,7 @@ class StartupParser:
             start.error(process, level, text, self._reader.number)
 
     def _bar(self, text: str, process: str) -> bool:
-        """Read a progress bar, and the line that follows it without a line end if the bar did not finish."""
+        """Parse a progress bar, and the following line if the bar did not finish and so has no line end."""
         rest = self._start.bar(text, process)
         if rest:
             self._line(rest)

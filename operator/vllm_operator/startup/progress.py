@@ -1,4 +1,4 @@
-"""Progress bars: their labels, counts and rates, and the bars that several processes of one start draw at the same time.
+"""Parse progress bars: labels, counts and rates, and bars that several processes of one start draw at the same time.
 
 A bar looks like `DeepGEMM warmup:  12%|█▏        | 361/3000 [00:41<05:02,  8.73it/s]`, with or without the drawing between the strokes. The
 weight loader writes `25% Completed | 41/163 [..]`. In a terminal without a width (`tty: true`) there are no strokes.
@@ -26,12 +26,12 @@ class Bars:
     """Finds the stage of a bar by its label."""
 
     def __init__(self, bars: Iterable[Bar]) -> None:
-        """`bars`: the bars of the catalog. The first that matches counts."""
+        """Initialize with the bars of the catalog. The first match counts."""
         self._bars = tuple((bar.prefix, Stage(bar.stage), bar.label) for bar in bars)
         self._first = tuple({bar[0][:1] for bar in self._bars})
 
     def read(self, text: str) -> tuple[Stage, Progress | None, str] | None:
-        """Return the stage of a bar, its progress, and the text after it; None if the text is no bar that the catalog knows.
+        """Return the stage of a bar, its progress, and the text after it; None if the catalog knows no such bar.
 
         A bar that did not finish ends without a line end, and the next line follows it directly.
         """
@@ -58,7 +58,6 @@ class Rate:
     """Estimates the remaining time from earlier counts, for bars that do not contain it."""
 
     def __init__(self) -> None:
-        """Create it without counts."""
         self._label = ""
         self._first: tuple[datetime, int] | None = None
 
@@ -77,7 +76,7 @@ class Rate:
 
 
 def _seconds(clock: str) -> int | None:
-    """Read `05:02` or `1:05:02`."""
+    """Return the seconds of a time such as `05:02` or `1:05:02`."""
     if clock == "?":
         return None
     total = 0
@@ -94,27 +93,26 @@ class _Bar:
 
 
 def _rank(bar: _Bar) -> tuple[bool, float]:
-    """Sorts the bar that is furthest behind first."""
+    """Return a sort key: bars of the current stage first, then least progress first."""
     return bar.is_of_earlier_stage, bar.progress.completed / (bar.progress.total or 1)
 
 
 class Counts:
-    """Progress of the processes in one stage. The process that is furthest behind counts.
+    """Progress of the processes in one stage. The process with the least progress counts.
 
-    With data parallelism, a process may still draw the bar of an earlier stage. It counts while the current stage has no bar.
+    With data parallelism, a process may still draw the bar of an earlier stage. This bar counts while the current stage has none.
     """
 
     def __init__(self) -> None:
-        """Create it without bars."""
         self._bars: dict[str, _Bar] = {}
         self._tracks = 0
         self.are_several = False
-        """Whether several processes draw bars without a name: a bar has gone back."""
+        """Whether several processes draw unnamed bars, as shown by a bar that goes back."""
 
     def update(self, process: str, progress: Progress, time: datetime | None, *, is_of_earlier_stage: bool) -> Progress | None:
-        """Update the bar of a process (empty if unknown). Return the progress that is furthest behind, if there is any."""
+        """Update the bar of a process (empty if unknown). Return the least progress, if any."""
         if process:
-            self._bars.pop("", None)  # it belonged to this process, or to one that will be named in its next update
+            self._bars.pop("", None)  # it belonged to this process, or to one whose next update has a name
         name = process or self._only_named(progress) or (self._track(progress) if self.are_several else "")
         bar = self._bars.get(name)
         if bar is None:
@@ -132,7 +130,7 @@ class Counts:
         return self._slowest()
 
     def _only_named(self, progress: Progress) -> str:
-        """Return the process of a bar without a name, if only one process draws such a bar under its name; else an empty string."""
+        """Return the process of an unnamed bar if only one named process draws such a bar; else an empty string."""
         alike = [name for name, bar in self._bars.items() if (bar.progress.label, bar.progress.total) == (progress.label, progress.total)]
         return alike[0] if len(alike) == 1 and not alike[0].startswith("#") else ""
 
@@ -141,9 +139,9 @@ class Counts:
         return slowest.progress if slowest is not None else None
 
     def _track(self, progress: Progress) -> str:
-        """Assign an update to one of several bars without a name: the one that is furthest behind and not ahead of it.
+        """Assign an update to one of several unnamed bars: the one with the least progress that is not ahead of the update.
 
-        Which process wrote it cannot be known. With this assignment, no bar stays behind because its updates were assigned to another one.
+        The process is unknown. With this assignment, no bar stays behind because its updates were assigned to another bar.
         """
         known = {name: bar.progress for name, bar in self._bars.items() if name == "" or name.startswith("#")}
         same = (name for name, each in known.items() if (each.label, each.total) == (progress.label, progress.total))

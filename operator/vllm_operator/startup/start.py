@@ -1,4 +1,4 @@
-"""Tracking the starts of an engine in its log: stage, progress, backends, caches, and the crash.
+"""Track the starts of an engine in its log: stage, progress, backends, caches, and the crash.
 
 A log may contain several starts, because a restarted engine writes to the same log. The tracker then forgets the earlier start, except for
 its crash.
@@ -26,18 +26,18 @@ _NOTICES = ("No", "Your", "FlashInfer")
 """First words of records below WARNING that may be notices."""
 _STAGES = {stage.value: stage for stage in Stage}
 _BAR_HEAD = 12
-"""Characters by which two updates of one bar are recognized."""
+"""Number of characters that identify updates of the same bar."""
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
-"""Groups of `stages.yaml` by what they measure."""
+"""Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
 class Meanings:
-    """Finds what a record means by the first word of its message. Most records have a first word without a meaning here."""
+    """Finds the meaning of a record by the first word of its message. The first words of most records have none."""
 
     def __init__(self, meanings: Iterable[LineMeaning]) -> None:
-        """Prepare the search. The first meaning that matches counts."""
+        """Initialize. The first matching meaning counts."""
         by_word: dict[str, list[tuple[str, LineMeaning]]] = {}
         for meaning in meanings:
             for word in meaning.words:
@@ -46,11 +46,11 @@ class Meanings:
 
     @property
     def words(self) -> frozenset[str]:
-        """First words of messages with a meaning."""
+        """First words of messages that have a meaning."""
         return frozenset(self._by_word)
 
     def find(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
-        """Return the meaning of the message `text`, whose first word is `word`, and the match of its pattern; None if it has none."""
+        """Return the meaning of the message `text` with the first word `word`, and the match of its pattern; None if there is none."""
         for anchor, meaning in self._by_word.get(word, ()):
             if anchor in text:
                 found = _compiled(meaning.regex).search(text)
@@ -61,7 +61,7 @@ class Meanings:
 
 @dataclass(frozen=True, slots=True)
 class PreparedKnowledge:
-    """The catalog in the form in which parsers use it. Parsers share it."""
+    """The catalog in the form that parsers use and share."""
 
     meanings: Meanings
     words: frozenset[str]
@@ -82,7 +82,6 @@ class StartTracker:
     """Tracks the latest start in a log. `recent`: the latest lines of the log, which the parser adds; `clock`: the times of the log."""
 
     def __init__(self, knowledge: PreparedKnowledge, recent: deque[str], clock: LogClock) -> None:
-        """Create it for a new log."""
         self._knowledge = knowledge
         self._recent = recent
         self._clock = clock
@@ -100,24 +99,24 @@ class StartTracker:
         """Time of the first line."""
 
     def begin(self) -> None:
-        """Take the current time as the time of the first line."""
+        """Record the current time as the time of the first line."""
         self.begun = self._clock.now()
         self.timeline.entered[0] = (Stage.PROCESS_START, self.begun)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
-        """Read an error record or raw output that is no bar."""
+        """Process an error record, or raw output that is not a bar."""
         if level is None and self._is_banner(text, number):
             return
         self.crashes.count(self.records)
         self.crashes.error(process, level, text, number)
 
     def _is_banner(self, text: str, number: int) -> bool:
-        # The logo and old tools print lines without a level that the catalog knows.
+        # The logo and old tools print known lines without a level.
         word = text.lstrip().split(" ", 1)[0]
         return word in self._knowledge.words and self._meaning(word, text, number)
 
     def record(self, level: int, word: str, text: str, number: int) -> None:
-        """Read a record below ERROR. `word` is its first word."""
+        """Process a record below ERROR. `word` is its first word."""
         if self.begun is None:
             self.begin()
         if not word:
@@ -175,13 +174,13 @@ class StartTracker:
             self.timeline.count(self.timeline.stage, Progress(min(completed, total), total, meaning.progress), self._clock.now())
 
     def enter(self, stage: Stage) -> None:
-        """Enter a stage, unless the start is already in it or past it."""
+        """Enter a stage, unless the start has already reached or passed it."""
         if self.timeline.is_later(stage) and self.timeline.enter(stage, self._clock.now()):
             self._bar_head = self._bar_begin = ""
             self.crashes.advanced(stage.value, ready=stage is Stage.READY)
 
     def bar(self, text: str, process: str) -> str | None:
-        """Read a progress bar. Return the text after it, or None if the text is no bar that the catalog knows."""
+        """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
         read = self._knowledge.bars.read(text)
         if read is None:
             return None
@@ -193,12 +192,12 @@ class StartTracker:
         return rest.strip()
 
     def is_superseded(self, raw: str, following: str) -> bool:
-        """Whether the next line is a later update of the same bar, so that this one need not be read."""
+        """Whether the next line is a later update of the same bar, so that this line can be skipped."""
         begin = self._bar_begin
         if not begin or not raw.startswith(begin):
             return False
         if begin[0] != "(":
-            # The line does not name the process. A bar that goes back is that of another process.
+            # The line does not name the process. A bar that goes back belongs to another process.
             shown = raw[: raw.find("%")]
             if len(shown) == len(self._bar_shown) and shown < self._bar_shown:
                 self.timeline.counts.are_several = True
@@ -208,7 +207,7 @@ class StartTracker:
         return following.startswith(begin)
 
     def remember_bar(self, raw: str, start: int) -> None:
-        """Remember how the next update begins of the bar that this line has shown, if it has shown one."""
+        """Remember the beginning of the next update if this line has shown a bar."""
         head = self._bar_head
         self._bar_begin = raw[: start + len(head)] if head and raw.startswith(head, start) else ""
         self._bar_shown = raw[: raw.find("%")]
@@ -218,12 +217,12 @@ class StartTracker:
         self._reset()
 
     def state(self, lines: int) -> StartupState:
-        """Return what the log shows while the process may still run. `lines` is the number of lines of the log."""
+        """Return the state while the process may still run. `lines` is the number of lines of the log."""
         self.crashes.count(self.records)
         return self._state(self.crashes.crash(ended=False), lines)
 
     def final_state(self, lines: int) -> StartupState:
-        """Return what the log shows if the process ended where the log ends."""
+        """Return the state if the process ended where the log ends."""
         self.crashes.count(self.records)
         crash = self.crashes.crash(ended=True)
         if crash is None and self.timeline.stage is not Stage.READY:

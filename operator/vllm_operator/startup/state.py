@@ -1,4 +1,4 @@
-"""What the log of one run of a container shows."""
+"""The state of one run of a container, as its log shows it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,8 +8,8 @@ from enum import StrEnum
 class Stage(StrEnum):
     """Stages of a start, in order.
 
-    SCHEDULING and IMAGE_PULL come from the status of the Pod, the others from the log. READY is what the log says ("Application startup
-    complete."). Whether a Pod serves is decided by its readiness probe.
+    SCHEDULING and IMAGE_PULL come from the status of the Pod, the others from the log. READY means "Application startup complete." in the
+    log. The readiness probe decides whether a Pod serves.
     """
 
     SCHEDULING = "Scheduling"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a stage. `label` names what is counted."""
+    """Progress of a stage. `label` names the counted items."""
 
     completed: int
     total: int
@@ -60,23 +60,23 @@ class Crash:
 
 
 class LogProblem(StrEnum):
-    """Why nothing could be read of a log."""
+    """Why a log could not be read."""
 
     PENDING = "Pending"
-    """It was not read yet."""
+    """The log was not read yet."""
     FORBIDDEN = "Forbidden"
-    """The operator has no permission."""
+    """The operator lacks the permission."""
     GONE = "Gone"
-    """The kubelet no longer has it."""
+    """The kubelet no longer has the log."""
     UNREACHABLE = "Unreachable"
-    """The API server or the kubelet did not deliver it."""
+    """The API server or the kubelet did not return the log."""
     SKIPPED = "Skipped"
-    """Parts of it were not read, because it grew too fast."""
+    """Parts of the log were skipped, because it grew too fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadLog:
-    """A log of which nothing could be read. `detail`: the error in the words of the API server, untrusted."""
+    """A log that could not be read. `detail`: the API server's error message, untrusted."""
 
     problem: LogProblem
     detail: str = ""
@@ -84,7 +84,7 @@ class UnreadLog:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvidence:
-    """Numbers of cache entries that were loaded, built, and not loadable; and why the last one was not, in the engine's words."""
+    """Numbers of cache entries that were loaded, built, and not loadable; and the engine's reason for the last failed load."""
 
     hits: int = 0
     misses: int = 0
@@ -94,9 +94,9 @@ class CacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """Memory of one GPU in GiB as the engine logs it, the tokens that its KV cache holds, and requests of the maximum length at a time.
+    """Memory of one GPU in GiB, token capacity of its KV cache, and maximum concurrency at full context length, as logged.
 
-    What the engine has not logged is None.
+    Values that the engine has not logged are None.
     """
 
     weights_gib: float | None = None
@@ -107,14 +107,14 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupState:
-    """What the log of a run shows so far.
+    """The state of a run according to its log so far.
 
-    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does
-    not log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the
-    order in which they were entered, with their times. `memory`: what the engine measured on its fullest GPU. `notices`: signatures of
-    lines that matter but are no crash. `adapters`: LoRA adapters that were loaded. `is_final`: the process has ended and its log was
-    read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error. `skipped_seconds`: at least
-    so many seconds of the log were not read, because it grew too fast.
+    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does not
+    log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the order in
+    which they were entered, with their times. `memory`: the engine's measurements on its fullest GPU. `notices`: signatures of relevant
+    lines that are no crash. `adapters`: LoRA adapters that were loaded. `is_final`: the process has ended and its log was read to the end.
+    `cut_off_at`: line that reports a failed process, if the log ends before the error. `skipped_seconds`: minimum seconds of the log that
+    were skipped, because it grew too fast.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -139,5 +139,5 @@ class StartupState:
 
     @property
     def has_start(self) -> bool:
-        """Whether a line belongs to a start. If not, this is an excerpt, the end of a log, or the log of another program."""
+        """Whether a line belongs to a start. If not, this is an excerpt, the end of a log, or another program's log."""
         return self.stage is not Stage.PROCESS_START or self.engine_version is not None or bool(self.observed_backends)

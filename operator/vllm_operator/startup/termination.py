@@ -1,7 +1,7 @@
-"""Why a container ended, from its status and its log.
+"""Find out why a container ended, from its status and its log.
 
 If the log explains the crash, it is more precise than the status, with one exception: when the kernel kills processes of a container for
-its memory use, the log shows the deaths of other processes, which look like crashes.
+its memory use, the log shows the ends of other processes, which look like crashes.
 """
 
 from vllm_operator.catalog.signatures import Signature
@@ -16,7 +16,7 @@ _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
 _IN_COMPILED_CODE = (6, 8, 11)
-"""Signals for errors in native code that have no signature of their own."""
+"""Signals for errors in native code without a signature."""
 _SIGNALS = {
     4: "illegal instruction",
     6: "abort",
@@ -28,7 +28,7 @@ _SIGNALS = {
 }
 _LINE_LIMIT = 400
 SAYS_NOTHING = "and its log does not say why"
-"""End of the cause of a crash for which no error was found."""
+"""End of the cause text of a crash without an error in the log."""
 
 
 def diagnose_termination(
@@ -52,7 +52,7 @@ def diagnose_termination(
         message: Termination message: the last lines of the log, or the error of the container runtime.
         log_crash: Crash found in the log (`StartupParser.final_state.crash`).
         stage: Stage of the start according to the log; empty if unknown.
-        unread: Clause that says why the log could not be read; empty if it was read.
+        unread: Clause with the reason why the log could not be read; empty if it was read.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)

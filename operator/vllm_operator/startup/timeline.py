@@ -1,7 +1,7 @@
-"""How far a start is: its stages, progress, backends and caches, and what silence in its log means.
+"""The timeline of a start: stages, progress, backends and caches, and the interpretation of silence in its log.
 
-FlashInfer compiles kernels for minutes without a line in the log. This can only be inferred: the engine chose a backend that does so, it is
-in a stage in which it happens, and it logs nothing.
+FlashInfer compiles kernels for minutes without a line in the log. This can only be inferred: the engine chose a backend with this behavior,
+is in a stage with such compilation, and logs nothing.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ STAGES = tuple(Stage)
 _ORDER = {stage: index for index, stage in enumerate(STAGES)}
 _BACKENDS_KEPT = 16
 _ADAPTERS_KEPT = 128
-"""Twice as many as a spec can have."""
+"""Maximum number of adapters to keep, twice the limit of a spec."""
 _FAILURE_LENGTH = 200
 
 
@@ -25,7 +25,6 @@ class Timeline:
     """The stages of one start. They only advance."""
 
     def __init__(self) -> None:
-        """Create the timeline of a new start."""
         self.stage = Stage.PROCESS_START
         self.progress: Progress | None = None
         self.entered: list[tuple[Stage, datetime | None]] = [(Stage.PROCESS_START, None)]
@@ -42,7 +41,7 @@ class Timeline:
         return _ORDER[stage] > self._order
 
     def enter(self, stage: Stage, time: datetime | None) -> bool:
-        """Enter a stage at a time. Return whether it comes after the current one; else nothing changes."""
+        """Enter a stage at a time. Return whether it comes after the current one; otherwise nothing changes."""
         order = _ORDER[stage]
         if order <= self._order:
             return False
@@ -54,7 +53,7 @@ class Timeline:
         return True
 
     def took(self, seconds: int, time: datetime | None) -> None:
-        """Correct the time of the current stage, which took this long. Its bar has no time, and no line may have come before it."""
+        """Correct the start time of the current stage from its duration: its bar has no time, and may be its first line."""
         stage, begun = self.entered[-1]
         if time is not None and begun is not None and (real := time - timedelta(seconds=seconds)) > begun:
             self.entered[-1] = (stage, real)
@@ -64,7 +63,7 @@ class Timeline:
         self.progress = self.counts.update(process, progress, time, is_of_earlier_stage=stage is not self.stage)
 
     def count_cache(self, what: str, why: str = "") -> None:
-        """Count a `hit`, a `miss` or a `failure` to load, with its reason."""
+        """Count a cache `hit`, `miss` or `failure` to load, with the reason."""
         counts = self.cache
         self.cache = CacheEvidence(
             hits=counts.hits + (what == "hit"),
@@ -74,17 +73,17 @@ class Timeline:
         )
 
     def observe(self, component: str, backend: str) -> None:
-        """Remember a backend that the engine uses."""
+        """Record a backend that the engine uses."""
         if len(self.backends) < _BACKENDS_KEPT:
             self.backends.setdefault((component, backend[:80]), None)
 
     def load_adapter(self, name: str) -> None:
-        """Remember a LoRA adapter that the engine has loaded."""
+        """Record a LoRA adapter that the engine has loaded."""
         if len(self.adapters) < _ADAPTERS_KEPT:
             self.adapters.setdefault(name, None)
 
     def measure(self, figure: str, logged: str | None) -> None:
-        """Remember a figure of the fullest GPU: each process of the engine logs its own. `figure` is a field of `MeasuredMemory`."""
+        """Record a figure of the fullest GPU: each process of the engine logs its figure. `figure` is a field of `MeasuredMemory`."""
         if logged is None:
             return
         value = int(logged.replace(",", "")) if figure == "kv_cache_tokens" else float(logged)
@@ -95,12 +94,12 @@ class Timeline:
 
     @property
     def since(self) -> datetime | None:
-        """When the current stage was entered."""
+        """Time at which the current stage was entered."""
         return self.entered[-1][1]
 
     @property
     def begun(self) -> bool:
-        """Whether the start is past its configuration."""
+        """Whether the start has passed its configuration."""
         return self._order > _ORDER[Stage.CONFIGURATION]
 
 
@@ -132,12 +131,12 @@ def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledg
 
 
 def is_same(old: StartupState, new: StartupState) -> bool:
-    """Whether two states differ at most in the number and time of their last line."""
+    """Return whether two states differ at most in the number and time of their last line."""
     return replace(old, lines=0, last_line_at=None) == replace(new, lines=0, last_line_at=None)
 
 
 def is_significant(old: StartupState, new: StartupState, step_percent: int) -> bool:
-    """Whether a change must be reported at once. A change of progress alone must be at least `step_percent` of its total."""
+    """Return whether a change must be reported immediately. Progress alone must change by at least `step_percent` of its total."""
     if old.progress is not None and new.progress is not None and new.progress.total:
         change = abs(new.progress.completed - old.progress.completed) * 100
         is_only_progress = is_same(old, replace(new, progress=old.progress))

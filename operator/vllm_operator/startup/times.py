@@ -1,7 +1,7 @@
-"""Times of log lines.
+"""Parse times of log lines.
 
 vLLM writes `MM-DD HH:MM:SS` in the time zone of the container, without a year. Prefixes of a log contain more. A time without a year gets
-the year of the time before it, or `NOMINAL_YEAR`. Differences between lines are right, which is enough for stages and rates.
+the year of the previous time, or `NOMINAL_YEAR`. Differences between lines are correct, which is enough for stages and rates.
 """
 
 import re
@@ -10,35 +10,34 @@ from datetime import UTC, datetime, timedelta, timezone
 from vllm_operator.startup.lines.framing import time_of
 
 YEARS = range(1971, 9001)
-"""Years that are accepted. Others come from clocks that were never set, or from hostile input, and would overflow in calculations."""
+"""Accepted years. Other years come from unset clocks or hostile input, and would overflow in calculations."""
 NOMINAL_YEAR = 2000
-"""A leap year, so that every day exists."""
+"""A leap year, so that every date exists."""
 _HALF_A_YEAR = timedelta(days=180)
 _SHORT = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 
 
 class LogClock:
-    """The time of the latest line. It is read from the line only when somebody asks for it."""
+    """The time of the latest line, parsed only on request."""
 
     __slots__ = ("_known", "_known_text", "_text", "given", "record")
 
     def __init__(self) -> None:
-        """Create a clock without a time."""
         self.given: datetime | None = None
         """Time from the log stream, which takes precedence over the times in lines."""
         self.record: str | None = None
-        """The latest record, if its time was not read yet."""
+        """The latest record, if its time was not parsed yet."""
         self._text: str | None = None
         self._known: datetime | None = None
         self._known_text = ""
 
     def give(self, time: datetime) -> None:
-        """Set the time of the lines that follow."""
+        """Set the time of the following lines."""
         self.given, self._text, self.record = time, None, None
 
     def see(self, text: str) -> None:
-        """Set the time as a line has it."""
+        """Set the text with the time of the following lines."""
         self._text, self.record = text, None
 
     def now(self) -> datetime | None:
@@ -56,7 +55,7 @@ class LogClock:
 
 
 def read_time(text: str | None, before: datetime | None = None) -> datetime | None:
-    """Read the time of a line (UTC); None if it is invalid. `before`: the time of an earlier line."""
+    """Parse the time of a line (UTC); None if it is invalid. `before`: the time of an earlier line."""
     if text is None:
         return None
     try:
