@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "values of the production stack (- is standard input); or a Deployment of the cluster",
     )
     parser.add_argument("-n", "--namespace", help="namespace of the Deployment (default: that of the current context)")
-    parser.add_argument("--model", metavar="URI", help="hf:// or pvc:// URI of the model, if the operator cannot read it from where it is")
+    parser.add_argument(
+        "--model",
+        metavar="URI",
+        help="URI of the model (hf://, pvc://, s3://, gs:// or az://), if the manifest names none that can be used",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

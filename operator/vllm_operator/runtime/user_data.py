@@ -155,7 +155,7 @@ class UserData:
             return changed
 
     async def run(self) -> None:
-        """Read the ConfigMap at intervals, until cancelled. The supervisor reads it first."""
+        """Read the ConfigMap at intervals, until cancelled. The caller reads it once before."""
         while self._name:
             await asyncio.sleep(self._poll_seconds)
             self._is_running = True
