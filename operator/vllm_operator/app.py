@@ -322,7 +322,6 @@ class Operator:
             await sessions.close()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
-        """Start the parts that run in addition to kopf's watches."""
         self._start("object cache", self.updater.run())
         self._start("workers", self._work())
         self._start("preconditions", self.preconditions.watch(kinds))

@@ -210,7 +210,6 @@ def _family(family: ModelFamily) -> dict[str, Any]:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Return the attributes of a value for JSON and YAML."""
     return {to_camel(name): _plain(getattr(value, name)) for name in names}
 
 

@@ -143,7 +143,6 @@ def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> Star
 
 
 def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> str:
-    """Describe the Pod in a sentence or two."""
     place = f" on node {view.node}" if view.node else ""
     restarts = f", {view.restarts} restart{'' if view.restarts == 1 else 's'}" if view.restarts else ""
     text = f"Pod {view.name}{place}: {view.phase}{restarts}."

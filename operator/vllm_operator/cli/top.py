@@ -108,7 +108,6 @@ def _row(reason: str, style: str, resource: Mapping[str, Any], now: datetime) ->
 
 
 def _progress(startup: Mapping[str, Any], now: datetime) -> str:
-    """Return a short bar with its count."""
     spans = stage_bar(startup, now)
     if not spans:
         return ""

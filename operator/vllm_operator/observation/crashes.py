@@ -115,7 +115,6 @@ def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
 
 
 def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
-    """Return the status's description of the same crash."""
     previous = _recorded(observed)
     if previous is None or not _is_same(found, previous):
         return None

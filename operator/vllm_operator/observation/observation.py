@@ -298,7 +298,7 @@ class ObservedState:
         )
 
     def stalled(self, view: PodView) -> bool:
-        """Whether a start shows no sign of progress."""
+        """Return whether a start shows no sign of progress."""
         stall_check = self.stall_check(view)
         return stall_check is not None and stall_check.stalled
 

@@ -98,7 +98,7 @@ def _shows_caches(view: PodView, state: StartupState) -> bool:
 
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
-    """Return what the next start with this plan finds; None if nothing, or without a PVC. Writing the result does not change it."""
+    """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
     observation = observed.observation
     previous = observation.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM

@@ -120,7 +120,7 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
 
 
 def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:
-    """Whether the damaged file can only be in the caches of the plan.
+    """Return whether the damaged file can only be in the caches of the plan.
 
     A start on a full volume writes such a file, and the next start of the same container crashes on it, even in a new directory.
     """
@@ -131,7 +131,7 @@ def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) ->
 
 
 def _is_fetched(observed: ObservedState, candidate: _Candidate) -> bool:
-    """Whether the Pod started with caches from a registry."""
+    """Return whether the Pod started with caches from a registry."""
     for pod in (*observed.observation.pods, *observed.observation.primers):
         if reading.text(pod, "metadata", "uid") == candidate.view.uid:
             result = read_fetch(pod)

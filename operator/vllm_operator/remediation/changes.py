@@ -99,7 +99,7 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
 
 
 def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:
-    """Whether this version of the engine knows the flag or variable. Variables of other programs count as known."""
+    """Return whether this version of the engine knows the flag or variable. Variables of other programs count as known."""
     if change.versions and (engine.plan.engine_version is None or not _within(change.versions, engine.plan.engine_version)):
         return False
     if kind is ChangeKind.VARIABLE:

@@ -229,17 +229,17 @@ def _settings(resource: VLLMDeployment) -> RemediationSpec:
 
 
 def _is_decided(kept: RemediationStatus, case: Case) -> bool:
-    """Whether this crash was already decided about and no new facts are known."""
+    """Return whether this crash was already decided about and no new facts are known."""
     return not case.during_start and (kept.pod, kept.restarts, kept.signature) == (case.pod, case.restarts, case.signature.id)
 
 
 def _is_permanent(signature: Signature) -> bool:
-    """Whether a restart of the same engine crashes again."""
+    """Return whether a restart of the same engine crashes again."""
     return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
 
 
 def _is_superseded(kept: RemediationStatus | None, case: Case) -> bool:
-    """Whether the crashed Pod is older than the last change, so that its crash does not show the change's effect."""
+    """Return whether the crashed Pod is older than the last change, so that its crash does not show the change's effect."""
     if not case.is_current:
         return True
     if kept is None or not kept.applied:

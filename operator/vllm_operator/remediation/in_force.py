@@ -36,7 +36,7 @@ def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
 
 
 def is_mere_suggestion(status: RemediationStatus | None, crash: CrashStatus | None) -> bool:
-    """Whether a decision consists only of a command about this crash. It is then recorded with the crash."""
+    """Return whether a decision consists only of a command about this crash. It is then recorded with the crash."""
     if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.applied or status.stalled_pods:
         return False
     return all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)

@@ -406,12 +406,12 @@ def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
 
 
 def _is_held(child: Manifest, resource: VLLMDeployment) -> bool:
-    """Whether a held rollout keeps a child unchanged: the Deployment of the replicas, and the ResourceClaimTemplates of its Pods."""
+    """Return whether a held rollout keeps a child unchanged: the Deployment of the replicas, and the ResourceClaimTemplates of its Pods."""
     return _is_replicas(child, resource) or child["kind"] == CLAIM_TEMPLATE.kind
 
 
 def _is_deployment(child: Manifest, resource: VLLMDeployment, name: str) -> bool:
-    """Whether a child is the Deployment with this name and belongs to this VLLMDeployment, not to an earlier one with its name."""
+    """Return whether a child is the Deployment with this name and belongs to this VLLMDeployment, not to an earlier one with its name."""
     metadata = child["metadata"]
     owners = [reference.get("uid") for reference in metadata.get("ownerReferences") or ()]
     named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, name)

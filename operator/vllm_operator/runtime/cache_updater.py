@@ -113,6 +113,6 @@ class CacheUpdater:
 
 
 def _is_reported(resource: Manifest) -> bool:
-    """Whether the status of a VLLMDeployment describes its current spec."""
+    """Return whether the status of a VLLMDeployment describes its current spec."""
     generation = reading.integer(resource, "metadata", "generation")
     return generation == reading.integer(resource, "status", "observedGeneration")

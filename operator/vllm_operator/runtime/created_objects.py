@@ -29,7 +29,7 @@ class CreatedObjects:
         self._listing: defaultdict[Kind, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def may_exist(self, kind: Kind, key: Key) -> bool:
-        """Whether a VLLMDeployment may have an object of a kind. If the list fails, the next call lists again."""
+        """Return whether a VLLMDeployment may have an object of a kind. If the list fails, the next call lists again."""
         async with self._listing[kind]:
             if kind not in self._listed:
                 try:

@@ -259,7 +259,7 @@ class Follower:
                 self._changed()
 
     def missed(self, run: Run) -> bool:
-        """Whether the log must be read again from its beginning. `run` is the current state of the same run.
+        """Return whether the log must be read again from its beginning. `run` is the current state of the same run.
 
         True if the run has ended and its end was not read, because the Pod served before. Also true if the lines that were read may belong
         to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
@@ -272,7 +272,7 @@ class Follower:
         return self.finished and not self._has_read_end
 
     def is_credible(self, run: Run) -> bool:
-        """Whether the lines very likely belong to this run, even if some are missing."""
+        """Return whether the lines very likely belong to this run, even if some are missing."""
         return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
 
     def _is_due(self) -> bool:

@@ -152,7 +152,7 @@ class Followers:
         return {run_key: unread for run_key, unread in found if unread is not None}
 
     def caught_up(self, key: Key) -> bool:
-        """Whether all existing lines have been read. An earlier report would show an outdated state of the start."""
+        """Return whether all existing lines have been read. An earlier report would show an outdated state of the start."""
         deployment = self._deployments.get(key)
         return deployment is None or not any(entry.is_awaited for entry in deployment.runs.values())
 

@@ -90,7 +90,7 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
-    """Whether the error belongs to a connection whose request was cancelled.
+    """Return whether the error belongs to a connection whose request was cancelled.
 
     A request may be cancelled between the TCP connection and the TLS handshake, by a timeout or because the operator stops. uvloop (0.23,
     `Loop.create_connection` with `sock`) then closes the transport without telling its `SSLProtocol`. If the handshake completes in the
@@ -107,7 +107,6 @@ def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
 
 
 def _file_of(error: BaseException) -> str:
-    """Return the file that raised an error; empty if unknown."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -81,7 +81,7 @@ class LogShare:
         self._server: asyncio.Task[None] | None = None
 
     async def run(self, account: LogAccount, step: Callable[[], None]) -> None:
-        """Run a step of a log when it has its turn. Raises what the step raises."""
+        """Run a step of a log when it has its turn. Raises errors of the step."""
         turn = _Turn(account, step, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         if self._server is None or self._server.done():

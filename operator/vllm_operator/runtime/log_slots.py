@@ -26,7 +26,7 @@ class Slots:
         return len(self._waiting)
 
     def should_leave(self) -> bool:
-        """Whether the caller should release its slot now for a waiting log. At most one holder per waiting log gets True."""
+        """Return whether the caller should release its slot now for a waiting log. At most one holder per waiting log gets True."""
         if self._leaving >= len(self._waiting):
             return False
         self._leaving += 1

@@ -37,7 +37,7 @@ class LogStream:
         self._task.add_done_callback(lambda task: wake.set())
 
     def is_at_end(self) -> bool:
-        """Whether the log has been read completely. Raises the error that ended the stream, such as ClusterError or one of `take`."""
+        """Return whether the log has been read completely. Raises the error that ended the stream: ClusterError or one of `take`."""
         if not self._task.done():
             return False
         self._task.result()

@@ -22,7 +22,7 @@ _OBJECT = ("namespace", "name")
 Key = tuple[str, str]
 _MetricFamily = CounterMetricFamily | GaugeMetricFamily
 _Sample = tuple[str, tuple[str, ...], float]
-"""Name of the metric without prefix, label values without those of the object, and value."""
+"""Name of the metric without its prefix, label values without the object's, and value."""
 
 
 class Metrics:

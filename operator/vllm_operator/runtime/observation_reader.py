@@ -185,7 +185,7 @@ class CpuUsage:
         found: dict[str, float] = {}
         for pod in pods:
             created = reading.moment(pod, "metadata", "creationTimestamp")
-            is_young = created is not None and now - created < allowed  # it cannot have been silent for so long
+            is_young = created is not None and now - created < allowed  # it cannot have been silent for that long
             if is_young or is_ready(pod) or (view := read_pod(pod)).phase is not Phase.STARTING:
                 continue
             since = last_sign(view, states.get(view.run), now)
@@ -235,7 +235,7 @@ def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | N
 
 
 def _is_about_existing_claim(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
-    """Whether a change of an existing PersistentVolumeClaim was refused. Pods can use the unchanged claim."""
+    """Return whether a change of an existing PersistentVolumeClaim was refused. Pods can use the unchanged claim."""
     return any(_is_about(refusal, claim) for claim in claims)
 
 

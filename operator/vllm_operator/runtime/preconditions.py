@@ -172,7 +172,7 @@ class Preconditions:
         return answers
 
     async def _may(self, permission: Permission) -> bool:
-        """Whether the operator has a permission, either cluster-wide or in each namespace to serve."""
+        """Return whether the operator has a permission, either cluster-wide or in each namespace to serve."""
         namespaces: tuple[str | None, ...] = self._namespaces or (None,)
         for namespace in namespaces if permission.kind.namespaced else (None,):
             attributes = {
@@ -207,7 +207,7 @@ class Preconditions:
         self._preset_kinds = tuple([kind for kind in (PRESET, CLUSTER_PRESET) if await self._reach(self._is_served(kind))])
 
     async def _is_served(self, kind: Kind) -> bool:
-        """Whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""
+        """Return whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""
         try:
             await self._client.find(kind, self._namespace(kind), fields={"metadata.name": "does-not-exist"})
         except NotFound:

@@ -143,7 +143,7 @@ class WorkQueue(Generic[Key]):
             await self._wait()
 
     def done(self, key: Key) -> None:
-        """End the processing of a key. If it was added in the meantime, it is handed out again after its rest."""
+        """End the processing of a key. If it was added in between, it is handed out again after its rest."""
         del self._processing[key]
         now = self._clock()
         if self._debounce:
@@ -189,7 +189,6 @@ class WorkQueue(Generic[Key]):
         return len(self._due)
 
     def _raise_priority(self, key: Key, priority: Priority) -> None:
-        """Remember the highest priority with which a key was added."""
         former = self._priorities.get(key, priority)
         self._priorities[key] = min(former, priority)
         if priority < former and key in self._ready[former]:
@@ -246,7 +245,7 @@ class WorkQueue(Generic[Key]):
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
             due, _, key = heapq.heappop(self._delayed)
-            if self._due.get(key) == due:  # otherwise it was added meanwhile, or an earlier time was set
+            if self._due.get(key) == due:  # otherwise it was added in between, or an earlier time was set
                 del self._due[key]
                 self._rested.pop(key, None)  # it is due, whatever happened before
                 self.add(key, self._priorities.get(key, Priority.CHANGE))

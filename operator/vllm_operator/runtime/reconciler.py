@@ -89,7 +89,7 @@ class Logs(LogStates, Protocol):
         """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
 
     def caught_up(self, key: Key) -> bool:
-        """Whether all existing log lines have been read."""
+        """Return whether all existing log lines have been read."""
 
     def forget(self, key: Key) -> None:
         """Stop following the logs of a deleted VLLMDeployment."""
@@ -367,19 +367,19 @@ def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:
 
 
 def _has_served(resource: VLLMDeployment, snapshot: Snapshot) -> bool:
-    """Whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
+    """Return whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
     progress = reading.named(snapshot.child(DEPLOYMENT), "Progressing", "status", "conditions")
     return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
 
 
 def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
-    """Whether the controller has seen the current spec of a Deployment."""
+    """Return whether the controller has seen the current spec of a Deployment."""
     seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
     return deployment is None or (seen or 0) >= (generation or 0)
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
-    """Whether to write a status after this failure of `apply`.
+    """Return whether to write a status after this failure of `apply`.
 
     An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first status
     about children that do not exist yet.

@@ -66,7 +66,7 @@ class RunLog:
         return self._was_reopened and not self._lines.continues
 
     def begins_after(self, moment: datetime) -> bool:
-        """Whether the log may belong to the next run and its first line was written at `moment` or later."""
+        """Return whether the log may belong to the next run and its first line was written at `moment` or later."""
         return self._begins_at is not None and self._begins_at >= moment
 
     def reopen(self, *, previous: bool, skips: bool = False) -> None:

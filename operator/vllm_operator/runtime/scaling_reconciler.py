@@ -144,6 +144,6 @@ def _targets(autoscaler: Manifest, resource: VLLMDeployment) -> bool:
 
 
 def _is_of_keda(autoscaler: Manifest, name: str) -> bool:
-    """Whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
+    """Return whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
     owners: Iterator[Mapping[str, Any]] = reading.objects(autoscaler, "metadata", "ownerReferences")
     return any((owner.get("kind"), owner.get("name")) == (SCALED_OBJECT.kind, name) for owner in owners)

@@ -87,7 +87,7 @@ class KnownCrashes:
 
 
 class UserData:
-    """Reads a ConfigMap at intervals. Without a name it does nothing."""
+    """Reads a ConfigMap at intervals. Without a ConfigMap name, it does nothing."""
 
     def __init__(
         self,

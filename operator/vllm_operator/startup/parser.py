@@ -111,7 +111,7 @@ class StartupParser:
             self._growing(reader.tail)
 
     def _is_heartbeat(self, data: bytes | str) -> bool:
-        """Whether all lines are heartbeats: lines that an engine repeats every 10 or 60 s while it waits for one of its processes."""
+        """Return whether all lines are heartbeats, which an engine repeats every 10 or 60 s while it waits for one of its processes."""
         data = data if isinstance(data, bytes) else data.encode("utf-8", "replace")
         found = [text for text in self._heartbeats if text in data]
         return bool(found) and all(any(text in line for text in found) for line in data.splitlines())

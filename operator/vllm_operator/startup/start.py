@@ -192,7 +192,7 @@ class StartTracker:
         return rest.strip()
 
     def is_superseded(self, raw: str, following: str) -> bool:
-        """Whether the next line is a later update of the same bar, so that this line can be skipped."""
+        """Return whether the next line is a later update of the same bar, so that this line can be skipped."""
         begin = self._bar_begin
         if not begin or not raw.startswith(begin):
             return False

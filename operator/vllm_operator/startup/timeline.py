@@ -37,7 +37,7 @@ class Timeline:
         self._order = _ORDER[Stage.PROCESS_START]
 
     def is_later(self, stage: Stage) -> bool:
-        """Whether the stage comes after the current one."""
+        """Return whether the stage comes after the current one."""
         return _ORDER[stage] > self._order
 
     def enter(self, stage: Stage, time: datetime | None) -> bool:

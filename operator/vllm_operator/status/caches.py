@@ -141,7 +141,6 @@ def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None)
 
 
 def _with_notes(observed: ObservedState, text: str) -> str:
-    """Append notes about the PVC."""
     observation, messages = observed.observation, observed.messages
     facts: dict[str, Any]
     if (stays := _one_node(observation)) is not None:
@@ -243,7 +242,7 @@ def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocatio
 
 
 def _is_about(message: str, place: str) -> bool:
-    """Whether a message names a location. The status of an ordinary object names its PVC only in the message of CacheWarm."""
+    """Return whether a message names a location. The status of an ordinary object names its PVC only in the message of CacheWarm."""
     return f" {place} " in f"{message} ".replace(". ", " ")
 
 

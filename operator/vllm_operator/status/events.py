@@ -192,7 +192,6 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Draft events about the operator's reaction to crashes and stalled starts."""
     now, before = status.remediation, observed.observation.previous.remediation
     generation = observed.observation.resource.metadata.generation
     kept = current(observed.observation.resource)

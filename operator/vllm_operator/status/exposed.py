@@ -19,7 +19,7 @@ _MANIFESTS: Mapping[str, str] = {
 }
 """Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
 _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
-"""The spec field that needs an integration."""
+"""The spec field that needs each integration."""
 
 
 def exposed(observed: ObservedState) -> Verdict | None:

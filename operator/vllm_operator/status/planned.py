@@ -163,7 +163,7 @@ def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
 
 
 def _is_meant(choice: BackendChoice, logged: str, names: LoggedNames) -> bool:
-    """Whether the log names the planned backend, or one that vLLM may use instead."""
+    """Return whether the log names the planned backend, or one that vLLM may use instead."""
     return any(names.agree(choice.component, logged, backend) for backend in (choice.backend, *(choice.alternatives or ())))
 
 

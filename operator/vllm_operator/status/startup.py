@@ -118,7 +118,7 @@ def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
 
 
 def _same(block: StartupStatus, previous: StartupStatus) -> bool:
-    """Whether the blocks are equal except for times. The time left refers to `update_time`."""
+    """Return whether the blocks are equal except for times. The time left refers to `update_time`."""
     return block.model_copy(update={"update_time": previous.update_time, "eta_seconds": previous.eta_seconds}) == previous
 
 
