@@ -1,4 +1,4 @@
-"""Caches that travel through a real registry, with TLS and an account, to Pods that share no volume with those that filled them."""
+"""Caches that are published to a real registry, with TLS and an account, to Pods that share no volume with those that filled them."""
 
 import json
 from collections.abc import Iterator

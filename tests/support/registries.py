@@ -18,14 +18,14 @@ import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
 from vllm_operator.tools import fetch, pack_caches, publish
-from vllm_operator.tools.artifact import travel_key
+from vllm_operator.tools.artifact import portability_key
 from vllm_operator.tools.image import describe_image, digest_of
 from vllm_operator.tools.pack import Packed
 
 REPOSITORY = "team/caches"
 ACCOUNT = "Basic " + base64.b64encode(b"robot:secret").decode()
 FINGERPRINT = "f" * 64
-BASE, TAG = travel_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, FINGERPRINT)
+BASE, TAG = portability_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, FINGERPRINT)
 
 
 @dataclass

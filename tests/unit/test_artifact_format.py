@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.artifacts import EXCLUDED, FILES, FOLDERS, GRAPH, MODEL, fill, pack_all, unpack
-from vllm_operator.tools.artifact import ArtifactError, travel_key
+from vllm_operator.tools.artifact import ArtifactError, portability_key
 from vllm_operator.tools.pack import take_inventory
 
 LEFT_OUT = {name for name in FILES if name.endswith(("cache_key_factors.json", ".lock")) or name.startswith("outlines")}
@@ -162,13 +162,13 @@ def test_a_directory_without_caches_is_not_packed(tmp_path: Path) -> None:
 
 def test_the_key_of_another_build_or_gpu_has_another_base_and_that_of_another_model_another_tag() -> None:
     parts = {"product": "H200"}
-    base, tag = travel_key("v0.20.1-sm90", parts, "a" * 64, "fingerprint")
+    base, tag = portability_key("v0.20.1-sm90", parts, "a" * 64, "fingerprint")
     assert tag == f"{base}-{'a' * 12}"
     assert base.startswith("v0.20.1-sm90-")
-    assert travel_key("v0.20.1-sm90", parts, "b" * 64, "fingerprint")[0] == base
-    assert travel_key("v0.20.1-sm90", parts, "a" * 64, "another")[0] != base
-    assert travel_key("v0.20.1-sm90", {"product": "H100"}, "a" * 64, "fingerprint")[0] != base
-    assert len(travel_key("v" * 300, parts, "a" * 64, "f")[1]) <= 128
+    assert portability_key("v0.20.1-sm90", parts, "b" * 64, "fingerprint")[0] == base
+    assert portability_key("v0.20.1-sm90", parts, "a" * 64, "another")[0] != base
+    assert portability_key("v0.20.1-sm90", {"product": "H100"}, "a" * 64, "fingerprint")[0] != base
+    assert len(portability_key("v" * 300, parts, "a" * 64, "f")[1]) <= 128
 
 
 # printable characters, of up to four bytes each: names of up to 192 bytes; none that is left out (Hypothesis tries constants of the code)

@@ -23,7 +23,7 @@ FETCH_VARIABLE = "CACHE_ARTIFACT"
 """The variable of this container with its settings."""
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
-_NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
+_NOT_IN_PORTABILITY_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
 """Flags that do not change what is compiled."""
@@ -48,7 +48,7 @@ def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
     return list((known.rejected if known else None) or ())
 
 
-def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
+def portability_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of the artifact key. They depend only on the spec, the plan and the rendered engine.
 
     Args:
@@ -56,7 +56,7 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
         plan: Its plan.
         engine: The rendered container of the engine.
     """
-    parts = {part.name: part.value for part in plan.cache_key_parts if part.name not in _NOT_IN_TRAVEL_KEY}
+    parts = {part.name: part.value for part in plan.cache_key_parts if part.name not in _NOT_IN_PORTABILITY_KEY}
     readable = "-".join(word for word in plan.cache_key.rpartition("-")[0].split("-") if not _is_local(word, plan))
     return {
         "repository": resource.spec.cache.artifact.repository or "" if resource.spec.cache and resource.spec.cache.artifact else "",
@@ -68,7 +68,7 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
     }
 
 
-def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
+def read_portability_settings(pod_spec: Any) -> dict[str, Any] | None:
     """Return the settings of the artifact key in a Pod; None if the Pod fetches no artifact. Accepts any shape."""
     container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
     if not container:

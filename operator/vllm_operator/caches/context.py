@@ -10,7 +10,7 @@ from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.caches.address import CacheAddress, cache_address, template_spec
-from vllm_operator.caches.artifacts import read_travel_settings
+from vllm_operator.caches.artifacts import read_portability_settings
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
@@ -124,8 +124,8 @@ class CacheContext:
     @cached_property
     def primers_of_plan(self) -> tuple[Manifest, ...]:
         """Pods of primers that fetch, and therefore publish, the artifact of the plan."""
-        desired = read_travel_settings(template_spec(self.desired))
-        return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_travel_settings(pod.get("spec")) == desired)
+        desired = read_portability_settings(template_spec(self.desired))
+        return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_portability_settings(pod.get("spec")) == desired)
 
     @cached_property
     def primers(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:

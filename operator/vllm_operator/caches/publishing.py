@@ -26,11 +26,11 @@ from vllm_operator.caches.activity import ArtifactResult, Publication, Publicati
 from vllm_operator.caches.address import template_spec
 from vllm_operator.caches.artifacts import (
     is_secret,
+    portability_settings,
     proxies_of,
+    read_portability_settings,
     read_result,
-    read_travel_settings,
     readiness_request,
-    travel_settings,
 )
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
@@ -124,7 +124,7 @@ def is_published_by_primer(context: CacheContext) -> bool:
         return False
     template = template_spec(context.desired)
     is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(template, "containers"))
-    fetches = read_travel_settings(template) is not None
+    fetches = read_portability_settings(template) is not None
     return context.address is None and context.plan.cache_artifact is not None and fetches and not is_named and bool(_probe(context))
 
 
@@ -168,7 +168,7 @@ def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
 
 def publication_occasion(context: CacheContext) -> str:
     """Return a digest of everything that identifies a publication. Equal occasions are published once."""
-    settings = travel_settings(context.resource, context.plan, _engine(context))
+    settings = portability_settings(context.resource, context.plan, _engine(context))
     key = context.address.key if context.address else context.plan.cache_key
     content = [settings["repository"], key, settings["settings"]]
     return digest(content, 12)
@@ -274,7 +274,7 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     plan = context.plan
     assert plan.cache_artifact is not None
     settings = {
-        **travel_settings(context.resource, plan, _engine(context)),
+        **portability_settings(context.resource, plan, _engine(context)),
         "root": CACHE_ROOT,
         "output": PACKED_ROOT,
         "folders": plan.cache_artifact.folders,
@@ -305,7 +305,7 @@ def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]
     """Return the container that pushes the packed caches, with the Secret for pushing."""
     secret = _artifact_of(context).push_secret_ref
     settings = {
-        **travel_settings(context.resource, context.plan, _engine(context)),
+        **portability_settings(context.resource, context.plan, _engine(context)),
         "output": PACKED_ROOT,
         "deadline": PROGRAM_SECONDS,
         **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
@@ -357,7 +357,7 @@ def cache_mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
     return [
         {"subPath": f"vllm-operator/{cache.folder}", "absPath": cache.directory, "env": name, "requiresWritable": True}
         for cache in used
-        if cache.travels and "/" not in cache.folder and cache.folder != "vllm"
+        if cache.is_published and "/" not in cache.folder and cache.folder != "vllm"
         for name, variable in cache.written.items()
         if variable.value == "{directory}"
     ]

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from vllm_operator.caches.activity import CacheActivity, PrimingStep, Publication, PublicationState
 from vllm_operator.caches.address import CacheAddress, template_spec
-from vllm_operator.caches.artifacts import read_fetch, read_travel_settings
+from vllm_operator.caches.artifacts import read_fetch, read_portability_settings
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.publishing import PUBLISHED, describe_primer_publication, is_asked, is_published_by_primer
 from vllm_operator.pods import reading
@@ -75,11 +75,11 @@ def remembered_skip(context: CacheContext) -> str | None:
 
 def _changes_tag(context: CacheContext) -> bool:
     """Return whether serving Pods will be replaced by Pods that fetch another artifact."""
-    desired = read_travel_settings(template_spec(context.desired))
-    if context.deployment is None or read_travel_settings(template_spec(context.deployment)) == desired:
+    desired = read_portability_settings(template_spec(context.desired))
+    if context.deployment is None or read_portability_settings(template_spec(context.deployment)) == desired:
         return False
     return any(
-        view.phase is Phase.READY and read_travel_settings(pod.get("spec")) != desired
+        view.phase is Phase.READY and read_portability_settings(pod.get("spec")) != desired
         for pod, (_, view) in zip(context.replica_pods, context.replicas, strict=True)
     )
 

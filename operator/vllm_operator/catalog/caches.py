@@ -38,7 +38,7 @@ class Cache(Entry):
     """One cache.
 
     `folder` is relative to the root of the caches, "." the root itself; `default` is where the engine would put the cache by
-    itself. `versions` are the vLLM versions that read the variables. `travels`: whether it is published as an artifact.
+    itself. `versions` are the vLLM versions that read the variables. `is_published`: whether it is published as part of an artifact.
     """
 
     root: ClassVar[str] = CACHE_ROOT
@@ -49,7 +49,7 @@ class Cache(Entry):
     written: Mapping[str, Annotated[CacheVariable, BeforeValidator(_read_variable)]] = Field(alias="variables")
     versions: Specifiers = SpecifierSet()
     distributions: frozenset[Distribution] = frozenset(Distribution)
-    travels: StrictBool = True
+    is_published: StrictBool = Field(True, alias="published")
     default: str
     source: str
 
@@ -97,8 +97,8 @@ class KeyedArgument(Entry):
     source: str
 
 
-class TravellingCaches(Entry):
-    """What of the caches goes into an artifact.
+class PublishedCaches(Entry):
+    """The parts of the caches that are published as an artifact.
 
     Attributes:
         home_folders: Folders of the home directory, which do not belong to a cache with a variable.
@@ -120,7 +120,7 @@ class Caches(Entry):
     weights: WeightsCache
     per_pod_values: PerPodValues | None = None
     keyed: tuple[KeyedArgument, ...] = Field((), alias="keyedArguments")
-    artifact: TravellingCaches | None = None
+    artifact: PublishedCaches | None = None
 
     @model_validator(mode="after")
     def _check_unique(self) -> "Caches":
@@ -151,7 +151,7 @@ class Caches(Entry):
 
     def folders_of_artifact(self, version: str | None, distribution: Distribution) -> tuple[str, ...]:
         """Return the top folders of the cache directory that go into an artifact of a build of vLLM, sorted."""
-        own = {cache.folder.partition("/")[0] for cache in self.used_by(version, distribution) if cache.travels}
+        own = {cache.folder.partition("/")[0] for cache in self.used_by(version, distribution) if cache.is_published}
         return tuple(sorted(own.union(self.artifact.home_folders if self.artifact else ())))
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:

@@ -13,7 +13,7 @@ from vllm_operator.api.operation import ArtifactPolicy, ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.address import is_read_only, volume_at
-from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, proxies_of, travel_settings
+from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, portability_settings, proxies_of
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.init_container import render_init_container
@@ -47,7 +47,7 @@ def render_secret_volume(name: str) -> dict[str, Any]:
 def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], artifact: ArtifactSpec) -> dict[str, Any]:
     assert plan.cache_artifact is not None
     settings: dict[str, Any] = {
-        **travel_settings(resource, plan, engine),
+        **portability_settings(resource, plan, engine),
         "root": CACHE_ROOT,
         "folders": plan.cache_artifact.folders,
         "deadline": DEADLINE_SECONDS,

@@ -1,6 +1,6 @@
 """What the programs that fetch and publish caches have in common: the form of an artifact, its key, and their report.
 
-Travel key. A tag names everything that decides whether caches can be used on another node:
+Portability key. A tag names everything that decides whether caches can be used on another node:
 
     BASE = READABLE-MACHINE-DIGEST     parts of the operator's cache key that are known without the image, and the fingerprint
     TAG = BASE-SETTINGS                and the model and the settings of the engine
@@ -46,7 +46,7 @@ class ArtifactError(Exception):
         self.reason, self.facts = reason, facts
 
 
-def travel_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tuple[str, str]:
+def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tuple[str, str]:
     """Return the tag of the base and the full tag."""
     text = json.dumps([parts, platform.machine(), fingerprint], separators=(",", ":"), sort_keys=True)
     base = f"{readable[:80]}-{platform.machine().replace('_', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, travel_key
+from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, portability_key, run_with_report
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
 from vllm_operator.tools.folders import FOLDER_FLAGS, open_below, open_regular, opened_root
 from vllm_operator.tools.registry import Registry, read_manifest
@@ -49,7 +49,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
     if not before and (found := filled(root, folders)):
         return {"result": "Present", "message": f"The directory already has {', '.join(found[:8])}."}
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
+    base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     reference = settings.get("reference") or ""
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
     registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, start_deadline, travel_key
+from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, portability_key, run_with_report, start_deadline
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build
 from vllm_operator.tools.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
 from vllm_operator.tools.image import DESCRIPTION_NAME, LAYER_NAME
@@ -54,7 +54,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         wait_for_engine(settings["ready"], pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
         start_deadline(float(settings.get("deadline", PACK_SECONDS)))
     fingerprint = build_fingerprint(settings.get("image", ""))
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
+    base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
     cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
     labels = {f"{LABEL}base": base, f"{LABEL}tag": tag, FACTS_LABEL: json.dumps(describe_build(settings), sort_keys=True), **cold}
     output = settings["output"]

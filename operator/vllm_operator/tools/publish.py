@@ -27,9 +27,9 @@ from vllm_operator.tools.artifact import (
     MAX_FILES,
     MAX_JSON,
     ArtifactError,
+    portability_key,
     run_with_report,
     start_deadline,
-    travel_key,
 )
 from vllm_operator.tools.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
 from vllm_operator.tools.folders import open_regular, opened_root
@@ -103,7 +103,7 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
         is_sound = all(isinstance(value, str) for value in labels.values()) and DIGEST.fullmatch(plain) is not None
         is_sound = is_sound and type(files) is int and type(size) is int and 0 < files <= MAX_FILES and 0 <= size < 2**53
         is_sound = is_sound and DIGEST.fullmatch(f"sha256:{found['fingerprint']}") is not None
-        base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], found["fingerprint"])
+        base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], found["fingerprint"])
         kept = tuple(labels.get(f"{LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "What was packed is no artifact.") from None
