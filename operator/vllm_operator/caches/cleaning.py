@@ -45,7 +45,7 @@ FREE_PERCENT = 20
 DEADLINE_SECONDS = 900
 """Deleting a million files from a network file system takes minutes."""
 KEPT_SECONDS = 900
-"""How long the finished Job is kept. It must exceed `PAUSE`, which is measured from the finished Job."""
+"""How long the finished Job is kept. It must exceed `PAUSE`, which is measured from the finished Pod of the Job."""
 ATTEMPTS = 2
 MAX_RECORDED = 1000
 """Maximum number of directories passed to the Job. A variable can have 128 KiB."""

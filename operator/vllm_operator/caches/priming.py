@@ -49,7 +49,7 @@ LEASE_GRACE_SECONDS = 60
 HOLDER_RECHECK_SECONDS = 15.0
 """Interval between checks of the holder of a lease. Events of its Pods do not reconcile the waiting VLLMDeployment."""
 HOLDER_RESTARTS = 3
-"""Maximum restarts of a holder's Pod. A holder with more restarts loses the lease."""
+"""A holder whose Pod has restarted this often loses the lease."""
 HOLDER_CREATION_SECONDS = 3600
 """How long the Pod of a holder may wait for a node, its image and its volumes."""
 HOST_LABEL = "kubernetes.io/hostname"

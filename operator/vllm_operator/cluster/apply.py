@@ -5,11 +5,11 @@ A child is up to date if both hold:
 * its annotation `vllm-operator.dev/applied-digest` is the digest of the desired manifest;
 * `metadata.managedFields` says that the operator still owns exactly the desired fields (`managed_fields`).
 
-The API server stores both, so a restart of the operator writes nothing. Otherwise the child is applied (server-side apply),
-which corrects drift and keeps the fields of others. A child that was found up to date is checked again only after it or its
-desired manifest has changed.
+The API server stores both, so a restart of the operator writes nothing. Otherwise the child is applied (server-side apply), which corrects
+drift and keeps the fields of other managers. A child that was found up to date is checked again only after it or its desired manifest has
+changed.
 
-An object of the same name that the operator did not create is never taken over.
+The operator never takes over an object of the same name that it did not create.
 """
 
 import asyncio
@@ -42,13 +42,15 @@ from vllm_operator.cluster.recent import Recent
 log = logging.getLogger(__name__)
 
 CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
-"""Where additions of others are removed. Elsewhere they stay, such as a paused rollout or the address of a load balancer."""
+"""Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout or the address of
+a load balancer.
+"""
 MAX_CHECKED = 20_000
-"""Children whose last check is remembered. The one that was looked at longest ago is forgotten first."""
+"""Maximum number of children whose last check is cached. The least recently used is dropped first."""
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors that no retry resolves: the desired state, a permission or the namespace must change."""
 _ONLY_IF_ABSENT = {"resourceVersion": "1"}
-"""Metadata with which an apply creates an object, and fails if it exists: no object has this version."""
+"""Metadata with which an apply only creates: it fails if the object exists, because no object has this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,10 @@ class Applied:
     Attributes:
         children: The children as they are now.
         refusals: Children that could not be applied, and why.
-        not_kept: For each Deployment, the first applied field of its Pod template that it lacks or has with another value.
+        not_kept: For each Deployment, the first applied field of its Pod template that is missing or has another value.
         written: Number of writes.
-        waiting: Why a child has to be applied later; None if none has.
-        failure: The error that ended applying, worth a retry. What was written before stays.
+        waiting: Why a child must be applied later; None if there is no such child.
+        failure: The retryable error that ended applying. Earlier writes stay.
     """
 
     children: list[Manifest] = field(default_factory=list)
@@ -86,7 +88,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A child that is up to date: what it and the desired manifest were like, and which field of the template it lacks."""
+    """Result of checking a child that is up to date: its mark, the mark of the desired manifest, and the template field that it lacks."""
 
     mark: str
     not_kept: str | None
@@ -104,23 +106,23 @@ class Applier:
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Apply the desired objects, and prune children that are not desired.
 
-        An error that is worth a retry ends it, and is in `failure`. `live` are the children that were found by label.
+        A retryable error ends applying, and is in `failure`. `live` are the children that were found by label.
         """
         result = Applied()
         found = {_identity(child): child for child in live}
         for group in _in_order(desired_objects):
-            # a Pod that starts with a claim which is being deleted would keep it for ever
+            # A Pod that starts with a PVC that is being deleted would block the deletion.
             ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
             rest = [it for it in ready if not self._is_current(owner, it, found.get(_identity(it)), result)]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in rest]
-            for outcome in await asyncio.gather(*calls, return_exceptions=True) if calls else ():  # none may go on when this returns
+            for outcome in await asyncio.gather(*calls, return_exceptions=True) if calls else ():  # none may continue after the return
                 if isinstance(outcome, ClusterError):
                     result.failure = result.failure or outcome
                 elif isinstance(outcome, BaseException):
                     raise outcome
             if result.failure is not None:
                 break
-        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # not by the order of the answers
+        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # in an order that does not depend on the responses
         if not result.refusals and result.failure is None:
             try:
                 await self._prune(owner, desired_objects, live, result)
@@ -142,7 +144,7 @@ class Applier:
         return now
 
     def _is_current(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> bool:
-        """Whether neither a child nor its desired manifest has changed since its last check. It is then added to the result."""
+        """Return whether neither a child nor its desired manifest has changed since its last check. If so, add it to the result."""
         if child is None or child["metadata"].get("deletionTimestamp") or not is_created_by_operator(child, owner):
             return False
         check = self._checked.get(child["metadata"].get("uid", ""))
@@ -153,7 +155,7 @@ class Applier:
         return True
 
     async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
-        """Apply one child, and add the outcome to the result. One that was not found by its labels may exist without them."""
+        """Apply one child, and add the outcome to the result. A child that was not found by its labels may exist without them."""
         if child is not None and await self._is_leaving(child, owner):
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
@@ -187,7 +189,7 @@ class Applier:
     async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         digested = managed_fields.with_digest(desired)
         if child is None:
-            # without force: an object of this name without the operator's labels belongs to others
+            # without force: an object of this name without the operator's labels belongs to another owner
             fresh = {**digested, "metadata": digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})}
             child = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
             self._wrote("apply", child, result)
@@ -197,10 +199,10 @@ class Applier:
         return await self._clean(desired, child, result) if kind_of(desired) in CLEANED else child
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Apply a child that exists, also if the result of merging with the fields of others is invalid.
+        """Apply an existing child, even if merging it with fields of other managers gives an invalid object.
 
-        Such fields are a port with the name of a desired one, or the parameters of another strategy. The parts of the spec that
-        differ are then replaced first.
+        Examples are a port with the name of a desired port, or the parameters of another strategy. The parts of the spec that differ are
+        then replaced first.
         """
         try:
             return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
@@ -215,7 +217,7 @@ class Applier:
             return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
 
     async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Remove what others have added where the operator allows no additions."""
+        """Remove additions of other managers where the operator allows none."""
         if not (pointers := _additions(child, desired)):
             return child
         log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
@@ -224,9 +226,9 @@ class Applier:
         return now
 
     async def _apply_without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
-        """Apply the rest of a PersistentVolumeClaim if the API server refuses to change its owner; return it as it is then.
+        """Apply the other fields of a PersistentVolumeClaim if the API server refuses to change its owner; return the result.
 
-        The admission plugin OwnerReferencesPermissionEnforcement lets only those change owners who may delete the object.
+        The admission plugin OwnerReferencesPermissionEnforcement requires the permission to delete an object for changes of its owners.
         """
         before, wanted = child["metadata"].get("ownerReferences") or [], desired["metadata"].get("ownerReferences") or []
         if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and before != wanted):
@@ -245,14 +247,14 @@ class Applier:
         self._count(verb, child["kind"])
 
     async def _find(self, desired: Manifest) -> Manifest | None:
-        """The object with the name of a desired one, whatever its labels."""
+        """Return the live object with the name of a desired object, regardless of its labels; None if there is none."""
         try:
             return await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
         except NotFound:
             return None
 
     async def _is_leaving(self, child: Manifest, owner: Manifest) -> bool:
-        """Whether a child is being deleted. A child of an earlier object of the same name is deleted here.
+        """Return whether a child is being deleted. Delete a child of an earlier object of the same name.
 
         The exception is a PersistentVolumeClaim, which only the garbage collector deletes.
         """
@@ -281,7 +283,7 @@ class Applier:
         await self._client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
 
     async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
-        """The desired Deployment without `replicas` if a HorizontalPodAutoscaler sets them on the Deployment itself."""
+        """Return the desired Deployment, without `replicas` if a HorizontalPodAutoscaler scales the Deployment itself."""
         is_given = desired["kind"] == DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
         if not is_given or not managed_fields.is_scaled(child) or not await self._has_autoscaler(child):
             return desired
@@ -291,7 +293,7 @@ class Applier:
         try:
             autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:
-            return True  # it cannot be ruled out
+            return True  # it cannot be excluded
         targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
         return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
 
@@ -299,12 +301,12 @@ class Applier:
 async def annotate_claim(
     client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None], *, disowned: Collection[int] = ()
 ) -> Manifest:
-    """Set annotations of a PersistentVolumeClaim, or remove those that are None; return it as it is then.
+    """Set annotations of a PersistentVolumeClaim, or remove them where the value is None; return the result.
 
     `disowned` are the positions of owner references to remove.
 
-    Several VLLMDeployments may share it, and a user may have created it. So nothing else is written, by a field
-    manager of their own, and only if the claim has not changed since it was read.
+    Several VLLMDeployments may share the claim, and a user may have created it. So a separate field manager writes only these fields, and
+    only if the claim has not changed since it was read.
 
     Raises:
         Conflict: It has changed; read it again.
@@ -326,14 +328,14 @@ async def annotate_claim(
 
 
 async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Manifest], *, manager: str = labels.FIELD_MANAGER) -> Manifest:
-    """Change an object by JSON patch, unless it has changed since it was read (Conflict)."""
+    """Apply a JSON patch to an object. Raises Conflict if it has changed since it was read."""
     metadata = live["metadata"]
     test = {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
     return await client.patch(kind_of(live), metadata["name"], metadata.get("namespace"), [test, *operations], manager=manager)
 
 
 def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
-    """The first applied field of the Pod template that a Deployment lacks or has with another value; None if there is none."""
+    """Return the first applied field of the Pod template that is missing in a Deployment or has another value; None if there is none."""
     if kind_of(child) != DEPLOYMENT:
         return None
     fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
@@ -347,13 +349,13 @@ def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
 
 
 def _in_order(desired_objects: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
-    """What Pods need to be scheduled comes first, but no Service: API servers create many Services slowly, one by one."""
+    """Split objects into prerequisites of scheduling and the rest, which has the Services because API servers create them slowly."""
     first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
     return first, [desired for desired in desired_objects if desired not in first]
 
 
 def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
-    """JSON patch operations that replace each part of the spec that is not as desired, and nothing else."""
+    """Return JSON patch operations that replace exactly the parts of the spec that differ from the desired ones."""
     operations: list[Manifest] = []
     live = child.get("spec") or {}
     applied: Mapping[str, Any] = (managed_fields.find_applied(child) or {}).get("f:spec", {})
@@ -387,7 +389,7 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
 
 
 def _is_own(live: Manifest, owner: Manifest) -> bool:
-    """Whether an object without the operator's labels belongs to this VLLMDeployment. A PersistentVolumeClaim may have lost its owner."""
+    """Return whether an object without the operator's labels belongs to this VLLMDeployment. A claim may have lost its owner."""
     return is_created_by_operator(live, owner) if live["kind"] == CLAIM.kind else is_controlled_by(live, owner)
 
 
@@ -396,7 +398,7 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _mark(desired: Manifest, child: Manifest) -> str:
-    """Changes with the desired manifest and with what a check reads of the child, but not with what controllers write."""
+    """Return a digest of the desired manifest and the checked fields of the child. Fields of controllers do not affect it."""
     metadata, wanted = child["metadata"], desired["metadata"]
     version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
     labelled = [[(metadata.get(field) or {}).get(name) for name in wanted.get(field) or ()] for field in ("labels", "annotations")]

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the operator uses it: a Protocol with ten methods, kinds, selectors and errors.
+"""The operator's interface to the Kubernetes API: a Protocol, kinds, selectors and errors.
 
 Manifests are plain dictionaries, as on the wire. Typed models would drop fields that they do not know, and writing them back would
 delete these fields.
@@ -56,8 +56,8 @@ class Kind:
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """The URL path of the collection, of one object, or of one of its subresources.
 
-        Every path of an object is made here, so no name from a spec, an annotation or an owner reference leads to another object, to
-        the collection (which an empty name would), or into the query.
+        Every object path is built here, so that a name from a spec, an annotation or an owner reference cannot address another object, the
+        collection (an empty name would), or the query.
 
         Raises:
             InvalidName: No object can have this name.
@@ -147,10 +147,10 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
 
 
 def selector_of(kind: Kind) -> dict[str, str]:
-    """The labels by which objects of a kind are listed and watched; empty for all objects of the kind.
+    """Return the labels that select the listed and watched objects of a kind; empty for all objects.
 
-    Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Pods of others
-    may have it too: `vllm_operator.pods.owner` tells whose a Pod is.
+    Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Other Pods may have
+    it too: `vllm_operator.pods.owner` determines the owner of a Pod.
     """
     if kind in (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET):
         return {}
@@ -158,11 +158,11 @@ def selector_of(kind: Kind) -> dict[str, str]:
 
 
 def children_of(kind: Kind, name: str) -> dict[str, str]:
-    """The labels of the children of this kind of one VLLMDeployment."""
+    """Return the labels of the children of a kind of one VLLMDeployment."""
     return selector_of(kind) | {labels.INSTANCE_LABEL: name}
 
 
-# ruff: noqa: N818 - they have the names of the API server's reasons
+# ruff: noqa: N818 - named like the API server's reasons
 class ClusterError(Exception):
     """A request to the API server failed. `str()` is the message of the API server if there is one."""
 
@@ -225,7 +225,7 @@ class NotLeading(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """Which log to read. `since` is an RFC 3339 time, which the API server truncates to seconds. `tail_lines`: only its last lines."""
+    """The log to read. `since` is an RFC 3339 time, which the API server truncates to seconds. `tail_lines` limits it to its last lines."""
 
     namespace: str
     pod: str
@@ -239,9 +239,9 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a list of objects, and the resourceVersion of the whole list: the same in each part.
+    """A part of a list of objects, and the resourceVersion of the whole list, which is equal in each part.
 
-    The items are there until the next page is asked for.
+    The items are valid until the next page is requested.
     """
 
     items: Sequence[Manifest]
@@ -249,7 +249,7 @@ class Page:
 
 
 class ClusterClient(Protocol):
-    """Requests to the API server. All raise `ClusterError`, and none but `stream_log` waits longer than the timeout of the client."""
+    """Requests to the API server. All raise `ClusterError`. All except `stream_log` end after the timeout of the client."""
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. Raises NotFound."""
@@ -276,34 +276,34 @@ class ClusterClient(Protocol):
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Page]:
-        """List objects, as they were at one moment, page by page: for those who keep less of each object than it is.
+        """List objects page by page, as of one resourceVersion. For callers that keep only a part of each object.
 
-        Raises Gone if a page is asked for so late that the API server does not know that moment any more: then list again.
+        Raises Gone if the resourceVersion of the list has expired. Then list again.
         """
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
-        """Create or change an object by server-side apply; return it as it is then.
+        """Create or change an object by server-side apply; return the result.
 
-        Without `force`, it is a Conflict if another manager owns a field with another value.
+        Raises Conflict without `force` if another manager owns a field with another value.
         """
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Apply the status of an object. Raises NotFound if the object is gone."""
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
-        """Apply a JSON patch (RFC 6902). A failed `test` operation is a Conflict."""
+        """Apply a JSON patch (RFC 6902). Raises Conflict if a `test` operation fails."""
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object. Raises Conflict if it exists."""
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
-        """Delete an object if it still has this uid. It is no error if the object is gone."""
+        """Delete an object if it still has this uid. A missing object is not an error."""
 
     def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open a log with timestamps; iterate over its bytes in chunks of at most 64 KiB.
 
-        With `follow`, this waits for the first line, without a timeout: a kubelet answers nothing before.
-        The end of the stream does not mean that the container has ended: it also ends when the kubelet restarts.
+        With `follow`, this waits for the first line without a timeout, because a kubelet does not respond earlier. The end of the stream
+        does not mean that the container has ended: it also ends when the kubelet restarts.
         """
 
     async def close(self) -> None:

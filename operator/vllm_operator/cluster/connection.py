@@ -1,7 +1,7 @@
 """How to connect to the API server: a kubeconfig, or the ServiceAccount of the Pod.
 
 `KUBECONFIG` comes first, then the ServiceAccount in a Pod, then `~/.kube/config`. Tokens rotate: that of the ServiceAccount is read again
-every minute, and the client reloads the others after a 401. Other certificates need new connections: then the process starts again.
+every minute, and the client reloads the others after a 401. Changed certificates need new connections, so the process restarts.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CHECK_SECONDS = 10.0
 """Time between two checks of the certificates."""
 _CONNECTION_FIELDS = ("host", "proxy", "ssl_ca_cert", "ca_cert_data", "cert_file", "key_file", "verify_ssl", "tls_server_name")
 _NO_KUBECONFIG = (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError)
-"""What the loader raises for a file that is not a kubeconfig."""
+"""Errors of the loader for a file that is not a kubeconfig."""
 ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a ServiceAccount."
 
 
@@ -41,15 +41,15 @@ class MissingConnectionError(Exception):
     """There is no usable kubeconfig and no ServiceAccount. The message says what was tried."""
 
 
-class ConnectionOutdated(Exception):  # noqa: N818 - named for what has happened
-    """The certificates, or the address of the API server, have changed. This process must exit, to be started with the new ones."""
+class ConnectionOutdated(Exception):  # noqa: N818 - named for the event
+    """The certificates, or the address of the API server, have changed. This process must exit and be restarted."""
 
 
 async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
     """Load the configuration of the client.
 
     Raises:
-        MissingConnectionError: There is none, or it cannot be used.
+        MissingConnectionError: No usable configuration exists.
     """
     environment = os.environ if environment is None else environment
     configuration = Configuration()
@@ -79,7 +79,7 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
 
 
 def ssl_context(configuration: Configuration) -> ssl.SSLContext:
-    """How certificates are verified: without the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
+    """Return a context that verifies certificates without the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
 
     Raises:
         OSError, ValueError: No connection can use the certificates.
@@ -101,7 +101,7 @@ def open_session(
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     traces: Sequence[aiohttp.TraceConfig] = (),
 ) -> aiohttp.ClientSession:
-    """Open a session. All connections to the API server are made here. Their owners limit their number.
+    """Open a session. All connections to the API server are opened here. Callers limit their number.
 
     Raises:
         OSError, ValueError: No connection can use the certificates.
@@ -129,7 +129,7 @@ async def authorization(configuration: Configuration) -> str | None:
 
 
 class Connection:
-    """Connections to the API server, with a token that is kept current."""
+    """Connections to the API server, with a token that is kept up to date."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class Connection:
         reload: Callable[[], Awaitable[Configuration]] | None,
         traces: Sequence[aiohttp.TraceConfig] = (),
     ) -> None:
-        """Open no connection yet.
+        """Create without opening a connection.
 
         Args:
             configuration: How to connect.
-            timeout_seconds: For a reload: a kubeconfig may name a program that prints a token.
+            timeout_seconds: Timeout of a reload. A kubeconfig may name a program that prints a token.
             reload: Loads the configuration again; never if None.
-            traces: What aiohttp calls for each request.
+            traces: Tracing callbacks for aiohttp.
         """
         self.configuration = configuration
         self.session = open_session(configuration, traces=traces)
@@ -157,14 +157,14 @@ class Connection:
         self._is_outdated = False
 
     async def refresh(self, refused: str | None) -> bool:
-        """Reload credentials that the API server refused, at most every ten seconds; return whether there are others now.
+        """Reload credentials that the API server refused, at most every ten seconds; return whether they have changed.
 
         Raises:
-            MissingConnectionError, TimeoutError, ConfigException, OSError, ValueError: They cannot be read.
+            MissingConnectionError, TimeoutError, ConfigException, OSError, ValueError: The credentials cannot be read.
         """
         if self._reload is None:
             return False
-        async with self._reloading:  # of all requests that were refused together, one reloads
+        async with self._reloading:  # concurrent refusals cause one reload
             if await authorization(self.configuration) != refused:
                 return True
             if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
@@ -180,10 +180,10 @@ class Connection:
             return True
 
     async def watch(self) -> None:
-        """Check the certificates every ten seconds, until cancelled. Certificates that cannot be used are not complete yet.
+        """Check the certificates every ten seconds, until cancelled. Unusable certificates are assumed to be incompletely written.
 
         Raises:
-            ConnectionOutdated: The process has to start again.
+            ConnectionOutdated: The process must restart.
         """
         while not self._is_outdated:
             await asyncio.sleep(CHECK_SECONDS)
@@ -206,7 +206,7 @@ def read_certificates(configuration: Configuration) -> list[bytes]:
 
 
 def context_namespace(environment: Mapping[str, str] | None = None) -> str:
-    """The namespace of the current context of the kubeconfig; `default` if it has none."""
+    """Return the namespace of the current context of the kubeconfig; `default` if it has none."""
     environment = os.environ if environment is None else environment
     try:
         _, current = list_kube_config_contexts(environment.get("KUBECONFIG") or _home_kubeconfig(environment))
@@ -216,7 +216,7 @@ def context_namespace(environment: Mapping[str, str] | None = None) -> str:
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
-    """The proxy for a server, by the environment variables that kubectl reads; None for none."""
+    """Return the proxy for a server from the environment variables that kubectl reads; None without one."""
     name = urlsplit(host).hostname or ""
     exempt = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
     if any(_covers(entry.strip().lower(), name) for entry in exempt.split(",") if entry.strip()):

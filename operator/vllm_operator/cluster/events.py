@@ -1,11 +1,10 @@
 """Events: written about VLLMDeployments, read about Pods, PersistentVolumeClaims and Jobs.
 
-The name of a written event is derived from the object and the series of the occurrence, or its key. An operator that was
-killed between two writes and reports an occurrence again finds the existing event. An annotation on the event is the key of the
-last counted occurrence.
+The name of a written event is derived from the object and the series of the occurrence, or its key. After a crash between two writes, the
+operator reports the occurrence again and finds the existing event. An annotation on the event has the key of the last counted occurrence.
 
-The API server keeps no events in its watch cache: each request reads all events of the namespace. So they are read only if nothing
-else has the answer, not for a new object, and not again within seconds:
+The API server keeps no events in its watch cache: each request reads all events of the namespace. So they are read only for questions that
+no other source answers, not for a new object, and not again within seconds:
 
 * a Pod on a node without a container: does the image or a volume keep it waiting?
 * a container that ended with a signal: was it a probe?
@@ -44,15 +43,15 @@ log = logging.getLogger(__name__)
 
 COMPONENT = "vllm-operator"
 MAX_MESSAGE = 1023
-"""Bytes. The API server refuses messages of 1024 bytes and more."""
+"""Maximum size in bytes. The API server refuses messages of 1024 bytes and more."""
 MAX_NAME = 253
 MAX_PODS = 8
-"""Pods whose events are read in one reconciliation. The status shows the worst Pods and counts the others."""
+"""Maximum number of Pods whose events are read in one reconciliation. The status shows the worst Pods and counts the others."""
 MIN_AGE_SECONDS = 5.0
-"""No events are read about younger objects: most of them are still making progress."""
+"""Minimum age of an object before its events are read. Most younger objects are still making progress."""
 MIN_CACHE_SECONDS = 5.0
 MAX_CACHE_SECONDS = 60.0
-"""Events are read again after a quarter of the age of their object, within these bounds."""
+"""Bounds of the cache time, which is a quarter of the age of the object."""
 MAX_CACHED = 256
 KILLED = (0, 137, 143)
 """Exit codes of a container that a probe may have ended, with SIGTERM or SIGKILL. A server may exit with 0 on SIGTERM."""
@@ -62,7 +61,7 @@ _ANNOTATION_POINTER = f"/metadata/annotations/{labels.OCCURRENCE_ANNOTATION.repl
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that happened. Equal keys mean the same occurrence. One event counts all occurrences of a series."""
+    """Something to report in an event. Equal keys identify the same occurrence. One event counts all occurrences of a series."""
 
     type: str
     reason: str
@@ -78,7 +77,7 @@ class EventRecorder:
         self._client = client
 
     async def record(self, resource: Manifest, occurrence: Occurrence, *, now: datetime) -> str | None:
-        """Write an event, or count the occurrence in an existing event; return the verb, None if nothing was written.
+        """Write an event, or count the occurrence in an existing event; return the verb of the request, or None if nothing was written.
 
         Raises:
             Unavailable: Try again with the same occurrence.
@@ -94,7 +93,7 @@ class EventRecorder:
                 try:
                     return await self._count(event, occurrence)
                 except (Conflict, NotFound):
-                    continue  # it has changed, or was deleted
+                    continue  # it has changed or was deleted
         except Unavailable:
             raise
         except ClusterError as error:
@@ -110,7 +109,7 @@ class EventRecorder:
         if (annotations or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
             return None
         marked: Manifest = {"path": _ANNOTATION_POINTER, "value": occurrence.key}
-        if not annotations:  # somebody has removed them, and a patch cannot add to a map that does not exist
+        if not annotations:  # somebody removed them, and a patch cannot add to a map that does not exist
             marked = {"path": "/metadata/annotations", "value": {labels.OCCURRENCE_ANNOTATION: occurrence.key}}
         operations: list[Manifest] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": event_now["metadata"]["resourceVersion"]},
@@ -125,7 +124,7 @@ class EventRecorder:
 
 
 def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) -> Manifest:
-    """The manifest of an event about an object, which is a VLLMDeployment if it has no kind.
+    """Return the manifest of an event about an object. An object without a kind is a VLLMDeployment.
 
     Events of equal series have equal names; without a series, events of equal keys.
     """
@@ -161,7 +160,7 @@ def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) ->
 
 
 def shorten(message: str, limit: int = MAX_MESSAGE) -> str:
-    """Truncate a message to this many bytes of UTF-8, with an ellipsis at the end."""
+    """Truncate a message to at most `limit` bytes of UTF-8, with an ellipsis at the end."""
     data = message.encode("utf-8", "replace")
     if len(data) <= limit:
         return message
@@ -178,7 +177,7 @@ class EventReader:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Prepare to read with this client."""
+        """Create without reading."""
         self._client = client
         self._clock = clock
         self._now = now
@@ -187,9 +186,9 @@ class EventReader:
     async def read(
         self, pods: Sequence[Manifest], claims: Sequence[Manifest | None], jobs: Sequence[Manifest] = ()
     ) -> tuple[tuple[Manifest, ...], float | None]:
-        """The events that explain something, and the seconds after which to read again; None for never. `jobs` have no Pod.
+        """Return the events that explain a state, and the seconds until the next read (None for never). `jobs` are Jobs without a Pod.
 
-        Raises nothing. If events cannot be read, those that were read last are returned; messages then say less.
+        Never raises. If events cannot be read, the last events are returned, and messages have less detail.
         """
         waiting: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
         pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
@@ -215,7 +214,7 @@ class EventReader:
             events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
         except Forbidden:
             raise
-        except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail alone
+        except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail independently
             log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
             events = known
         self._cached.pop(uid, None)
@@ -225,20 +224,20 @@ class EventReader:
         return events
 
     def _cache_seconds(self, item: Manifest) -> float:
-        """For how many seconds events about an object are cached."""
+        """Return for how many seconds events about an object are cached."""
         return min(MAX_CACHE_SECONDS, max(MIN_CACHE_SECONDS, self._age(item) / 4))
 
     def _age(self, item: Manifest) -> float:
-        """Seconds since the object was created. The clocks of the API server and of this machine may differ."""
+        """Return the seconds since the object was created. The clocks of the API server and of this machine may differ."""
         created = reading.moment(item, "metadata", "creationTimestamp")
         if created is None:
             return MIN_AGE_SECONDS
-        # a slow clock must not make it wait for ever
+        # A slow clock must not block the read indefinitely.
         return abs((self._now() - created).total_seconds())
 
 
 def needs_explanation(pod: Manifest) -> bool:
-    """Whether an event may explain what the status of a Pod does not. Accepts any object."""
+    """Return whether an event may add an explanation to the status of a Pod. Accepts any object."""
     if not reading.text(pod, "spec", "nodeName"):
         return False  # the condition PodScheduled explains it
     status = reading.mapping(pod, "status")

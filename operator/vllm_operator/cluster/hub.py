@@ -1,7 +1,7 @@
 """The model hub: reads the config.json of a model, the size of its weights, and the headers of quantized ones.
 
-The content is untrusted: its size is limited, and long or deep values are dropped. A token is only sent to the hub itself, not to
-other hosts that it redirects to, and never appears in a message.
+The content is untrusted: its size is limited, and long or deep values are dropped. A token is sent only to the hub, not to hosts of its
+redirects, and never appears in a message.
 """
 
 import asyncio
@@ -22,21 +22,25 @@ from vllm_operator.planning.model.tensors import HEADER_LIMIT, LENGTH_BYTES, Ten
 from vllm_operator.pods.reading import mapping
 
 SIZE_LIMIT = 2 * 1024 * 1024
-"""Maximum bytes of a file. The largest of well-known models have less than 1 MiB, with lists of layers that are not quantized."""
+"""Maximum size of a file in bytes. The largest files of well-known models have less than 1 MiB, with lists of layers that are not
+quantized.
+"""
 MAX_REDIRECTS = 3
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 INDEX_BYTES = 4096
-"""The first lines of the index have the total size. Its list of tensors takes many MiB for a large model."""
+"""Bytes to read of an index. Its first lines contain the total size. Its list of tensors takes many MiB for a large model."""
 WEIGHTS_SECONDS, HEADERS_SECONDS = 2.0, 2.4
-"""Timeouts for the size of the weights, and for the headers of their files since the reading began. Both are optional."""
+"""Timeouts in seconds: for the size of the weights, and for the headers of their files since the start of the read. Both reads are
+optional.
+"""
 HEADERS_LIMIT, HEADERS_AT_ONCE = 32, 8
-"""Files whose headers are read, and how many at a time. Larger checkpoints are estimated from config.json."""
+"""Maximum number of files whose headers are read, and of concurrent reads. Larger checkpoints are estimated from config.json."""
 REFUSALS = (401, 403, 404)
-"""Statuses that are about the model, not about the hub."""
+"""HTTP statuses that concern the model, not the hub."""
 ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
-"""Longer or deeper values do not affect the choice of kernels, and are dropped."""
+"""Limits of values. Longer or deeper values do not affect the choice of kernels, and are dropped."""
 QUANTIZATION_KEYS, NAMES_LIMIT = ("quantization_config", "compression_config", "quantization"), 20_000
-"""Below these keys are lists of layers that are not quantized, or tables of those that are. They may be longer."""
+"""Keys below which lists of layers may be longer: layers that are not quantized, or tables of quantized layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class HubAnswer(ModelFiles):
     """The result of reading.
 
     Attributes:
-        failed: The hub was slow or failed. That may concern this model alone: a mirror is slow for each model that it does not have.
+        failed: The hub was slow or failed. This may concern only this model, because a mirror is slow for models that it does not have.
         unreachable: There is no connection to the hub, so reading another model now would fail too.
     """
 
@@ -53,7 +57,7 @@ class HubAnswer(ModelFiles):
 
 
 class ModelHub(Protocol):
-    """A source of files of models."""
+    """A source of model files."""
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
         """Read the config.json of `organization/name`. Never raises."""
@@ -69,12 +73,12 @@ class HttpHub:
     """A hub with the API of huggingface.co: `ENDPOINT/organization/name/resolve/REVISION/FILE`."""
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is the address without a path. Close it in the event loop."""
+        """Create a client for `endpoint`, an address without a path. Close it in the event loop."""
         self._endpoint = endpoint.rstrip("/")
         self._opened: aiohttp.ClientSession | None = None
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read config.json, hf_quant_config.json if it has the quantization, the size of the weights, and headers of quantized ones."""
+        """Read config.json, the size of the weights and, for quantized weights, hf_quant_config.json and the headers."""
         until = asyncio.get_running_loop().time() + HEADERS_SECONDS
         try:
             config = await self._file(repository, revision, "config.json", token)
@@ -109,7 +113,7 @@ class HttpHub:
             return None
 
     async def _weights(self, repository: str, revision: str, token: str | None) -> tuple[int | None, list[str]]:
-        """Total size of the weights in bytes, None if it cannot be read in time; and the names of their files, as far as they are known."""
+        """Return the total size of the weights in bytes (None if it cannot be read in time) and the known names of their files."""
         try:
             async with asyncio.timeout(WEIGHTS_SECONDS):
                 try:
@@ -121,7 +125,7 @@ class HttpHub:
             return None, []
 
     async def _tensors(self, repository: str, revision: str, files: list[str], token: str | None, until: float) -> TensorSizes | None:
-        """Sizes of all tensors; None if there are too many files, or not all headers can be read in time."""
+        """Return the sizes of all tensors; None if there are too many files, or not all headers can be read in time."""
         if not 0 < len(files) <= HEADERS_LIMIT:
             return None
         places = asyncio.Semaphore(HEADERS_AT_ONCE)
@@ -143,13 +147,13 @@ class HttpHub:
         return combine(task.result() for task in tasks) if tasks else None
 
     async def _length(self, url: str, token: str | None) -> int | None:
-        """Size of a file in bytes, which the hub sends together with the redirect."""
+        """Return the size of a file in bytes, which the hub sends with the redirect; None if it is unknown."""
         async with self._session().head(url, headers=self._authorization(url, token), allow_redirects=False) as response:
             length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)
             return int(length) if length and length.isdecimal() and len(length) < 19 else None
 
     def _place(self, repository: str, revision: str, name: str) -> tuple[str, str]:
-        """URL of a file, and its description for messages."""
+        """Return the URL of a file, and its description for messages."""
         path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
         if any(part in (".", "..") for part in repository.split("/")) or revision in (".", ".."):
             raise _ReadError(f"{repository} is not the name of a model.")
@@ -198,7 +202,7 @@ class HttpHub:
         take: Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]] | None = None,
         ranged: bool = False,
     ) -> bytes:
-        """Read a file, or what `take` wants of it, following redirects. `ranged`: no more than the first bytes are wanted."""
+        """Read a file with `take`, following redirects. `ranged`: request only the first bytes."""
         for _ in range(MAX_REDIRECTS + 1):
             headers = self._authorization(url, token) | ({"Range": f"bytes=0-{HEADER_LIMIT}"} if ranged else {})
             async with self._session().get(url, headers=headers, allow_redirects=False) as response:
@@ -216,7 +220,7 @@ class HttpHub:
 
 
 class _ReadError(Exception):
-    """A file cannot be read; the message says why."""
+    """A file cannot be read. The message is the reason."""
 
     def __init__(self, message: str, *, refused: bool = False, failed: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
@@ -224,17 +228,17 @@ class _ReadError(Exception):
 
 
 async def _nothing() -> None:
-    """Stands for a read that is not needed."""
+    """Do nothing, in place of an unnecessary read."""
 
 
 def _total_size(index: bytes) -> int | None:
-    """The total size at the beginning of an index of weight files; some tools write it as a float."""
+    """Return the total size at the beginning of an index of weight files. Some tools write it as a float."""
     found = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)
     return int(found[1]) if found else None
 
 
 def _file_names(index: bytes) -> list[str]:
-    """Names of the files by the first one that the index names, such as `model-00001-of-00005.safetensors`."""
+    """Return the names of the files, derived from the first name in the index, such as `model-00001-of-00005.safetensors`."""
     found = re.search(rb'"([A-Za-z0-9_.\-]{0,64}-)[0-9]{5}-of-([0-9]{5})\.safetensors"', index)
     count = int(found[2]) if found else 0
     if found is None or count > HEADERS_LIMIT:
@@ -257,12 +261,12 @@ def slim(value: Any, depth: int = 0, entries: int = ENTRIES_LIMIT) -> Any:
 
 
 def _text(value: str) -> str:
-    """A text that is safe in a status: printable, and without the lone surrogates that JSON may contain."""
+    """Return a text that is safe in a status: printable, and without the lone surrogates that JSON may contain."""
     return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
 
 
 def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]]:
-    """Take the first bytes."""
+    """Return a reader of the first bytes."""
 
     async def take(response: aiohttp.ClientResponse, _: str) -> bytes:
         return await _beginning(response, size)
@@ -271,7 +275,7 @@ def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes
 
 
 async def _header(response: aiohttp.ClientResponse, what: str) -> bytes:
-    """Take the header of a safetensors file, without its length."""
+    """Read the header of a safetensors file, without its length."""
     length = header_length(await _beginning(response, LENGTH_BYTES))
     header = await _beginning(response, length) if length is not None else b""
     if len(header) != length:
@@ -309,7 +313,7 @@ def _next(url: str, location: str, what: str) -> str:
 
 
 def _meaning(status: int, token: str | None) -> str:
-    """The meaning of a status. A hub also responds with 401 for a model that does not exist, to hide which private ones do."""
+    """Return the meaning of an HTTP status. A hub also responds with 401 for a missing model, to hide the names of private ones."""
     if status in (401, 403):
         return (
             "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"

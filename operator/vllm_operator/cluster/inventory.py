@@ -1,8 +1,8 @@
 """A cache of the GPUs of the cluster.
 
-Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All
-reconciliations share the result. The nodes are listed in pages, and only what matters of them is kept, serialized: 2,000 nodes would
-take 100 MiB otherwise.
+Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All reconciliations
+share the result. The nodes are listed in pages, and only the required fields are kept, serialized. Whole objects of 2,000 nodes would take
+100 MiB.
 """
 
 import asyncio
@@ -40,27 +40,29 @@ GPU_LABELS = (
     "gpu.nvidia.com/",
     labels.ARCHITECTURE_LABEL,
 )
-"""Prefixes of labels of nodes that may have a GPU. There is no label that all of them have."""
+"""Prefixes of labels of nodes that may have a GPU. No label is common to all of them."""
 
 REST_FACTOR = 10.0
-"""The inventory is read again after this many times as long as reading it took at the earliest. Where 2,000 nodes take 0.3 s, a new plan
-uses an inventory that is at most 3 s old, and reading takes a tenth of the time at most."""
+"""Minimum interval between two reads, as a multiple of the duration of a read. If 2,000 nodes take 0.3 s, a new plan uses an inventory
+that is at most 3 s old, and reading takes at most a tenth of the time.
+"""
 ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
-"""Field selector of the Pods that may hold devices."""
+"""Field selector of the Pods that may use devices."""
 NODE_LISTS = 8
-"""Up to so many nodes with GPUs, the Pods of each node are listed, for which the API server has an index. With more, all Pods of the
-cluster are listed, in pages."""
+"""Maximum number of nodes with GPUs whose Pods are listed per node, for which the API server has an index. With more nodes, all Pods of
+the cluster are listed, in pages.
+"""
 
 NODE_POOLS_RETRY_SECONDS = 600.0
-"""A cluster without Karpenter is not asked again for NodePools for so long."""
+"""Seconds until the next request for NodePools after a cluster had no Karpenter."""
 
 Content = TypeVar("Content")
 
 
 class SharedRead(Generic[Content]):
-    """Something that is read of the cluster and kept. Concurrent callers share one read and its error.
+    """Cached content of the cluster. Concurrent callers share one read and its error.
 
-    Otherwise each of them would wait for a timeout of its own.
+    Otherwise each caller would wait for its own timeout.
     """
 
     def __init__(self, read: Callable[[], Awaitable[Content]], clock: Callable[[], float], name: str) -> None:
@@ -70,16 +72,16 @@ class SharedRead(Generic[Content]):
         self._reading: asyncio.Task[None] | None = None
         self._read_at: float | None = None
         self._took = 0.0
-        self._begun, self._kept = 0, 0  # numbers of the read that began last, and of the one that is kept
+        self._begun, self._kept = 0, 0  # number of the last started read, and of the cached one
         self._content: Content | None = None
 
     async def get(self, max_age: float, limit: float, *, or_last: bool = False) -> Content:
-        """Return it, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
+        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
 
-        `or_last`: return the last content, however old, while the API server is unavailable.
+        `or_last`: return the last content, of any age, while the API server is unavailable.
 
         Raises:
-            ClusterError: It cannot be read.
+            ClusterError: The content cannot be read.
         """
         age, begun = min(max(max_age, REST_FACTOR * self._took), limit), self._begun
         while self._kept <= begun and self._is_older(age):
@@ -88,7 +90,7 @@ class SharedRead(Generic[Content]):
                 self._reading = asyncio.create_task(self._refresh(), name=self._name)
                 self._reading.add_done_callback(self._has_read)
             try:
-                await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
+                await asyncio.shield(self._reading)  # if one caller is cancelled, the others continue
             except Unavailable:
                 if not or_last or self._content is None:
                     raise
@@ -114,10 +116,10 @@ class SharedRead(Generic[Content]):
 
 
 class InventoryCache(Generic[Content]):
-    """A cache of what `read` makes of the nodes with GPUs, of the ResourceSlices and of Karpenter's NodePools.
+    """A cache of the result of `read` for the nodes with GPUs, the ResourceSlices and Karpenter's NodePools.
 
-    Pods are listed only when a new plan depends on what they leave free (`held`), and not watched: a watch would bring every change of
-    every Pod of the cluster, also while no plan is made.
+    Pods are listed only when a new plan depends on the free devices (`held`), and not watched: a watch would deliver every change of every
+    Pod of the cluster all the time.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class InventoryCache(Generic[Content]):
         sees_all_pods: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` gets the nodes and the ResourceSlices, and the NodePools as `node_pools`; its result is cached for `seconds`.
+        """Create a cache with a lifetime of `seconds`. `read` gets the nodes, the ResourceSlices, and the NodePools as `node_pools`.
 
         `sees_all_pods`: the operator may list the Pods of all namespaces.
         """
@@ -148,7 +150,7 @@ class InventoryCache(Generic[Content]):
     async def read(self, *, max_age: float | None = None) -> Content:
         """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
 
-        Without `max_age`, no new plan depends on it. Then the last inventory will do while the API server is unavailable.
+        Without `max_age`, no new plan depends on the inventory, so the last one is returned while the API server is unavailable.
 
         Raises:
             ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
@@ -156,12 +158,12 @@ class InventoryCache(Generic[Content]):
         return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds, or_last=max_age is None)
 
     async def held(self, *, insist: bool = True) -> HeldDevices | None:
-        """What the Pods of the cluster hold, as it is now, or a moment ago if many ask; None if the operator may not list them.
+        """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Concurrent callers share a read.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
 
         Raises:
-            ClusterError: They cannot be listed.
+            ClusterError: The Pods cannot be listed.
         """
         if not (insist or self._sees_all_pods):
             return None
@@ -180,7 +182,7 @@ class InventoryCache(Generic[Content]):
         return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
     async def _claims(self) -> Sequence[Manifest] | None:
-        """The ResourceClaims of the cluster, if it has devices for them; None if they cannot be listed."""
+        """Return the ResourceClaims of the cluster if it has devices for them; None if they cannot be listed."""
         if self._seen is None or not self._seen[1]:
             return None
         try:
@@ -219,12 +221,12 @@ class InventoryCache(Generic[Content]):
             self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
             return ()
         except Unavailable:
-            return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which concerns no node
+            return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which does not concern nodes
         return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
 
 
 def has_gpu_sign(node: Manifest) -> bool:
-    """Whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
+    """Return whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
     if any(label.startswith(GPU_LABELS) for label in node["metadata"].get("labels") or {}):
         return True
     status: dict[str, Any] = node.get("status") or {}
@@ -232,7 +234,7 @@ def has_gpu_sign(node: Manifest) -> bool:
 
 
 def _device_part(pod: Manifest) -> Manifest | None:
-    """The parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster do not."""
+    """Return the parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster request none."""
     if not requested_devices(pod):
         return None
     metadata, spec = pod["metadata"], pod["spec"]
@@ -252,7 +254,7 @@ def _named(metadata: Manifest) -> Manifest:
 
 
 def _node_part(node: Manifest) -> Manifest:
-    """The parts of a node that matter here, without those that change with every heartbeat."""
+    """Return the parts of a node that matter here, without the fields that change with every heartbeat."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
     return {

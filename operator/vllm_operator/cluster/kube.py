@@ -1,4 +1,4 @@
-"""The client of a real API server, with `aiohttp`. Of the `kubernetes` package, only the configuration is used.
+"""The client of a real API server, with `aiohttp`. It uses only the configuration of the `kubernetes` package.
 
 Its typed models are not used: they take 13 times as long as `json.loads`, and drop fields that they do not know. HTTP statuses
 and errors of `aiohttp` become the errors of `vllm_operator.cluster.client`.
@@ -46,11 +46,11 @@ from vllm_operator.pods import reading
 log = logging.getLogger(__name__)
 
 PAGE = 50
-"""Objects in one page of a list. A parsed page takes five to ten times the memory of its text, which is some 10 KB for each object."""
+"""Objects in one page of a list. A parsed page takes five to ten times the memory of its text, which has about 10 KB per object."""
 RETURNING_SECONDS = 10.0
-"""How long after an outage a refusal means nothing: an API server that has just started responds before it knows roles and accounts."""
+"""How long refusals are ignored after an outage: an API server that has just started responds before it knows roles and accounts."""
 _VALUE = re.compile(r"[-A-Za-z0-9_.]*")
-"""Values of labels, names and UIDs. A value with a comma would be another condition of the selector."""
+"""Values of labels, names and UIDs. A value with a comma would add a condition to the selector."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -65,16 +65,16 @@ class KubeClient:
         reload: Callable[[], Awaitable[Configuration]] | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """Open no connection yet.
+        """Create without opening a connection.
 
         Args:
             configuration: How to connect.
-            timeout_seconds: For each request.
+            timeout_seconds: Timeout of each request.
             reload: Loads the configuration again after a 401.
-            fence: Until when this process may write; always if None.
+            fence: Limits the time for which this process may write; no limit if None.
         """
         self.refused: Callable[[], None] = lambda: None
-        """Called when the API server refuses a request for lack of a permission or of valid credentials."""
+        """Called when the API server refuses a request because a permission or valid credentials are missing."""
         self.fence = fence
         self._timeout = timeout_seconds
         self._lost_at = -RETURNING_SECONDS
@@ -82,7 +82,7 @@ class KubeClient:
 
     @property
     def configuration(self) -> Configuration:
-        """How the client connects now."""
+        """Current configuration of the connection."""
         return self._connection.configuration
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
@@ -114,7 +114,7 @@ class KubeClient:
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
     ) -> AsyncIterator[Page]:
-        """List objects, page by page; those of the watch cache (`cached`) in one page."""
+        """List objects page by page. A list from the watch cache (`cached`) has one page."""
         query: dict[str, Any] = {"limit": PAGE}
         if cached:
             query = {"resourceVersion": "0"}  # the watch cache serves no pages
@@ -135,7 +135,7 @@ class KubeClient:
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
             yield Page(found, str(metadata.get("resourceVersion") or ""))
-            found.clear()  # at most one page is in memory, even if the reader still has it
+            found.clear()  # at most one page is in memory, even if the reader still holds it
             if not token:
                 return
             query["continue"] = token
@@ -166,9 +166,9 @@ class KubeClient:
         kind = kind_of(manifest)
         path = kind.path(manifest["metadata"].get("namespace"))
         if kind == REVISION:
-            # The API server keeps the data of a ControllerRevision as it was sent, byte by byte, but writes it in Go's form (sorted keys,
-            # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. What is sent
-            # as YAML it converts to that form at once.
+            # The API server keeps the data of a ControllerRevision byte by byte as it was sent, but rewrites it in Go's form (sorted keys,
+            # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. Data sent as YAML is
+            # converted to that form immediately.
             return await self._call("POST", path, kind, body=json.dumps(manifest), content_type="application/yaml")
         return await self._call("POST", path, kind, body=manifest)
 
@@ -197,7 +197,7 @@ class KubeClient:
             query["limitBytes"] = request.limit_bytes
         if request.tail_lines:
             query["tailLines"] = request.tail_lines
-        # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before its first line
+        # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
         path, seconds = POD.path(request.namespace, request.pod, "log"), None if request.follow else self._timeout
         for attempt in (1, 2):
@@ -267,7 +267,7 @@ class KubeClient:
         return content
 
     def _check_of(self, method: str, kind: Kind | None) -> Callable[[], float] | None:
-        """What to call before a request is sent; it returns the seconds for which it may be.
+        """Return the check to call before a request is sent, which returns the seconds for which it may be sent.
 
         None for reads, for access reviews, and for the Lease, which is written only if it has not changed since it was read.
         """
@@ -307,19 +307,19 @@ class KubeClient:
             raise self._lost(error, method, path) from error
 
     def _lost(self, error: Exception, method: str, path: str) -> Unavailable:
-        """Note that a request got no response."""
+        """Record that a request got no response, and return the error."""
         self._lost_at = time.monotonic()
         return Unavailable(f"{describe(error)} ({method} {self.configuration.host}{path})")
 
     async def _authorization(self) -> str | None:
-        """The Authorization header. Raises Unauthorized if the token cannot be read."""
+        """Return the Authorization header. Raises Unauthorized if the token cannot be read."""
         try:
             return await authorization(self.configuration)
         except (ConfigException, OSError, ValueError) as error:
             raise Unauthorized(f"The token of the ServiceAccount cannot be read: {describe(error)}") from error
 
     async def _refresh(self, refused: str | None) -> bool:
-        """Reload credentials that were refused; return whether there are others now. Raises Unauthorized."""
+        """Reload credentials that were refused; return whether they have changed. Raises Unauthorized."""
         try:
             return await self._connection.refresh(refused)
         except (MissingConnectionError, TimeoutError) as error:
@@ -337,7 +337,7 @@ class KubeClient:
 
 
 def _checked_at_sending() -> aiohttp.TraceConfig:
-    """Check the fence again when headers and body are sent: getting a connection may take a while, for which a process may stand still."""
+    """Check the fence again when headers and body are sent, because the process may be suspended while it waits for a connection."""
 
     async def check(_: object, context: SimpleNamespace, __: object) -> None:
         if (ask := context.trace_request_ctx) is not None:
@@ -350,10 +350,10 @@ def _checked_at_sending() -> aiohttp.TraceConfig:
 
 
 def _checked(manifest: Manifest, kind: Kind, name: str | None, namespace: str | None) -> Manifest:
-    """Return an object if it is the one that was asked for: writes take their place from what was read. `name` is None for any name.
+    """Return an object if it is the requested one, because later writes take their target from it. `name` is None for any name.
 
     Raises:
-        Unavailable: It is another one.
+        Unavailable: It is another object.
     """
     metadata = reading.mapping(manifest, "metadata")
     if (name is not None and metadata.get("name") != name) or (kind.namespaced and metadata.get("namespace") != namespace):
@@ -362,7 +362,7 @@ def _checked(manifest: Manifest, kind: Kind, name: str | None, namespace: str | 
 
 
 def _selector(wanted: Mapping[str, str]) -> str:
-    """A selector of equal values. Raises InvalidName for a value that would be more than a value."""
+    """Return a selector of equal values. Raises InvalidName for a value that would change the selector."""
     for key, value in wanted.items():
         if not _VALUE.fullmatch(value):
             raise InvalidName(key, value)
@@ -371,5 +371,5 @@ def _selector(wanted: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _encoded(query: tuple[tuple[str, Any], ...]) -> str:
-    """The query string. Most requests have one of a few."""
+    """Return the query string. Cached, because most requests have one of a few."""
     return "?" + urlencode(query)

@@ -5,8 +5,8 @@ A child is up to date if both hold:
 * its annotation `vllm-operator.dev/applied-digest` is the digest of the desired manifest;
 * the operator still owns exactly the desired fields.
 
-No values are compared: whoever changes the value of a field, or removes it, becomes its owner or leaves it without one. Two
-kinds of changes do not change owners, and stay: defaults of the API server, and changes by admission webhooks.
+Values are not compared: a manager that changes a field becomes its owner, and a removed field has no owner. Two kinds of changes do not
+change owners, and stay: defaults of the API server, and changes by admission webhooks.
 
 Format of the record: https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
 """
@@ -24,7 +24,7 @@ from vllm_operator.pods.reading import read_quantity
 
 Path = tuple[str, ...]
 Fields = Mapping[str, Any]
-"""Fields in the format `fieldsV1`. Empty: a value that is owned as a whole."""
+"""Fields in the format `fieldsV1`. Empty: a value with one owner as a whole."""
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _RECORDED_METADATA = ("labels", "annotations", "ownerReferences")
 
 
 def with_digest(desired: Manifest) -> Manifest:
-    """A desired manifest with the annotation that holds its digest."""
+    """Return a desired manifest with the annotation that has its digest."""
     annotations = {
         **(desired["metadata"].get("annotations") or {}),
         labels.APPLIED_ANNOTATION: digest(desired, 16),
@@ -43,7 +43,7 @@ def with_digest(desired: Manifest) -> Manifest:
 
 
 def needs_apply(digested: Manifest, child: Manifest) -> bool:
-    """Whether a child is not up to date with a desired manifest `with_digest`."""
+    """Return whether a child differs from a desired manifest `with_digest`."""
     digest = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
     fields = find_applied(child)
     if not fields or (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) != digest:
@@ -55,7 +55,7 @@ def needs_apply(digested: Manifest, child: Manifest) -> bool:
 
 
 def find_applied(child: Manifest) -> Fields | None:
-    """The fields that the operator has applied; None if it has applied nothing."""
+    """Return the fields that the operator has applied; None if it has applied nothing."""
     for entry in child["metadata"].get("managedFields") or ():
         if entry.get("manager") == labels.FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
             fields: Fields = entry.get("fieldsV1") or {}
@@ -64,7 +64,7 @@ def find_applied(child: Manifest) -> Fields | None:
 
 
 def find_difference(fields: Fields, desired: Any) -> Path | None:
-    """The path of a field that is desired and not owned, or owned and not desired; None if there is none."""
+    """Return the path of a field that is desired and not owned, or owned and not desired; None if there is none."""
     if not fields:
         return None
     items = _Items(desired)
@@ -82,19 +82,19 @@ def find_difference(fields: Fields, desired: Any) -> Path | None:
 
 
 def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
-    """The path of an applied field that the object lacks, or has with another value; None if there is none.
+    """Return the path of an applied field that is missing in the object or has another value; None if there is none.
 
-    A feature gate of the API server or an admission webhook does this. Maps and lists of maps that are owned as a whole
-    count as kept: the API server adds defaults to them.
+    The cause is a feature gate of the API server or an admission webhook. Maps and lists of maps that are owned as a whole count as kept:
+    the API server adds defaults to them.
     """
     if desired == live:
-        return None  # most of an object is like this, and comparing is faster than walking through its fields
+        return None  # most parts are equal, and comparing is faster than walking through their fields
     if not fields:
         return None if _is_kept(desired, live) else ()
     in_desired, in_live = _Items(desired), _Items(live)
     for name, inner in fields.items():
         place = None if name == "." else in_desired.find(name)
-        if place is None or not desired[place]:  # the API server leaves out empty values
+        if place is None or not desired[place]:  # the API server omits empty values
             continue
         where = in_live.find(name)
         unkept = () if where is None else None if name[0] == "v" else find_unkept(inner, desired[place], live[where])
@@ -104,22 +104,22 @@ def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
 
 
 def find_additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
-    """JSON pointers of what other managers have added to the spec and is not desired, in the order in which to remove them.
+    """Return JSON pointers of undesired additions of other managers to the spec, in the order in which to remove them.
 
-    Metadata at any depth is left out: labels and annotations of others stay (`kubectl rollout restart`). So is what was
-    written through a subresource, such as `scale`.
+    Metadata at any depth is skipped: labels and annotations of other managers stay (`kubectl rollout restart`). So are writes through a
+    subresource, such as `scale`.
     """
     pointers: dict[str, None] = {}
     for entry in child["metadata"].get("managedFields") or ():
         theirs = (entry.get("fieldsV1") or {}).get("f:spec")
         if entry.get("manager") != labels.FIELD_MANAGER and not entry.get("subresource") and isinstance(theirs, Mapping):
             pointers |= dict.fromkeys(_additions(theirs, desired.get("spec"), child.get("spec"), "/spec"))
-    # items of a list are removed from its end, so that the indexes of the others stay valid
+    # Items of a list are removed from its end, so that the other indexes stay valid.
     return tuple(sorted(pointers, key=_removal_order, reverse=True))
 
 
 def is_scaled(child: Manifest) -> bool:
-    """Whether a controller has set `replicas` through the scale subresource."""
+    """Return whether a controller has set `replicas` through the scale subresource."""
     for entry in child["metadata"].get("managedFields") or ():
         fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
         if entry.get("manager") == SCALER and entry.get("subresource") == "scale" and "f:replicas" in fields:
@@ -128,7 +128,7 @@ def is_scaled(child: Manifest) -> bool:
 
 
 def _recorded_part(manifest: Manifest) -> Manifest:
-    """The part of a manifest whose fields have owners."""
+    """Return the part of a manifest whose fields have owners."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name in _RECORDED_METADATA}
     rest = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind", "metadata", "status")}
     return {"metadata": metadata, **rest}
@@ -158,13 +158,13 @@ class _Items:
         self._indexes: dict[str, dict[str | int, list[int]]] = {}
 
     def places(self) -> Sequence[Any]:
-        """The keys of the map that have a value, or the indexes of the list; none for other values."""
+        """Return the keys of the map that have a value, or the indexes of the list; none for other values."""
         if isinstance(self._value, dict):
             return [key for key, value in self._value.items() if value is not None]
         return range(len(self._value)) if isinstance(self._value, list | tuple) else ()
 
     def find(self, name: str) -> Any:
-        """The key or the index of an item; None if there is no such item."""
+        """Return the key or the index of an item; None if there is no such item."""
         if name[0] == "f":
             key = name[2:]
             return key if isinstance(self._value, dict) and key in self._value else None
@@ -182,7 +182,7 @@ class _Items:
         return None
 
     def _having(self, key: str, value: Any) -> Sequence[int]:
-        """The indexes of items with this field. An index keeps lists of thousands of variables fast."""
+        """Return the indexes of items with this field. An index keeps lists of thousands of variables fast."""
         if key not in self._indexes:
             index = self._indexes[key] = {}
             for number, item in enumerate(self._value):
@@ -193,7 +193,7 @@ class _Items:
 
 @lru_cache(maxsize=4096)
 def _parse(name: str) -> Any:
-    """The JSON in the name of an item. Most objects have the same few names."""
+    """Parse the JSON in the name of an item. Cached, because most objects have the same few names."""
     return json.loads(name)
 
 
@@ -207,7 +207,7 @@ def _is_kept(desired: Any, live: Any) -> bool:
 
 
 def _name_of(name: str, place: Any) -> str:
-    """An item for people: containers by their names, not by their numbers."""
+    """Return the name of an item for messages: containers by their names instead of their numbers."""
     return str(place) if name.startswith("f:") else "/".join(map(str, _parse(name[2:]).values())) if name[0] == "k" else name[2:]
 
 

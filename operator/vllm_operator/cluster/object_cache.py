@@ -1,11 +1,11 @@
-"""A client that reads from memory the objects that the watches keep up to date.
+"""A client with a cache of the objects that the watches keep up to date.
 
-A watch has usually just delivered what a reconciliation reads. Therefore VLLMDeployments, presets, the children and the Pods are kept in
-memory. All other reads, and all writes, go to the API server.
+A reconciliation mostly reads objects that a watch has just delivered. Therefore VLLMDeployments, presets, the children and the Pods are
+kept in memory. All other reads, and all writes, go to the API server.
 
 Why this is safe:
 
-* A resourceVersion only grows. The result of a write is kept at once, so no read returns an older object than the operator wrote,
+* A resourceVersion only grows. The result of a write is kept immediately, so no read returns an older object than the operator wrote,
   and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
 * A watch that lost its place misses deletions. It lists before it begins again, and then `refresh` lists too, and finds what is gone.
 * Kinds that cannot be watched are not kept; they are read from the API server.
@@ -48,21 +48,22 @@ ObjectName = tuple[str, str]
 """Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
 LIST_TRIES = 3
-"""How often a list is begun again that took so long that the API server forgot its version."""
+"""Maximum number of tries of a list that takes so long that the API server drops its version."""
 _NOT_APPLIED = (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET, POD, REVISION)
 """Kinds whose `managedFields` are dropped."""
 
 
 @dataclass(slots=True, eq=False)
 class CachedObject:
-    """An object as it was last seen.
+    """The last known version of an object.
 
     Attributes:
         version: The resourceVersion.
-        key: The VLLMDeployment or the preset that it is, or the VLLMDeployment that it belongs to.
+        key: Key of the VLLMDeployment or preset itself, or of the VLLMDeployment that the object belongs to.
         content: The object as JSON. None after its deletion, because an older version may still arrive.
-        user_fields: Of a VLLMDeployment, the fields that users change. The operator's own status is no news.
-        is_seen: Whether a watch event or a list has shown this version. The result of a write is news once: it may allow the next step.
+        user_fields: Fields of a VLLMDeployment that users change. A change of the operator's own status triggers nothing.
+        is_seen: Whether a watch event or a list has shown this version. The watch event of a write triggers one reconciliation, because it
+            may allow the next step.
     """
 
     version: int
@@ -80,28 +81,28 @@ class CachedObject:
 
 
 class ObjectCache:
-    """A `ClusterClient` in front of another one."""
+    """A `ClusterClient` that caches the objects of another one."""
 
     def __init__(self, client: ClusterClient) -> None:
-        """Keep nothing before the first `refresh`."""
+        """Create an empty cache. The first `refresh` fills it."""
         self._client = client
         self._objects: dict[Kind, dict[ObjectName, CachedObject]] = {}
         self._children: dict[Kind, dict[Key, tuple[ObjectName, ...]]] = {}
         self._complete: set[Kind] = set()
-        """Kinds of which all pages have been listed. Others are read from the API server."""
+        """Kinds whose pages have all been listed. Other kinds are read from the API server."""
 
     async def refresh(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
-        """List all objects of these kinds, and call `changed` with the key of each that differs from what is kept (see `note`).
+        """List all objects of these kinds, and call `changed` with the key of each object that differs from the cache (see `note`).
 
         Raises:
-            ClusterError: Not all could be listed. What was kept of the others stays.
+            ClusterError: Not all kinds could be listed. The cached objects of the others stay.
         """
         for kind in kinds:
             for key in await self._list(kind, namespaces):
                 changed(key)
 
     def is_complete(self, kind: Kind) -> bool:
-        """Whether all objects of a kind are kept."""
+        """Return whether the cache has all objects of a kind."""
         return kind in self._complete
 
     async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
@@ -115,10 +116,10 @@ class ObjectCache:
         return found
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
-        """Keep the object of a watch event; return the keys that it affects, none if nothing is new.
+        """Store the object of a watch event; return the affected keys, none if nothing has changed.
 
-        These are the VLLMDeployment that it is or belongs to, and the one that it belonged to before if its labels have changed. Of a
-        preset, it is the preset.
+        These are the keys of the VLLMDeployment itself or of the owner, and of the former owner if the labels have changed. For a preset,
+        it is the key of the preset.
         """
         name, key, version = name_of(manifest), key_of(kind, manifest), version_of(manifest)
         if kind not in self._objects:
@@ -137,7 +138,7 @@ class ObjectCache:
         return {affected for affected in (key, former) if affected is not None}
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
-        """Read one object. One that is not kept is read from the API server: it may exist without the operator's labels."""
+        """Read one object, from the API server if it is not cached: it may exist without the operator's labels."""
         known = self._objects[kind].get((namespace or "", name)) if self.is_complete(kind) and kind != REVISION else None
         manifest = known.manifest() if known is not None else None
         return manifest if manifest is not None else await self._client.get(kind, name, namespace)
@@ -155,7 +156,7 @@ class ObjectCache:
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
     ) -> Sequence[Manifest]:
-        """List objects; the children of one VLLMDeployment, and presets, from memory."""
+        """List objects. Children of one VLLMDeployment and presets come from memory."""
         if self.is_complete(kind) and not fields:
             if _is_preset(kind) and not labels:
                 kept = (known for name, known in self._objects[kind].items() if namespace in (None, name[0]))
@@ -195,7 +196,7 @@ class ObjectCache:
         return self._written(await self._client.create(manifest))
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
-        """Delete an object. It is kept until a watch event says that it is gone."""
+        """Delete an object. It stays in the cache until a watch event reports its deletion."""
         await self._client.delete(kind, name, namespace, uid=uid)
 
     def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
@@ -224,7 +225,7 @@ class ObjectCache:
         return changed
 
     async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Page]:
-        """The pages of a list. One that takes too long is begun again: what was listed twice is kept once."""
+        """Yield the pages of a list. A list that takes too long is restarted; objects that were listed twice are stored once."""
         for attempt in range(1, LIST_TRIES + 1):
             try:
                 async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
@@ -236,7 +237,7 @@ class ObjectCache:
 
     @contextmanager
     def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
-        """Forget an object that a write does not find: no watch event may tell that it was deleted."""
+        """Drop an object from the cache if a write does not find it, because no watch event may report its deletion."""
         before = self._objects.get(kind, {}).get(name)
         try:
             yield
@@ -246,7 +247,7 @@ class ObjectCache:
             raise
 
     def _written(self, manifest: Manifest) -> Manifest:
-        """Keep the result of a write. Its watch event is news once, except for the operator's own status."""
+        """Store the result of a write. Its watch event triggers one reconciliation, unless it is the operator's own status."""
         kind = kind_of(manifest)
         key = key_of(kind, manifest)
         is_selected = selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
@@ -283,7 +284,7 @@ class ObjectCache:
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
-    """Return the key of the VLLMDeployment that an object is or belongs to, by its labels; None if it belongs to none.
+    """Return the key of a VLLMDeployment itself, or of the VLLMDeployment that an object belongs to by its labels; None if there is none.
 
     A preset is its own key.
     """

@@ -1,7 +1,6 @@
 """Read a VLLMDeployment, its children and its Pods.
 
-All of it is read in each reconciliation, whatever the watch event was. The client may read from memory
-(`vllm_operator.cluster.object_cache`).
+Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`vllm_operator.cluster.object_cache`).
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """
@@ -36,7 +35,7 @@ from vllm_operator.pods.owner import instance_of
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A VLLMDeployment, its children, its Pods and its ControllerRevisions, as the API server has them. The last may lack their data."""
+    """A VLLMDeployment, its children, Pods and ControllerRevisions, as read from the API server. The last may lack their data."""
 
     resource: Manifest
     children: tuple[Manifest, ...]
@@ -44,9 +43,9 @@ class Snapshot:
     revisions: tuple[Manifest, ...] = ()
 
     def child(self, kind: Kind) -> Manifest | None:
-        """The object of a kind that has the operator's labels and the name of the VLLMDeployment; None if there is none.
+        """Return the object of a kind with the operator's labels and the name of the VLLMDeployment; None if there is none.
 
-        It may belong to somebody else: `is_controlled_by` tells.
+        It may have another owner: check with `is_controlled_by`.
         """
         name = self.resource["metadata"]["name"]
         return next((child for child in self.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
@@ -67,7 +66,7 @@ async def observe(client: ClusterClient, namespace: str, name: str, *, has_claim
     if resource["metadata"].get("deletionTimestamp"):
         return None
     kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if has_claim_templates else ())]
-    # one after the other: almost always from memory, where tasks would take longer than the reads
+    # Sequentially: almost always from memory, where tasks would take longer than the reads.
     pods, revisions = await find_pods(client, namespace, name), await _find_revisions(client, namespace, name)
     found = [child for kind in kinds for child in await client.find(kind, namespace, labels=children_of(kind, name))]
     children = [child for child in found if not _is_of_another(child, name)]
@@ -76,13 +75,13 @@ async def observe(client: ClusterClient, namespace: str, name: str, *, has_claim
 
 
 async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[Manifest, ...]:
-    """The Pods of a VLLMDeployment, including those of its primer and of its Jobs. Raises ClusterError."""
+    """Return the Pods of a VLLMDeployment, including those of its primer and Jobs. Raises ClusterError."""
     found = await client.find(POD, namespace, labels=children_of(POD, name))
     return tuple(pod for pod in found if instance_of(pod) == name)
 
 
 async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> Sequence[Manifest]:
-    """The ControllerRevisions with the labels of a VLLMDeployment; none if they may not be listed."""
+    """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
     try:
         return await client.find(REVISION, namespace, labels=children_of(REVISION, name))
     except Forbidden:
@@ -90,7 +89,7 @@ async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> S
 
 
 async def _find_relabeled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
-    """The Deployments and the Service that have lost the operator's labels."""
+    """Return the Deployments and the Service that have lost the operator's labels."""
     if not reading.mapping(resource, "status", "pinnedPlan"):
         return []  # nothing was applied yet
     metadata = resource["metadata"]
@@ -113,9 +112,9 @@ async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> 
 
 
 def is_claim_template_in_use(snapshot: Snapshot, child: Manifest) -> bool:
-    """Whether a child is a ResourceClaimTemplate from which a Pod may still get its claim.
+    """Return whether a child is a ResourceClaimTemplate that a Pod may still use for its claim.
 
-    A Pod of an old ReplicaSet that is evicted during a rollout is created again, with the template of the old ReplicaSet.
+    If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
     """
     if child["kind"] != CLAIM_TEMPLATE.kind:
         return False
@@ -130,7 +129,7 @@ def _claim_templates_of(pod: Manifest) -> set[str]:
 
 
 def _is_complete(deployment: Manifest) -> bool:
-    """Whether a rollout is complete, as `kubectl rollout status` has it: no old ReplicaSet has replicas."""
+    """Return whether a rollout is complete, like `kubectl rollout status`: no old ReplicaSet has replicas."""
     wanted = reading.integer(deployment, "spec", "replicas")
     fields = ("updatedReplicas", "replicas", "availableReplicas")
     seen = reading.integer(deployment, "status", "observedGeneration") == reading.integer(deployment, "metadata", "generation")
@@ -138,9 +137,9 @@ def _is_complete(deployment: Manifest) -> bool:
 
 
 async def read_claims(client: ClusterClient, snapshot: Snapshot, *claim_names: str | None) -> list[Manifest | None]:
-    """The PersistentVolumeClaims with these names, children or named in the spec; None for each that does not exist or has no name.
+    """Return the PersistentVolumeClaims with these names (children, or named in the spec); None for each missing claim or name.
 
-    Those of a new object are not kept, and a new object waits for them: they are read at the same time.
+    They are read concurrently, because the claims of a new object are not cached.
     """
     children = {child["metadata"]["name"]: child for child in snapshot.children if child["kind"] == CLAIM.kind}
     absent = list({name for name in claim_names if name is not None and name not in children})
@@ -151,13 +150,13 @@ async def read_claims(client: ClusterClient, snapshot: Snapshot, *claim_names: s
 
 
 def _is_of_another(child: Manifest, name: str) -> bool:
-    """Whether the owner of a child is a VLLMDeployment of another name, whatever its labels."""
+    """Return whether the owner of a child is a VLLMDeployment of another name, regardless of labels."""
     owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
     return bool(owners) and name not in owners
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Whether a Pod is Ready and not being deleted."""
+    """Return whether a Pod is Ready and not being deleted."""
     conditions: list[Any] = (pod.get("status") or {}).get("conditions") or []
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     return ready and not pod["metadata"].get("deletionTimestamp")

@@ -7,7 +7,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Values by key. If there are more than `limit`, the key that was not read or written for the longest time is dropped."""
+    """Values by key. Beyond `limit` entries, the least recently used key is dropped."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -17,7 +17,7 @@ class Recent(Generic[Value]):
         return len(self._values)
 
     def get(self, key: str) -> Value | None:
-        """The value of a key; None if there is none."""
+        """Return the value of a key; None if there is none."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)

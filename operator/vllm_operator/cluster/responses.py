@@ -1,4 +1,4 @@
-"""Responses of an API server: their bytes, and the errors that they stand for."""
+"""Responses of an API server: bodies, and errors derived from them."""
 
 import json
 import re
@@ -21,18 +21,19 @@ from vllm_operator.pods import reading
 
 CHUNK_BYTES = 64 * 1024
 LONGEST_RETRY_SECONDS = 60.0
-"""The longest accepted value of the header `Retry-After`."""
+"""Maximum accepted value of the header `Retry-After`."""
 _MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
-"""How the API server refuses to apply an object that does not fit the schema of its kind: with status 500."""
+"""Messages of the API server for objects that do not match the schema of their kind. They have status 500."""
 _OBJECT_NAME = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
-"""The beginning of such a message, which names the object. The part after it names the field."""
+"""The beginning of such a message, which names the object. The rest names the field."""
 REJECTED = (
     "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
     " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
 )
 _KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no preferred addresses found)')
-"""How the API server begins a message about a kubelet that it cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
-names the Pod, but the rest is about the node."""
+"""Beginning of messages about a kubelet that the API server cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
+names the Pod, but the rest is about the node.
+"""
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
@@ -60,11 +61,11 @@ def describe(error: BaseException) -> str:
 
 
 def error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
-    """Make an error of a response that is not a success."""
+    """Return the error for an unsuccessful response."""
     try:
         status = json.loads(data)
     except (ValueError, RecursionError):
-        status = {}  # the kubelet and proxies respond in plain text
+        status = {}  # the kubelet and proxies respond with plain text
     message = reading.text(status, "message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
     match response.status:
         case 404:
@@ -89,5 +90,5 @@ def error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource:
 
 
 def _seconds(after: str) -> float | None:
-    """The seconds of a `Retry-After` header; None for other formats."""
+    """Return the seconds of a `Retry-After` header; None for other formats."""
     return min(float(after), LONGEST_RETRY_SECONDS) if re.fullmatch(r"[0-9]{1,9}", after) else None

@@ -1,4 +1,4 @@
-"""The fields of a Pod that the API server knows, by its OpenAPI schema."""
+"""The fields of a Pod that the API server accepts, from its OpenAPI schema."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 AGE_SECONDS = 3600.0
 """Maximum age of the schema. It has about 700 kB, and is read only for a VLLMDeployment with a `podTemplate`."""
 REFUSAL_AGE_SECONDS = 60.0
-"""Maximum age for refusing a field: the API server may have been upgraded."""
+"""Maximum age of the schema for refusing a field, because the API server may have been upgraded."""
 
 
 class PodSchemas:
@@ -29,7 +29,7 @@ class PodSchemas:
         self._reading = asyncio.Lock()
 
     async def refusal(self, template: Mapping[str, Any] | None) -> Verdict | None:
-        """Why a `podTemplate` is refused; None if the API server knows all its fields, or does not publish its schema."""
+        """Return why a `podTemplate` is refused; None if the API server knows all its fields, or does not publish its schema."""
         for age in (AGE_SECONDS, REFUSAL_AGE_SECONDS) if template else ():
             fields = find_unknown_fields(template, await self._read(age))
             if not fields:
@@ -37,7 +37,7 @@ class PodSchemas:
         return refuse_unknown_fields(fields) if template else None
 
     async def _read(self, age: float) -> PodSchema | None:
-        """The fields, from the last read that succeeded; None if none has."""
+        """Return the fields of the last successful read; None if there is none."""
         async with self._reading:  # concurrent callers wait for one read
             limit = age if self._schema is not None else REFUSAL_AGE_SECONDS
             if self._read_at is not None and self._clock() - self._read_at < limit:

@@ -4,13 +4,13 @@ import aiohttp
 
 
 async def check_socket(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """A middleware of aiohttp that reports as a connection error what uvloop raises for a socket that it takes for another one.
+    """Convert uvloop's error about a reused file descriptor to a connection error, as middleware of aiohttp.
 
-    When an attempt to connect was cancelled, uvloop may remember its file descriptor, and refuses a new socket with the same number
+    After a cancelled connection attempt, uvloop may remember its file descriptor, and refuse a new socket with the same number
     (https://github.com/MagicStack/uvloop/issues/653). The next attempt succeeds.
 
     Raises:
-        aiohttp.ClientConnectionError: uvloop has refused the socket.
+        aiohttp.ClientConnectionError: uvloop refused the socket.
     """
     try:
         return await send(request)

@@ -17,7 +17,7 @@ HASH_LABEL = "pod-template-hash"
 
 
 def instance_of(pod: Mapping[str, Any]) -> str | None:
-    """Return the name of the VLLMDeployment that a Pod belongs to, in its namespace; None if it belongs to none. Accepts any object."""
+    """Return the name of the VLLMDeployment that a Pod belongs to; None if it belongs to none. Accepts any object."""
     labels = mapping(pod, "metadata", "labels")
     name = read_text(labels.get(INSTANCE_LABEL))
     if name is None or labels.get(NAME_LABEL) != NAME:

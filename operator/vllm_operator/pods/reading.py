@@ -1,7 +1,7 @@
 """Read values and quantities from plain dicts of unknown shape.
 
-Objects come from the API server, but any controller or user may have written their content. Every function accepts any value, never
-raises, and limits the size of its result.
+The content of objects is untrusted: any controller or user may have written it. Every function accepts any value, never raises, and limits
+the size of its result.
 
 Quantities are amounts of memory, CPU and devices, such as 81559Mi, 250m or 1k
 (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/).
@@ -20,7 +20,7 @@ Manifest = Mapping[str, Any]
 """A Kubernetes object as a plain dict. Its shape is untrusted."""
 
 RunKey = tuple[str, int]
-"""One run of the engine container: the UID of its Pod, and the restarts of the container before it."""
+"""One run of the engine container: the UID of its Pod, and the number of restarts before the run."""
 
 _LONGEST_TEXT = 8192
 _LONGEST_LIST = 1000
@@ -53,7 +53,7 @@ def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
 
 
 def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
-    """Follow a path of keys to a list of objects; the first whose `key` is `name`, or an empty object."""
+    """Follow a path of keys to a list of objects; return the first whose `key` is `name`, or an empty object."""
     found = _follow(value, path)
     if isinstance(found, list | tuple):
         for item in found[:_LONGEST_LIST]:
@@ -76,7 +76,7 @@ def is_one_node(modes: tuple[str, ...]) -> bool:
 def moment(value: Any, *path: str) -> datetime | None:
     """Follow a path of keys to an RFC 3339 timestamp, as UTC; None if there is none.
 
-    Times before 1971 are None, because the kubelet writes 1970-01-01 for a container that never started.
+    Return None for times before 1971, because the kubelet writes 1970-01-01 for a container that never started.
     """
     stamp = text(value, *path)
     if not 20 <= len(stamp) <= 40:
@@ -126,7 +126,7 @@ def mapping(value: Any, *path: str) -> Mapping[str, Any]:
 
 
 def _follow(value: Any, path: tuple[str, ...]) -> Any:
-    """Follow a path of keys; None where it ends early. Everything that is read of an object goes through here, so it must be fast."""
+    """Follow a path of keys; None if a key is missing. All reads of objects use this function, so it must be fast."""
     for key in path:
         if not isinstance(value, dict):
             return None
@@ -135,7 +135,7 @@ def _follow(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def sequence(value: Any) -> list[Any]:
-    """Return the value if it is a list, else an empty one."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -157,7 +157,7 @@ _BINARY_UNITS = ("Ti", 2**40), ("Gi", 2**30)
 
 
 def read_quantity(value: Any) -> Decimal | None:
-    """Return a quantity as a number; None if it is no quantity, negative, or too large for Kubernetes."""
+    """Return a quantity as a number; None if it is invalid, negative, or too large for Kubernetes."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, int) and not 0 <= value < LIMIT:

@@ -1,4 +1,4 @@
-"""Label selectors, as Kubernetes evaluates them."""
+"""Label selectors with the semantics of Kubernetes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +7,9 @@ from vllm_operator.pods import reading
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector selects an object with these labels. An empty one selects everything, None selects nothing.
+    """Return whether a LabelSelector selects an object with these labels. An empty selector selects everything, None selects nothing.
 
-    A selector that cannot be read selects nothing.
+    An invalid selector selects nothing.
     """
     if selector is None:
         return False

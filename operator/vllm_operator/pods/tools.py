@@ -1,7 +1,7 @@
-"""How Pods get the operator's programs: as one file, which an init container copies from the operator's image to an emptyDir.
+"""Delivery of the operator's programs to Pods: an init container copies one file from the operator's image to an emptyDir.
 
-A program that needs nothing of the engine's image runs in the operator's image itself. The image is part of the plan, so an upgrade of the
-operator replaces no Pod.
+A program that does not need the engine's image runs in the operator's image. The image is part of the plan, so an upgrade of the operator
+replaces no Pod.
 """
 
 import copy
@@ -22,16 +22,16 @@ _IMAGE_ROOT = "/opt/vllm-operator"
 _USER = 65532
 """User of the operator's image."""
 _RESOURCES = {"cpu": "250m", "memory": "64Mi"}
-"""Requests and limits are equal, because otherwise the container would deprive a Pod of the QoS class Guaranteed."""
+"""Requests equal limits, because otherwise the container would prevent the QoS class Guaranteed."""
 
 
 def tool_command(program: str, *arguments: str, root: str = TOOLS_ROOT) -> list[str]:
-    """Return the command that runs a program, isolated: neither variables nor the working directory decide what is imported."""
+    """Return the command that runs a program in isolated mode: variables and the working directory do not affect imports."""
     return ["python3", "-I", "-B", f"{root}/{_ARCHIVE}", program, *arguments]
 
 
 def operator_container(spec: Mapping[str, Any], image: str, program: str, *arguments: str) -> dict[str, Any]:
-    """Return the image, command and security context of a container that runs a program in the operator's image, without rights.
+    """Return the image, command and security context of an unprivileged container that runs a program in the operator's image.
 
     Args:
         spec: The Pod spec. If its user is root, the container runs as the image's user.
@@ -55,10 +55,10 @@ def operator_container(spec: Mapping[str, Any], image: str, program: str, *argum
 
 
 def with_tools(spec: dict[str, Any], image: str) -> dict[str, Any]:
-    """Return a Pod spec whose first init container copies the programs to the volume that `TOOLS_MOUNT` mounts.
+    """Return a Pod spec whose first init container copies the programs to the volume of `TOOLS_MOUNT`.
 
     Args:
-        spec: The Pod spec. An init container of this name is left as it is.
+        spec: The Pod spec. An existing init container of this name is kept.
         image: The operator's image.
     """
     present, volumes = spec.get("initContainers") or [], spec.get("volumes") or []

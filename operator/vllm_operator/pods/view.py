@@ -24,41 +24,41 @@ from vllm_operator.pods.reading import Manifest, RunKey
 
 
 class Phase(StrEnum):
-    """State of a Pod. Worst first: the order decides which of several Pods is reported."""
+    """State of a Pod, worst first. The order decides which of several Pods is reported."""
 
     CRASHED = "Crashed"
     """The engine has ended and will be restarted."""
     FAILED = "Failed"
     """The Pod has failed and will not run again: evicted, or refused by the kubelet."""
     CONTAINER_FAILED = "ContainerFailed"
-    """The container cannot be created, or its command cannot be run."""
+    """The container cannot be created, or its command cannot run."""
     UNSCHEDULABLE = "Unschedulable"
-    """It fits no node."""
+    """The Pod fits no node."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
     """The image cannot be pulled."""
     NODE_LOST = "NodeLost"
-    """Its node has stopped reporting."""
+    """The node has stopped reporting."""
     WAITING_FOR_VOLUME = "WaitingForVolume"
     """A volume is not mounted yet."""
     IMAGE_PULLING = "ImagePulling"
     """The image is being pulled."""
     SCHEDULING = "Scheduling"
-    """The scheduler has not handled it yet."""
+    """The scheduler has not handled the Pod yet."""
     CREATING = "Creating"
-    """It is on a node without its container yet: image pull or volume mount."""
+    """The Pod is on a node, but its container does not exist yet: image pull or volume mount."""
     STARTING = "Starting"
     """The engine runs and is not ready yet."""
     NOT_RESPONDING = "NotResponding"
-    """It was ready, and its readiness probe fails now."""
+    """The Pod was ready, and its readiness probe fails now."""
     TERMINATING = "Terminating"
-    """It is being deleted."""
+    """The Pod is being deleted."""
     READY = "Ready"
-    """It is ready."""
+    """The Pod is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """How a run of a container ended.
+    """The end of a run of a container.
 
     `run` is the number of restarts before this run. `message` is the termination message of the container or the end of its log:
     untrusted text of up to 4096 bytes.
@@ -77,20 +77,20 @@ class PodView:
     """The state of one Pod.
 
     Attributes:
-        name: Its name.
-        uid: Its UID.
-        phase: Its state.
+        name: Name of the Pod.
+        uid: UID of the Pod.
+        phase: State of the Pod.
         reason: The reason of the kubelet or scheduler; may be empty.
         message: The message of the kubelet or scheduler; may be empty. Untrusted text.
-        container: The container that the state is about, if it is not the engine.
+        container: The container that causes the state, if it is not the engine.
         image: The image of that container.
-        node: Its node; empty without one.
+        node: Name of the node; empty without one.
         restarts: Restarts of that container.
-        since: Time since which it is in this state, if known.
+        since: Start time of this state, if known.
         started_at: Start time of the current run.
-        ready_at: Time when it became ready.
-        created_at: Time when it was created.
-        termination: How the last run ended; None if none has.
+        ready_at: Time when the Pod became ready.
+        created_at: Creation time of the Pod.
+        termination: End of the last run; None if no run has ended.
     """
 
     name: str
@@ -125,7 +125,7 @@ class _Found:
 _MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
 _DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
-"""The driver of a device refuses it. The kubelet retries without a limit."""
+"""Failures of the driver of a device. The kubelet retries without a limit."""
 _BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
 _PULL_STEPS = frozenset({"Pulling", "Pulled"})
 _PROBE_KILL_WINDOW = timedelta(minutes=5)
@@ -168,7 +168,7 @@ def read_pod(pod: Manifest) -> PodView:
 
 
 def _focus(pod: Manifest) -> Manifest:
-    """The container status that decides: the first init container that is not done, else the engine, else a sidecar that is not ready."""
+    """Return the container status that decides: the first unfinished init container, else the engine, else a sidecar that is not ready."""
     status = reading.mapping(pod, "status")
     for init in reading.objects(status, "initContainerStatuses"):
         done = reading.integer(init, "state", "terminated", "exitCode") == 0 or reading.flag(init, "started")
@@ -177,7 +177,7 @@ def _focus(pod: Manifest) -> Manifest:
     engine = reading.named(status, labels.CONTAINER, "containerStatuses", key="name")
     if engine and not reading.flag(engine, "ready"):
         return engine
-    # the containers that publish the caches of a primer end, and report by themselves what they have done
+    # The containers that publish a primer's caches end, and report their results themselves.
     others = (
         c
         for c in reading.objects(status, "containerStatuses")
@@ -200,7 +200,7 @@ def _phase(pod: Manifest, container: Manifest) -> _Found:
 
 
 def _scheduling(status: Manifest, pod: Manifest) -> _Found | None:
-    """The state of a Pod without a node; None if it has one."""
+    """Return the state of a Pod without a node; None if it has one."""
     scheduled = reading.named(status, "PodScheduled", "conditions")
     if reading.text(pod, "spec", "nodeName") or scheduled.get("status") == "True" or reading.text(status, "phase") not in ("", "Pending"):
         return None
@@ -211,7 +211,7 @@ def _scheduling(status: Manifest, pod: Manifest) -> _Found | None:
 
 
 def _waiting(container: Manifest) -> _Found | None:
-    """The state by a container that waits or has ended; None if it runs."""
+    """Return the state of a Pod whose container waits or has ended; None if it runs."""
     waiting = reading.mapping(container, "state", "waiting")
     reason = reading.text(waiting, "reason")
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
@@ -230,14 +230,14 @@ def _waiting(container: Manifest) -> _Found | None:
 
 
 def _running(status: Manifest, container: Manifest) -> _Found:
-    """The state by a container that runs."""
+    """Return the state of a Pod whose container runs."""
     ready = reading.named(status, "Ready", "conditions")
     since = reading.moment(ready, "lastTransitionTime")
     if ready.get("status") == "True":
         return _Found(Phase.READY, since=since)
     started_at = reading.moment(container, "state", "running", "startedAt")
-    # Between the startup probe and the readiness probe, a container is started and not ready, too. It has been ready only if the
-    # condition Ready changed after its start.
+    # Between the startup probe and the readiness probe, a container is also started and not ready. It was ready only if the condition Ready
+    # changed after its start.
     has_served = reading.flag(container, "started") and since is not None and started_at is not None and since > started_at
     if not has_served:
         return _Found(Phase.STARTING, since=started_at)
@@ -249,7 +249,7 @@ def _running(status: Manifest, container: Manifest) -> _Found:
 
 
 def _termination(container: Manifest) -> Termination | None:
-    """How the last run ended. While the container runs or is being created, that is the previous run."""
+    """Return the end of the last run. While the container runs or is being created, that is the previous run."""
     restarts = max(0, reading.integer(container, "restartCount") or 0)
     ended = reading.mapping(container, "state", "terminated")
     run = restarts
@@ -280,7 +280,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
-    """Core events, to be looked up by the object that they are about."""
+    """Core events, indexed by the object that they are about."""
 
     events: tuple[Manifest, ...]
 
@@ -295,7 +295,7 @@ class EventLog:
 
 
 def refine(view: PodView, log: EventLog) -> PodView:
-    """Refine the state of a Pod whose container is being created: which step it waits for."""
+    """Refine the state of a Pod whose container is being created, with the step that it waits for."""
     if view.phase is not Phase.CREATING:
         return view
     latest = log.latest(
@@ -315,7 +315,7 @@ def refine(view: PodView, log: EventLog) -> PodView:
 
 
 def killed_by_probe(view: PodView, log: EventLog) -> str | None:
-    """Return the kubelet's message if a failed probe ended the last run, else None."""
+    """Return the kubelet's message if a failed probe ended the last run; None otherwise."""
     event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Killing"})
     ended = view.termination.finished_at if view.termination else None
     if event is None or "probe" not in event.message:

@@ -1,8 +1,7 @@
 """The init container `fetch-adapters`, which downloads LoRA adapters from the model hub before the engine starts.
 
-It runs in the engine's image and as its user, with the volume of the weights. It has no GPU, and alone mounts the Secrets
-with tokens of adapters. It depends on the spec only, apart from the
-operator's image in the plan.
+It runs in the engine's image and as its user, with the volume of the weights. It has no GPU, and is the only container that mounts the
+Secrets with tokens of adapters. It depends only on the spec and on the operator's image in the plan.
 """
 
 import json
@@ -25,7 +24,7 @@ VARIABLE = "ADAPTERS"
 
 
 def with_adapters(template: dict[str, Any], resource: VLLMDeployment, tools_image: str) -> dict[str, Any]:
-    """Return the Pod template with the init container, if an adapter is on the hub."""
+    """Return the Pod template, with the init container if an adapter is on the hub."""
     wanted = sorted((each for each in resource.spec.adapters or () if each.uri.startswith("hf://")), key=lambda each: each.name)
     spec = template["spec"]
     present = spec.get("initContainers") or []
@@ -48,7 +47,7 @@ def _container(engine: Mapping[str, Any], adapters: Sequence[AdapterSpec], hub: 
 
 
 def _hub_variables(engine: Mapping[str, Any], resource: VLLMDeployment) -> list[dict[str, Any]]:
-    """The variables for the client of the hub. With prefetched weights, engines are offline, but adapters come from the hub."""
+    """Return the variables for the client of the hub. With prefetched weights engines are offline, but adapters are still downloaded."""
     weights = resource.spec.weights
     is_offline = weights is not None and weights.prefetch is Prefetch.BEFORE_START
     return [variable for variable in hub_variables(engine) if not is_offline or variable["name"] != OFFLINE_VARIABLE]
@@ -66,7 +65,7 @@ def _settings(adapter: AdapterSpec) -> dict[str, str]:
 
 
 def _token_volume(adapter: AdapterSpec) -> dict[str, Any]:
-    """The volume of the token. Its name comes from the path, because names of adapters may be too long or have capitals."""
+    """Return the volume of the token, named after the path, because adapter names may be too long or have capitals."""
     assert adapter.token_secret_ref is not None
     reference = adapter.token_secret_ref
     items = [{"key": reference.key, "path": TOKEN_FILE}]

@@ -1,7 +1,7 @@
 """The init container `fetch-caches`, which fills an empty cache directory from a registry before the engine starts.
 
 It works with every kind of volume at the path of the caches. It runs in the engine's image and as its user, and is the only container that
-mounts the Secret for the registry. Apart from the spec, it depends on the plan only, so nothing that is published replaces a Pod.
+mounts the Secret for the registry. It depends only on the spec and the plan, so a publication replaces no Pod.
 """
 
 import json
@@ -20,11 +20,11 @@ from vllm_operator.rendering.init_container import render_init_container
 
 SECRET_VOLUME = "artifact-secret"
 DEADLINE_SECONDS = 110
-"""How long a start may wait for a fetch. Then it is cold, or the container is started again if the artifact is required."""
+"""Maximum seconds of a fetch at a start. After that the start is cold, or the container restarts if the artifact is required."""
 
 
 def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Return the Pod template with the init container, if the spec names an artifact and the caches are on a writable volume."""
+    """Return the Pod template, with the init container if the spec names an artifact and the caches are on a writable volume."""
     artifact = resource.spec.cache.artifact if resource.spec.cache else None
     spec = template["spec"]
     present = spec.get("initContainers") or []
@@ -40,7 +40,7 @@ def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan
 
 
 def render_secret_volume(name: str) -> dict[str, Any]:
-    """Render the volume of a Secret for the registry. A Pod starts without it: what is missing is then reported by the program."""
+    """Render the volume of a Secret for the registry. A Pod starts without the Secret, and the program reports that it is missing."""
     return {"name": SECRET_VOLUME, "secret": {"secretName": name, "optional": True}}
 
 

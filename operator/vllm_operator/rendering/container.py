@@ -23,19 +23,20 @@ from vllm_operator.rendering.volumes import render_mounts
 PORT = 8000
 PORT_NAME = "http"
 TOKEN_VARIABLE = "HF_TOKEN_PATH"
-"""File from which the client of the hub reads the token (huggingface_hub/constants.py in all versions that vLLM 0.11 and later use).
-A file, because crash reports print the environment and every process inherits it. A user's HF_TOKEN takes precedence."""
+"""File from which the client of the hub reads the token (huggingface_hub/constants.py in all versions that vLLM 0.11 and later use). It
+is a file, because crash reports print the environment and every process inherits it. A user's HF_TOKEN takes precedence.
+"""
 CLAIM_REQUEST = "gpu"
 """Name of the Pod's ResourceClaim in the container."""
 
 LOG_ENVIRONMENT = (
-    # By default a progress bar is one line that ends when the bar does, and container logs contain only complete lines.
+    # By default a progress bar is one line that ends only when the bar does, and container logs contain only complete lines.
     EnvironmentVariable(name="TQDM_BAR_FORMAT", value="{l_bar}{bar:10}{r_bar}\n"),
     # At most one line per bar and second.
     EnvironmentVariable(name="TQDM_MININTERVAL", value="1"),
     EnvironmentVariable(name="PYTHONUNBUFFERED", value="1"),
 )
-"""Variables that make a start readable in its log while it runs."""
+"""Variables that make the progress of a start visible in its log."""
 
 
 def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -60,13 +61,13 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 
 def _hooks(plan: Plan) -> dict[str, Any]:
-    """Sleep before the engine is told to stop. `exec`, because API servers before Kubernetes 1.30 drop the field `sleep`."""
+    """Return the preStop hook, which sleeps. It uses `exec`, because API servers before 1.30 drop the field `sleep`."""
     command = ["sleep", str(plan.endpoint_seconds or ENDPOINT_SECONDS)]
     return {"lifecycle": {"preStop": {"exec": {"command": command}}}} if plan.drain_seconds else {}
 
 
 def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:
-    """Render flags: those of the plan that the user does not set, then the user's in their order."""
+    """Render flags: the plan's flags that the user does not set, then the user's in their order."""
     users = tuple(given)
     subjects = {subject_of(argument.name) for argument in users}
     arguments: list[PlannedArgument | EngineArgument] = [a for a in planned if subjects.isdisjoint(subjects_of(a.name))]
@@ -76,7 +77,7 @@ def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineA
 def render_environment(
     planned: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]
 ) -> list[dict[str, Any]]:
-    """Render variables: the operator's that the user does not set, then the user's in their order. Of duplicates the first stays."""
+    """Render variables: the operator's that the user does not set, then the user's in their order. The first of duplicates wins."""
     users = tuple(given)
     variables: dict[str, PlannedVariable | EnvironmentVariable] = {}
     for variable in planned:
@@ -101,7 +102,7 @@ def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
 
 
 def _api_key(resource: VLLMDeployment) -> list[EnvironmentVariable]:
-    """The key that clients send. A variable, because other users of the node can read the flags of a process."""
+    """Return the variable of the clients' key. It is not a flag, because other users of the node can read the flags of a process."""
     if resource.spec.auth is None:
         return []
     reference = resource.spec.auth.api_key_secret_ref
@@ -128,11 +129,11 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
 
 HEALTH_PATH = "/health"
 STARTUP_PERIOD_SECONDS = 5
-"""Also the delay after which a finished start is noticed. A warm start takes half a minute."""
+"""Period of the startup probe, and the maximum delay until a finished start is noticed. A warm start takes half a minute."""
 
 
 def render_probes(deadline: int, port: str) -> dict[str, Any]:
-    """Render the three probes of the engine container: the deadline of a start in seconds, and the name of the port."""
+    """Render the three probes of the engine container. `deadline` is the deadline of a start in seconds, `port` the name of the port."""
     get = {"path": HEALTH_PATH, "port": port}
     return {
         "startupProbe": {
@@ -142,7 +143,7 @@ def render_probes(deadline: int, port: str) -> dict[str, Any]:
             "failureThreshold": math.ceil(deadline / STARTUP_PERIOD_SECONDS),
         },
         "readinessProbe": {"httpGet": dict(get), "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 3},
-        # An engine that fails exits by itself. This probe is for an engine that hangs. It fails after ten minutes without an answer, so
-        # that it does not kill a busy engine.
+        # An engine that fails exits. This probe is for an engine that hangs. It fails after ten minutes without a response, so that it does
+        # not kill a busy engine.
         "livenessProbe": {"httpGet": dict(get), "periodSeconds": 30, "timeoutSeconds": 30, "failureThreshold": 20},
     }

@@ -1,4 +1,7 @@
-"""Render what exposes an engine beside its Service: NetworkPolicy, HTTPRoute, InferencePool. All have the name of the VLLMDeployment."""
+"""Render objects that expose an engine in addition to its Service: NetworkPolicy, HTTPRoute, InferencePool.
+
+All have the name of the VLLMDeployment.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ POOL_GROUP = "inference.networking.k8s.io"
 
 
 def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
-    """Render the objects that the spec asks for."""
+    """Render the objects that the spec requests."""
     gateway = resource.spec.gateway
     policy = [_network_policy(resource)] if resource.spec.network_policy is not None else []
     if gateway is None:
@@ -20,7 +23,7 @@ def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
 
 
 def _network_policy(resource: VLLMDeployment) -> dict[str, Any]:
-    """All other ports are closed: those between the processes of an engine are random, and stay inside of its Pod."""
+    """Render the NetworkPolicy. It closes all other ports: ports between the processes of an engine are random, and stay inside the Pod."""
     peers = resource.spec.network_policy.ingress_from if resource.spec.network_policy is not None else None
     allowed: dict[str, Any] = {"ports": [{"port": PORT, "protocol": "TCP"}], **({"from": peers} if peers else {})}
     return {
@@ -55,7 +58,7 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": name}
     rule = {
         "backendRefs": [backend],
-        # A streamed answer may take longer than the default timeout of a gateway. 0s: none.
+        # A streamed response may take longer than the default timeout of a gateway. 0s means no timeout.
         "timeouts": {"request": "0s", "backendRequest": "0s"},
     }
     return {

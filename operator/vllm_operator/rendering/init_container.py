@@ -1,4 +1,4 @@
-"""What all containers around the engine have in common: they run like the engine, in its image and as its user, but without its GPUs."""
+"""Common parts of the containers around the engine: they use its image and user, but not its GPUs."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ def render_init_container(
 
     Args:
         engine: The engine container, with `spec.podTemplate` merged.
-        name: Name of the init container.
-        command: Its command.
-        mounts: Its volumes.
-        env: Its variables.
+        name: The name.
+        command: The command.
+        mounts: The volume mounts.
+        env: The variables.
         reports: The last lines of its log become its termination message if it fails.
     """
     resources = {

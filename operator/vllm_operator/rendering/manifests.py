@@ -1,7 +1,7 @@
-"""Render a plan as manifests: plain dictionaries as the API server takes them.
+"""Render a plan as manifests: plain dictionaries in the form of the API server.
 
 The result depends only on the name, namespace, uid and spec of the VLLMDeployment and on the plan. It contains no null, no status and no
-field that the API server fills in, so applying it twice changes nothing and keeps what others set.
+field that the API server fills in, so applying it twice changes nothing and keeps the fields of other managers.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from vllm_operator.rendering.resource_claim import render_resource_claim_templat
 from vllm_operator.rendering.volumes import render_claims
 
 IMAGE_PULL_SECONDS = 3600
-"""Time to find a node and to pull an image of 10 to 25 GB before a start begins."""
+"""Time in seconds to find a node and pull an image of 10 to 25 GB before a start begins."""
 REVISIONS = 3
 
 
@@ -38,7 +38,7 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 
 
 def render_service(resource: VLLMDeployment) -> dict[str, Any]:
-    """Render the Service in front of the replicas. It has the name of the VLLMDeployment."""
+    """Render the Service of the replicas. It has the name of the VLLMDeployment."""
     service = resource.spec.service or ServiceSpec()
     metadata = metadata_of(resource, resource.metadata.name)
     return {
@@ -79,7 +79,7 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
     """Return the update strategy. By default there is no surge Pod, which would wait for the GPU of the old Pod.
 
-    A Pod is replaced either before or after its successor is there: Kubernetes refuses 0 for both.
+    Kubernetes refuses 0 for both fields: a Pod is replaced either before or after its successor is ready.
     """
     rollout = spec.rollout or RolloutSpec()
     strategy = rollout.strategy or RolloutStrategy.AUTO

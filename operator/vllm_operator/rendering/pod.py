@@ -1,9 +1,9 @@
 """The Pod template of a replica.
 
 The init container `mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories
-(`tools/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory
-under another name is not marked. Each start touches the marker. Its time tells when the directory was last used, even on a file system
-that does not record access times. A start continues if the marker cannot be written.
+(`tools/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory under
+another name is not marked. Each start touches the marker. Its modification time is the last use of the directory, even on a file system
+without access times. A start continues if the marker cannot be written.
 """
 
 from typing import Any
@@ -24,9 +24,9 @@ from vllm_operator.rendering.resource_claim import template_name, uses_dra
 from vllm_operator.rendering.volumes import render_volumes
 
 FILE_SYSTEM_GROUP = 2000
-"""Group that owns the volumes, so that users other than root can write to them. It is the ID of the user vllm in vLLM's images."""
+"""Group that owns the volumes, so that users other than root can write to them. It is the group of the user vllm in vLLM's images."""
 TERMINATION_SECONDS = 60
-"""Time for a Pod that does not drain to stop."""
+"""Time in seconds to stop a Pod that does not drain."""
 MARKER_CONTAINER = "mark-cache"
 MARKER_PREFIX = ".vllm-operator-"
 _MARK = 'touch -- "$1" || true'
@@ -59,10 +59,10 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _grace_seconds(plan),
-        # The image decides about the user (root in vLLM's images), or podTemplate does.
+        # The image sets the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
-            # To change the owner of a million cached files takes minutes, so it is not done at each start.
+            # Changing the owner of a million cached files takes minutes, so it is not repeated at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -82,7 +82,7 @@ def _node_affinity(requirements: list[NodeRequirement]) -> dict[str, Any]:
 
 
 def with_marker(template: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the Pod template with the init container `mark-cache` if the cache directory is on a PVC."""
+    """Return the Pod template, with the init container `mark-cache` if the cache directory is on a PVC."""
     spec = template["spec"]
     address = cache_address(spec)
     present = spec.get("initContainers") or []

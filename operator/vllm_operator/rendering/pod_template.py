@@ -1,9 +1,9 @@
 """Merging `spec.podTemplate` over the Pod template that the operator renders.
 
 The user's values take precedence. Objects are merged field by field. Lists of containers, volumes, variables and so on are merged entry by
-entry, with the keys that Kubernetes uses. Tolerations are appended. All other lists are replaced. A null removes what the operator renders.
-Entries that are one of several kinds (a volume, a variable, a port) are replaced as a whole, because a merged entry would be of two kinds,
-which the API server refuses. The labels that select Pods keep their values.
+entry, with the keys that Kubernetes uses. Tolerations are appended. All other lists are replaced. A null removes a rendered field. Entries
+that have one of several kinds (a volume, a variable, a port) are replaced as a whole, because the API server refuses an entry of two kinds.
+The labels that select Pods keep their values.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] 
 
 
 def _without_empty_parts(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop nulls where a Pod template requires an object: in YAML, `spec:` with nothing below it is a null."""
+    """Drop nulls where a Pod template requires an object. In YAML, `spec:` without content is null."""
     given = {name: value for name, value in template.items() if value is not None}
     for name, part in (("metadata", "labels"), ("spec", "containers")):
         if name in given:
@@ -64,7 +64,7 @@ def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:
 
 
 def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_rules: MergeRules | None) -> list[Any]:
-    """Merge by entry. Entries without merge rules are replaced as a whole."""
+    """Merge lists by entry. Entries without merge rules are replaced as a whole."""
     given = {identify(entry, keys): entry for entry in theirs}
     merged = []
     for entry in ours:
@@ -79,7 +79,7 @@ def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop fields that are null: the operator renders nothing that they could remove."""
+    """Drop null fields: there is no rendered field that they could remove."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
     if isinstance(value, list):

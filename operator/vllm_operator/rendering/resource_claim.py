@@ -1,7 +1,7 @@
 """The ResourceClaimTemplate of a Pod that gets its GPUs by dynamic resource allocation (DRA).
 
-If a CEL selector reads an attribute that one device does not have, the allocation fails for all devices. So each selector first tests
-that the attribute exists. For example, dynamic MIG devices have no uuid.
+If a CEL selector reads an attribute that is missing on one device, the allocation fails for all devices. So each selector first tests
+whether the attribute exists. For example, dynamic MIG devices have no uuid.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ _ATTRIBUTES = f"device.attributes['{DRIVER}']"
 
 
 def uses_dra(resource: VLLMDeployment) -> bool:
-    """Whether the Pods get their GPUs by dynamic resource allocation."""
+    """Return whether the Pods get their GPUs by dynamic resource allocation."""
     return resource.spec.accelerator is not None and resource.spec.accelerator.allocation is Allocation.DRA
 
 
 def template_name(resource: VLLMDeployment, plan: Plan) -> str:
-    """Name of the template. It contains a digest of the content, because a ResourceClaimTemplate is immutable."""
+    """Return the name of the template. It contains a digest of the content, because a ResourceClaimTemplate is immutable."""
     content = json.dumps(_spec(resource, plan), sort_keys=True)
     return f"{resource.metadata.name}-gpu-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def render_resource_claim_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any] | None:
-    """Render the template, or return None if the device plugin allocates the GPUs."""
+    """Render the template; None if the device plugin allocates the GPUs."""
     if not uses_dra(resource):
         return None
     return {
@@ -76,7 +76,7 @@ def _where(attribute: str, test: str) -> str:
 
 
 def _device_product(product: str) -> str:
-    """Product of the device: the node label of a MIG slice or a shared GPU has an additional suffix."""
+    """Return the product of the device. The node label of a MIG slice or a shared GPU has an additional suffix."""
     return re.sub(r"-(MIG-.*|SHARED)$", "", product)
 
 

@@ -1,7 +1,7 @@
 """The ControllerRevision that contains a plan.
 
-Its name contains a digest of the object's UID and of the plan. So the same plan has the same revision however often it is made, and
-content that does not fit the name is not used.
+Its name contains a digest of the object's UID and of the plan. So equal plans have the same revision, and content that does not match the
+name is rejected.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from vllm_operator.pods import reading
 
 DIGEST_LENGTH = 10
 OLD_REVISIONS = 10
-"""Revisions that are kept in addition to those in use. As many as a Deployment keeps by default."""
+"""Revisions to keep in addition to those in use. A Deployment keeps the same number by default."""
 MAX_NUMBER = 2**53
-"""Higher numbers are not written by the operator. They are ignored, because no number could follow the highest one."""
+"""Maximum number of a revision that the operator writes. Higher numbers are ignored, because no number could follow the highest one."""
 
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
 class RevisionError(Exception):
-    """A ControllerRevision does not contain the plan. `str()` says why, without a full stop."""
+    """A ControllerRevision does not contain the plan. `str()` is the reason, without a full stop."""
 
 
 def revision_name(resource: VLLMDeployment, plan: Plan) -> str:
@@ -52,7 +52,7 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
     """Return the plan that a revision contains.
 
     Raises:
-        RevisionError: The object does not control it, or its content is not what the operator wrote.
+        RevisionError: The object does not control it, or the operator did not write its content.
     """
     name, content = reading.text(manifest, "metadata", "name"), cut_depth(manifest.get("data"))
     if not is_revision_of(resource, manifest):
@@ -66,7 +66,7 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
 
 
 def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
-    """Whether the object controls a revision, by its UID, and its name is one that the operator gives."""
+    """Return whether the object controls a revision, by its UID, and the name has the operator's form."""
     name, _, digest = reading.text(manifest, "metadata", "name").rpartition("-")
     owners = reading.objects(manifest, "metadata", "ownerReferences")
     is_controlled = any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
@@ -74,25 +74,25 @@ def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> boo
 
 
 def number_of(manifest: Mapping[str, Any]) -> int:
-    """Return the number of a revision; 0 if it has none that the operator could have written."""
+    """Return the number of a revision; 0 if it has no number that the operator could have written."""
     number = reading.integer(manifest, "revision") or 0
     return number if 0 < number < MAX_NUMBER else 0
 
 
 def next_number(revisions: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of the revision after these."""
+    """Return the next number after these revisions."""
     return 1 + max(map(number_of, revisions), default=0)
 
 
 def surplus(revisions: Sequence[Mapping[str, Any]], in_use: Collection[str]) -> list[Mapping[str, Any]]:
-    """Return the revisions that are beyond the history, oldest first. `in_use` are names of revisions that stay."""
+    """Return the revisions beyond the history limit, oldest first. `in_use` are names of revisions to keep."""
     old = [revision for revision in revisions if reading.text(revision, "metadata", "name") not in in_use]
     old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
     return old[: max(0, len(old) - OLD_REVISIONS)]
 
 
 def plan_name(deployment: Mapping[str, Any] | None) -> str:
-    """Return the name of the plan that a Deployment was rendered from, as its annotation says; empty if it has none."""
+    """Return the name of the plan that a Deployment was rendered from, from its annotation; empty without one."""
     return reading.text(deployment, "metadata", "annotations", PLAN_ANNOTATION)
 
 

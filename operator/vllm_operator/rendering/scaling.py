@@ -1,10 +1,10 @@
-"""Render what decides how many replicas there are: PodDisruptionBudget, HorizontalPodAutoscaler, ScaledObject.
+"""Render objects that control the number of replicas: PodDisruptionBudget, HorizontalPodAutoscaler, ScaledObject.
 
 All have the name of the VLLMDeployment. An autoscaler sets `spec.replicas` of the VLLMDeployment through its scale subresource.
 
-**Slow starts.** While new replicas start, requests go on waiting, and an autoscaler that looks only at them asks for more and more
-replicas. So `scaleUp` allows one step in the time of a start, as measured: one replica, or half as many as there are. The replicas of one
-step then serve before the next. `scaleDown` waits as long, because a replica that is missed costs a start.
+**Slow starts.** Requests keep waiting while new replicas start, so an autoscaler that looks only at them adds more and more replicas.
+Therefore `scaleUp` allows one step per measured duration of a start: one replica, or half of the current number. The replicas of one step
+serve before the next step. `scaleDown` waits equally long, because removing a replica that is still needed costs a start.
 """
 
 from math import ceil
@@ -20,22 +20,22 @@ from vllm_operator.catalog.versions import load_engine_facts
 DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
 """Targets per replica. The last one is a percentage."""
 UNKNOWN_START_SECONDS = 600
-"""Period between two steps while no start has been measured."""
+"""Period between two steps until a start has been measured."""
 STEP_SECONDS = 30
-"""Periods are multiples of this, so that they do not change with each start."""
+"""Periods are rounded up to multiples of this, so that they do not change with each start."""
 MAX_PERIOD_SECONDS = 1800
-"""Maximum `periodSeconds` that the API server accepts."""
+"""Maximum `periodSeconds` in the API."""
 _NO_LIMIT = "1000000"
-"""The threshold of a trigger that only tells whether a replica is needed."""
+"""Threshold of a trigger that only decides whether a replica is needed."""
 MIN_WINDOW_SECONDS = 300
 """Minimum time to wait before scaling down, the default of HorizontalPodAutoscalers."""
 
 
 def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
-    """Render the PodDisruptionBudget; None for a single replica, which it could not protect.
+    """Render the PodDisruptionBudget; None for a single replica, which it cannot protect.
 
     At most one replica is evicted at a time. Pods that are not ready can always be evicted: otherwise crashed engines would block node
-    drains for ever.
+    drains.
     """
     autoscaling = resource.spec.autoscaling
     if max(resource.spec.replicas, autoscaling.max_replicas if autoscaling is not None else 0) < 2:
@@ -53,14 +53,14 @@ def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
 
 
 def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
-    """Render the autoscaler that the spec asks for; None if it asks for none."""
+    """Render the autoscaler; None if the spec requests none."""
     autoscaling = resource.spec.autoscaling
     if autoscaling is None:
         return None
     if autoscaling.keda is not None:
         return _scaled_object(resource, autoscaling, autoscaling.keda)
     metric = {"name": load_engine_facts().metrics[_metric(autoscaling)]}
-    # the average of the Pods; those that start have no metrics, and count as idle
+    # the average of the Pods; starting Pods have no metrics and count as idle
     target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
     return {
         "apiVersion": "autoscaling/v2",
@@ -77,7 +77,7 @@ def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
 
 
 def period_seconds(resource: VLLMDeployment) -> int:
-    """Return the time of a start of another replica, as measured, rounded up; within the limits of an autoscaler.
+    """Return the measured duration of a start of another replica, rounded up, within the limits of an autoscaler.
 
     Replicas that share a filled cache start warm. With other storage, each one may start cold.
     """
@@ -93,10 +93,10 @@ def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda:
     triggers = [_trigger("engines", keda, _engine_query(resource, autoscaling), _threshold(autoscaling), null_is_zero=to_zero)]
     if to_zero:
         running = load_engine_facts().metrics[ScalingMetric.RUNNING_REQUESTS]
-        # an engine without a queue may be in use: this keeps the last replica, and asks for no second one
+        # an engine without a queue may be in use: this keeps the last replica, and requests no second one
         triggers.append(_trigger("running", keda, f"sum({_series(resource, running)})", _NO_LIMIT, null_is_zero=True))
     if keda.activation_query is not None:
-        # it only creates the first replica; how many are needed is known when it serves
+        # this only creates the first replica, which then reports how many are needed
         triggers.append(_trigger("activation", keda, keda.activation_query, _NO_LIMIT, null_is_zero=True))
     return {
         "apiVersion": "keda.sh/v1alpha1",
@@ -114,7 +114,7 @@ def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda:
 
 
 def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_zero: bool) -> dict[str, Any]:
-    """A query of Prometheus. Unless there may be no engine, no answer is an error and not an empty queue."""
+    """Return a Prometheus trigger. Unless there may be no engine, a missing result is an error and not an empty queue."""
     metadata = {
         "serverAddress": keda.prometheus_address,
         "query": query,
@@ -125,10 +125,10 @@ def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_z
 
 
 def _engine_query(resource: VLLMDeployment, autoscaling: AutoscalingSpec) -> str:
-    """The sum over the replicas, which KEDA divides by their number. The labels come from the PodMonitor of the chart."""
+    """Return the query for the sum over the replicas, which KEDA divides by their number. The chart's PodMonitor sets the labels."""
     metric = _metric(autoscaling)
     series = _series(resource, load_engine_facts().metrics[metric])
-    # the ranks of data parallelism share no KV cache
+    # data-parallel ranks share no KV cache
     return f"sum(max by (pod) ({series}))" if metric is ScalingMetric.KV_CACHE_USAGE else f"sum({series})"
 
 
@@ -170,7 +170,7 @@ def _min_replicas(autoscaling: AutoscalingSpec) -> int:
 
 
 def _quantity(autoscaling: AutoscalingSpec) -> str:
-    """The target in the canonical form of the API server: a number of requests, or a part of 1."""
+    """Return the target in the canonical form of the API server: a number of requests, or a fraction of 1."""
     target = _target_of(autoscaling)
     if _metric(autoscaling) is not ScalingMetric.KV_CACHE_USAGE:
         return f"{target // 1000}k" if target % 1000 == 0 else str(target)

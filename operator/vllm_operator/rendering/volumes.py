@@ -33,13 +33,13 @@ _PVC_SCHEME = "pvc://"
 
 
 def adapter_claims(resource: VLLMDeployment) -> list[str]:
-    """Names of the PVCs that hold adapters, sorted."""
+    """Return the names of the PVCs with adapters, sorted."""
     uris = (adapter.uri for adapter in resource.spec.adapters or ())
     return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
 
 
 def model_claim(resource: VLLMDeployment) -> str | None:
-    """Name of the PVC with the model, or None for a model on the hub."""
+    """Return the name of the PVC with the model; None for a model on the hub."""
     uri = resource.spec.model.uri
     return uri.removeprefix(_PVC_SCHEME).partition("/")[0] if uri.startswith(_PVC_SCHEME) else None
 
@@ -84,7 +84,7 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _kept(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """The volume of the caches, then the volume of the weights if it is a different one."""
+    """Return the volume of the caches, and the volume of the weights if it is a different one."""
     volumes = [_volume(CACHE_VOLUME, resource.spec.cache, cache_claim_name(resource))]
     weights = weights_storage(resource.spec, plan.weights)
     if weights is not None:
@@ -109,23 +109,23 @@ def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
 
 
 def _volume_of_claim(volumes: list[dict[str, Any]], claim: str) -> str | None:
-    """Name of the volume of a PVC. A Pod with two volumes of the same PVC never starts (kubernetes#132921)."""
+    """Return the name of the volume of a PVC. A Pod with two volumes of one PVC never starts (kubernetes#132921)."""
     return next((str(v["name"]) for v in volumes if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim), None)
 
 
 def _weights_directory(resource: VLLMDeployment) -> str:
-    """Directory of downloaded weights. Each user has its own, because other users cannot write to a directory of root."""
+    """Return the directory of downloaded weights. It depends on the user, because other users cannot write to a directory of root."""
     user = run_as_user(resource.spec.pod_template)
     return WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
 
 
 def _shared_memory_size(gpus: int) -> str:
-    """Limit of /dev/shm. The default of 64 MiB is too small for NCCL, and each further GPU adds buffers."""
+    """Return the limit of /dev/shm. The default of 64 MiB is too small for NCCL, and each additional GPU needs more buffers."""
     return f"{4 + 2 * max(gpus - 1, 0)}Gi"
 
 
 def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render the PVCs that the operator creates: those of SharedClaim storage for which the spec names no existing PVC.
+    """Render the PVCs that the operator creates: for SharedClaim storage without an existing PVC in the spec.
 
     With `onDelete: Retain` a PVC has no owner reference. It remains when the VLLMDeployment is deleted, and a later VLLMDeployment of the
     same name uses it again.
