@@ -1,6 +1,6 @@
-"""What is known, and from which source: data, and for each file of it a model that validates it. Pure, except that it reads these files.
+"""Knowledge with sources: data files, and a model for each file that validates it. Pure, except that it reads these files.
 
-Where to look, by subject (`data/` has the knowledge itself):
+Modules by subject (the data is in `data/`):
 
     all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
     machines      gpus (and images); paths (directories inside the container)

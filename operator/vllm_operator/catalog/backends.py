@@ -1,12 +1,11 @@
-"""Backends: where each one works, how it is requested, and what a log calls it.
+"""Backends: requirements, settings that request them, and names in logs.
 
-Where a backend works is what the gates in vLLM's sources say: on which GPUs, for which number formats, in which versions. It
-refuses a forced backend before a Pod starts, says what works instead, and checks the rules. A backend without an entry is
-unknown, and not refused.
+The requirements of a backend (GPUs, number formats, versions) come from the checks in vLLM's sources. With them the planner refuses a
+forced backend before a Pod starts, suggests alternatives, and checks the rules. A backend without an entry is unknown, and not refused.
 
-A backend is requested by a flag if the version has one, else by variables. The way has changed often: MoE kernels were
-chosen by VLLM_USE_FLASHINFER_MOE_FP8 and others up to 0.16 and by --moe-backend since 0.17.1. A backend has one name here
-for all versions; an invocation knows how its versions spell it.
+A backend is requested by a flag if the version has one, else by variables. The settings have changed often: MoE kernels were chosen by
+VLLM_USE_FLASHINFER_MOE_FP8 and others up to 0.16 and by --moe-backend since 0.17.1. A backend has one name here for all versions; an
+invocation knows how its versions spell it.
 """
 
 import re
@@ -22,9 +21,9 @@ from vllm_operator.catalog.versions import VersionTable
 
 
 class Kernel(Entry):
-    """A backend of a component, and the alternatives of which one must hold for it to work.
+    """A backend of a component, and its alternative requirements, one of which must hold.
 
-    `needs` is what the image must contain besides. `fallback` is what vLLM takes, without an error, where the backend does not work.
+    `needs` names additional contents of the image. `fallback` is the backend that vLLM uses, without an error, if this one does not work.
     """
 
     component: Component
@@ -77,14 +76,14 @@ class Invocation(Entry):
     settings: Mapping[str, Setting] = Field({}, alias="backends")
 
     def spell(self, backend: str) -> str:
-        """Return the backend's name as this flag takes it."""
+        """Return the backend's name in the spelling of this flag."""
         return self.names.get(backend) or (backend.lower() if self.spelling else backend)
 
     def _accepted(self, table: VersionTable) -> tuple[str, ...]:
         return table.backends.get(self.accepts or "", ())
 
     def setting(self, backend: str, table: VersionTable) -> Setting | None:
-        """Return what requests the backend; None if it cannot be requested from this version this way."""
+        """Return the setting that requests the backend; None if this invocation cannot request it from this version."""
         if self.flag is None:
             return self.settings.get(backend)
         name = self.spell(backend)
@@ -98,7 +97,7 @@ class Invocation(Entry):
         return tuple(sorted(ours.get(name, name.upper() if self.spelling else name) for name in self._accepted(table)))
 
     def asked(self, rule_input: RuleInput, table: VersionTable) -> tuple[str, str] | None:
-        """Return the backend that the user's own flags or variables request, and which do; None if none do."""
+        """Return the backend that the user's flags or variables request, and the setting; None without one."""
         if self.flag is not None:
             value = rule_input.arguments.get(self.flag)
             if value is None:
@@ -121,7 +120,7 @@ class Invocation(Entry):
 
 
 def canonical(name: str, invocations: tuple[Invocation, ...]) -> str:
-    """Return our name of a backend that a user may spell in vLLM's way: `deep_gemm`, `flashinfer-cutlass`."""
+    """Return our name of a backend in a spelling of vLLM: `deep_gemm`, `flashinfer-cutlass`."""
     upper = name.upper().replace("-", "_")
     theirs = {spelled.upper().replace("-", "_"): ours for one in invocations for ours, spelled in one.names.items()}
     return theirs.get(upper, upper)
@@ -144,10 +143,10 @@ class LoggedNamesOfComponent(Entry):
 
 @dataclass(frozen=True, slots=True)
 class LoggedNames:
-    """What vLLM's log calls a backend, and what we call it.
+    """Names of backends in vLLM's log, with our names.
 
-    The log writes "TRT-LLM ragged DeepSeek", `AgRsAll2AllManager` or `FlashInferCutlassNvFp4LinearKernel`, differently in
-    each version. One name for each backend shows whether the engine took what was planned.
+    The log writes "TRT-LLM ragged DeepSeek", `AgRsAll2AllManager` or `FlashInferCutlassNvFp4LinearKernel`, differently in each version. Our
+    names allow a comparison of the engine's choice with the plan.
     """
 
     components: Mapping[str, tuple[LoggedName, ...]]
@@ -158,13 +157,13 @@ class LoggedNames:
         return next((name.backends for name in self.components.get(component, ()) if name.pattern.fullmatch(bare)), ())
 
     def agree(self, component: str, logged: str, planned: str) -> bool:
-        """Whether a logged name can be the backend that was planned."""
+        """Return whether a logged name can be the planned backend."""
         meant = self.meant(component, logged)
         return planned in meant if meant else _alike(logged, planned)
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether one name contains the other, and both or neither name FlashInfer."""
+    """Return whether one name contains the other, and both or neither name FlashInfer."""
     first, second = _bare(one), _bare(other)
     return (first in second or second in first) and ("flashinfer" in first) == ("flashinfer" in second)
 
@@ -174,7 +173,7 @@ def _bare(backend: str) -> str:
 
 
 def load_kernels() -> Kernels:
-    """Read where backends work, as it ships with the operator."""
+    """Read the requirements of backends that ship with the operator."""
     return Kernels(load_list(Kernel, "kernels.yaml"))
 
 

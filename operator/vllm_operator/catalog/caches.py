@@ -1,12 +1,11 @@
-"""The caches of an engine: what compiles, where it is kept, which variables say where, and when one Pod fills them first.
+"""The caches of an engine: their directories and variables, and rules for priming.
 
-Measured on one H200 with a DeepSeek-V3-shaped model, a second start takes 392.6 s if two of these
-directories survive, 117.9 s if `VLLM_CACHE_ROOT` does, and 34.9 s if all of them do, each time with
-Python's bytecode present. A Llama of 1.1B takes 42 s without the bytecode, and 28 s with it. So every one of
-them has a directory under `CACHE_ROOT`, and HOME catches what has no variable.
+Measured on one H200 with a DeepSeek-V3-shaped model, a second start takes 392.6 s if two of these directories survive, 117.9 s if
+`VLLM_CACHE_ROOT` does, and 34.9 s if all of them do, each time with Python's bytecode present. A Llama of 1.1B takes 42 s without the
+bytecode, and 28 s with it. So each of them has a directory under `CACHE_ROOT`, and HOME covers caches without a variable.
 
-Two Pods that fill one empty cache at once usually both come up (measured with vLLM 0.20.1 and a Llama model). So priming is
-limited to versions that are known to race, and to cases where it is a waste that every Pod compiles everything.
+Two Pods that fill one empty cache at once usually both come up (measured with vLLM 0.20.1 and a Llama model). So priming is limited to
+versions with a known race, and to cases in which repeated compilation in every Pod is a waste.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,8 +36,9 @@ def _read_variable(written: Any) -> Any:
 class Cache(Entry):
     """One cache.
 
-    `folder` is relative to the root of the caches, "." the root itself; `default` is where the engine would put the cache by
-    itself. `versions` are the vLLM versions that read the variables. `is_published`: whether it is published as part of an artifact.
+    `folder` is relative to the root of the caches, "." the root itself; `default` is the engine's default location. `versions` are the vLLM
+    versions that read the variables. `is_published`: whether it is part of a
+    published artifact.
     """
 
     root: ClassVar[str] = CACHE_ROOT
@@ -69,12 +69,12 @@ class Cache(Entry):
         )
 
     def is_used_by(self, version: Version | None, distribution: Distribution) -> bool:
-        """Whether this build of vLLM reads the variables. If the version is unknown: yes, because they do no harm."""
+        """Return whether this build of vLLM reads the variables. True if the version is unknown, because they do no harm."""
         return distribution in self.distributions and (version is None or self.versions.contains(version, prereleases=True))
 
 
 class WeightsCache(Cache):
-    """Where weights are downloaded to."""
+    """The cache of downloaded weights."""
 
     root: ClassVar[str] = WEIGHTS_ROOT
 
@@ -90,7 +90,7 @@ class PerPodValues(Entry):
 
 
 class KeyedArgument(Entry):
-    """A flag that changes what is compiled, but is not part of vLLM's own cache keys."""
+    """A flag that affects compilation, but is not part of vLLM's own cache keys."""
 
     flag: str
     because: str
@@ -114,7 +114,7 @@ class PublishedCaches(Entry):
 
 
 class Caches(Entry):
-    """All caches, those of weights apart: the content of `caches.yaml`."""
+    """All caches except those of weights: the content of `caches.yaml`."""
 
     compiled: tuple[Cache, ...] = Field(alias="caches")
     weights: WeightsCache
@@ -131,7 +131,7 @@ class Caches(Entry):
 
     @property
     def per_pod_allowed(self) -> frozenset[str]:
-        """VLLM's variables whose values may differ from Pod to Pod."""
+        """Variables of vLLM whose values may differ between Pods."""
         return self.per_pod_values.allowed if self.per_pod_values else frozenset()
 
     @cached_property
@@ -155,18 +155,18 @@ class Caches(Entry):
         return tuple(sorted(own.union(self.artifact.home_folders if self.artifact else ())))
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:
-        """Return the variables that put every cache of a build of vLLM, and its weights, on the volume."""
+        """Return the variables that put the caches of a build of vLLM, and its weights, on the volume."""
         used = (*self.used_by(version, distribution), self.weights)
         return tuple(variable for cache in used for variable in cache.variables)
 
 
 def _plain(backend: str) -> str:
-    """VLLM writes one backend as DEEPGEMM, DEEP_GEMM and deep_gemm."""
+    """Return one spelling of a backend. vLLM writes DEEPGEMM, DEEP_GEMM and deep_gemm."""
     return backend.replace("_", "").upper()
 
 
 class PrimingRule(Entry):
-    """A reason to prime, unless the user decides it. `because` is a sentence for the user."""
+    """A reason to prime, unless the user sets the mode. `because` is a sentence for the user."""
 
     id: str
     versions: Specifiers = SpecifierSet()
@@ -176,7 +176,7 @@ class PrimingRule(Entry):
     source: str
 
     def applies(self, *, version: str | None, backends: Collection[str], one_node: bool) -> bool:
-        """Whether the rule applies. An unknown version may be any."""
+        """Return whether the rule applies. An unknown version matches all versions."""
         if self.one_node and not one_node:
             return False
         if self.backends and not any(_plain(backend).startswith(self.backends) for backend in backends):
@@ -194,7 +194,7 @@ class Priming(Entry):
 
 
 def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
-    """Load the table of caches; `data` is the content of the file, the one that ships with the operator if absent.
+    """Load the table of caches. `data` is the content of the file; by default the file that ships with the operator.
 
     Raises:
         EntryError: An entry is malformed, or two entries set the same variable.

@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_camel
 from vllm_operator.text.wording import similar
 
 SHOWN = 60
-"""Characters of a value or name that a message quotes."""
+"""Maximum characters of a value or name in a message."""
 PATTERN_LIMIT = 200
 """Maximum characters of an `Expression`."""
 SPECIFIERS_LIMIT = 200
@@ -32,7 +32,7 @@ Compile = Callable[[str], re.Pattern[str]]
 
 
 class EntryError(ValueError):
-    """An entry that cannot be used. The message names the field, what is wrong, and what to write instead."""
+    """An unusable entry. The message names the field, the error, and a correct value."""
 
 
 class Entry(BaseModel):
@@ -63,9 +63,9 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
     """Read an entry.
 
     Args:
-        model: Its model.
-        written: Its values, as a YAML parser returns them.
-        compile_pattern: Compiles its regular expressions.
+        model: Model of the entry.
+        written: Values of the entry, from a YAML parser.
+        compile_pattern: Compiles regular expressions of the entry.
 
     Raises:
         EntryError: It is malformed.
@@ -129,7 +129,7 @@ def list_data(folder: str) -> tuple[str, ...]:
 
 
 def data_digest() -> str:
-    """Return a digest of all data files: it changes if, and only if, what is known changes."""
+    """Return a digest of all data files."""
     total = hashlib.sha256()
     files = {str(entry.relative_to(_data())): entry for entry in _data().rglob("*") if entry.suffix in (".yaml", ".json")}
     for name in sorted(files):
@@ -142,10 +142,10 @@ def _data() -> Path:
 
 
 def read_text(value: Any, example: str) -> str:
-    """Return text; refuse a number that lost its form because it has no quotes, such as version 0.20, which YAML reads as 0.2.
+    """Return text; refuse an unquoted number, such as version 0.20, which YAML reads as 0.2.
 
     Raises:
-        ValueError: It is not text.
+        ValueError: The value is not text.
     """
     if isinstance(value, int | float):
         raise ValueError(f"{value} is not text; put it in quotes, such as '{example}'")
@@ -158,7 +158,7 @@ def read_specifiers(value: Any) -> SpecifierSet:
     """Read versions (PEP 440), such as `>=0.14,<0.20`.
 
     Raises:
-        ValueError: They are invalid.
+        ValueError: The specifiers are invalid.
     """
     text = read_text(value, ">=0.20")
     if len(text) > SPECIFIERS_LIMIT:
@@ -186,9 +186,9 @@ def _compile(value: Any, info: Any) -> re.Pattern[str]:
 
 
 Specifiers = Annotated[SpecifierSet, PlainValidator(read_specifiers)]
-"""Versions, as PEP 440 writes them."""
+"""Version specifiers of PEP 440."""
 SpecifierText = Annotated[str, PlainValidator(_check_specifiers)]
-"""The same, kept as it is written."""
+"""Version specifiers of PEP 440 as text."""
 Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
 """A regular expression, compiled by the `compile_pattern` of `parse_entry`."""
 
@@ -262,7 +262,7 @@ def locate(path: Iterable[int | str]) -> str:
 
 
 def quote(value: Any) -> str:
-    """Quote a value of a user, cut to a bounded length."""
+    """Quote a value of a user, truncated to a bounded length."""
     return repr(value[:SHOWN] if isinstance(value, str) else str(value)[:SHOWN])
 
 

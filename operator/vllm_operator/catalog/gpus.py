@@ -23,7 +23,7 @@ def parse_version(text: str) -> Version:
     """Read `12.8` as (12, 8).
 
     Raises:
-        ValueError: It is not a version of numbers.
+        ValueError: The text is not a numeric version.
     """
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
         raise ValueError(f"{text!r} is not a version")
@@ -31,11 +31,11 @@ def parse_version(text: str) -> Version:
 
 
 NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]
-"""A version of numbers in an entry, written as text."""
+"""A numeric version in an entry, written as text."""
 
 
 class Architecture(Entry):
-    """A GPU architecture and what it can do.
+    """A GPU architecture and its features.
 
     `cuda` is the first CUDA toolkit that supports it, and `cuda_before` the first one that no longer does.
     """
@@ -51,10 +51,10 @@ class Architecture(Entry):
 
 
 class Product(Entry):
-    """A GPU product. `name` is the value of the label nvidia.com/gpu.product, and `title` the name for people.
+    """A GPU product. `name` is the value of the label nvidia.com/gpu.product, and `title` the display name.
 
     `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of machines with this GPU; None if there are
-    several. `mig` overrides the value of the architecture. `links` join the GPUs of a machine; None if that is unknown.
+    several. `mig` overrides the value of the architecture. `links`: whether links join the GPUs of a machine; None if unknown.
     """
 
     name: str
@@ -102,10 +102,10 @@ class Presence(Entry):
 
 
 class GPUs(Entry):
-    """Everything that is known about GPUs: the content of `gpus.yaml`.
+    """Facts about GPUs: the content of `gpus.yaml`.
 
-    Architectures are in the order of preference, for specs without one. `cards` are GPUs that logs and people name. For a cluster only
-    products count.
+    Architectures are in the order of preference, for specs that name none. `cards` are names of GPUs in logs and user input. For a cluster
+    only products count.
     """
 
     architectures: Annotated[Mapping[str, Architecture], keyed_by("name")]
@@ -127,7 +127,7 @@ class GPUs(Entry):
         return {name: rank for rank, name in enumerate(self.architectures)}
 
     def product(self, name: str | None) -> Product | None:
-        """Return what is known about a product, by its label value in any spelling, or None."""
+        """Return the entry of a product by its label value, in any spelling; None if unknown."""
         return self.products.get(product_key(name)) if name is not None else None
 
     def supports_mig(self, product: str | None, architecture: str | None) -> bool | None:
@@ -142,7 +142,7 @@ class GPUs(Entry):
         return self._ranks.get(architecture or "", len(self._ranks))
 
     def title(self, product: str | None, architecture: str | None) -> str:
-        """Return a GPU's name for people: "NVIDIA H200 141GB (sm_90)"."""
+        """Return a GPU's display name: "NVIDIA H200 141GB (sm_90)"."""
         known = self.product(product)
         if known is not None:
             name = f"NVIDIA {known.title}"
@@ -167,7 +167,7 @@ def capability_of(architecture: str) -> Version:
     """Return the compute capability of `sm_90`: the last digit is the minor.
 
     Raises:
-        ValueError: It is not the name of an architecture.
+        ValueError: The text is not the name of an architecture.
     """
     match = re.fullmatch(r"sm_([0-9]{1,2})([0-9])", architecture)
     if match is None:
@@ -192,7 +192,7 @@ def load_gpus() -> GPUs:
 
 
 class Variant(Entry):
-    """An image that is published beside the default one: for which vLLM versions, its tag's suffix, its CUDA version."""
+    """An additional image: its vLLM versions, the suffix of its tag, and its CUDA version."""
 
     when: Specifiers
     suffix: str
@@ -207,9 +207,9 @@ class Compatibility(Entry):
 
 
 class Images(Entry):
-    """Everything that is known about images: the content of `images.yaml`.
+    """Facts about images: the content of `images.yaml`.
 
-    `drivers` maps a CUDA major to the first driver branch that runs it.
+    `drivers` maps a CUDA major to the first driver branch that supports it.
     """
 
     repository: str
@@ -221,11 +221,11 @@ class Images(Entry):
     compatibility: Compatibility
 
     def variants_of(self, version: str) -> tuple[Variant, ...]:
-        """Return the images of a vLLM version besides the default one."""
+        """Return the additional images of a vLLM version."""
         return tuple(variant for variant in self.variants if variant.when.contains(version, prereleases=True))
 
     def is_official(self, image: str) -> bool:
-        """True for an image of the vLLM project, also from a mirror that kept its name."""
+        """Return whether an image is of the vLLM project, including mirrors that kept its name."""
         return re.search(r"(^|/)vllm-openai([:@]|$)", image) is not None
 
 

@@ -1,4 +1,4 @@
-"""The catalog: everything that is known, in one object."""
+"""The catalog: all knowledge in one object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from vllm_operator.catalog.versions import Versions, load_engine_facts, load_ver
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What is known about GPUs, images, vLLM versions, models and their memory, caches and the choice of backends.
+    """Knowledge about GPUs, images, vLLM versions, models and their memory, caches and the choice of backends.
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's administrator:
-    equal versions make equal decisions. `own_rules` are these rules by id, as they were written. `replacements` say what to use
-    instead of variables and flags that newer versions no longer know. `instance_types` are those of the cluster's administrator.
+    equal versions make equal decisions. `own_rules` are these rules by id, as written. `replacements` map variables and flags that newer
+    versions dropped to their successors. `instance_types` are defined by the cluster's administrator.
     """
 
     version: str
@@ -41,7 +41,7 @@ class Catalog:
 
 @cache
 def load_catalog() -> Catalog:
-    """Return the catalog that ships with the operator. It is read once, and never changes."""
+    """Return the catalog that ships with the operator. It is read once and immutable."""
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
         gpus=load_gpus(),

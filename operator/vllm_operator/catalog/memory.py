@@ -1,4 +1,4 @@
-"""What is known about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
+"""Facts about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -22,14 +22,14 @@ Since = Annotated[Release, BeforeValidator(_read_release)]
 
 
 class Value(Entry):
-    """A value that holds since a version."""
+    """A value that is valid since a version."""
 
     since: Since
     value: Number
 
 
 def value_at(values: tuple[Value, ...], release: Release) -> float:
-    """The value that holds in a version; the oldest for versions before all."""
+    """Return the value for a version; the oldest one for earlier versions."""
     held = [each.value for each in values if each.since <= release]
     return float(held[-1] if held else values[0].value)
 
@@ -56,10 +56,10 @@ class EngineV0(Entry):
 
 
 class UsableMemory(Entry):
-    """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title.
+    """Memory that CUDA reports, derived from nvidia-smi's value. `unified_gib` is by the product's title.
 
-    `unified_host_gib` is what an idle host needs of unified memory. `unified_names` are words by which people call machines with
-    unified memory, with their architecture.
+    `unified_host_gib` is the unified memory that an idle host needs. `unified_names` are common names of machines with unified memory, with
+    their architecture.
     """
 
     reserve_gib: Number
@@ -85,9 +85,9 @@ class FusedReduction(Entry):
 class NonTorch(Entry):
     """Allocations outside of PyTorch in GiB, by the tensor-parallel size.
 
-    `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions
-    before `nccl_before`. `alone` is added for one GPU, where no NCCL loads the libraries before the first snapshot. With pipeline
-    stages of one GPU it is `stages_less_gib` less.
+    `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions before
+    `nccl_before`. `alone` is added for one GPU, where no NCCL loads the libraries before the first snapshot. With pipeline stages of one
+    GPU, `stages_less_gib` is subtracted.
     """
 
     gib: Mapping[int, Number]
@@ -102,7 +102,7 @@ class NonTorch(Entry):
 
 
 class Encoder(Entry):
-    """An encoder for images, by words in the name of the architecture; the one without names is for all others.
+    """An encoder for images, by words in the name of the architecture; the entry without names is the default.
 
     `item_tokens` are the tokens of the largest image, `patches` the patches of one token, `width` the size of a patch.
     """
@@ -123,7 +123,7 @@ class ExpertWorkspace(Entry):
 
 
 class Activation(Entry):
-    """The peak of the profiling run: of the sampler, of the forward pass, or of an encoder."""
+    """Parameters of the peak of the profiling run: sampler, forward pass, or encoder."""
 
     sampler: tuple[Value, ...]
     sampler_v2: tuple[Value, ...]
@@ -168,7 +168,7 @@ class RunnerRule(Entry):
 
 
 class ModelRunner(Entry):
-    """Which engines have model runner V2, and since when it counts CUDA graphs."""
+    """Rules for model runner V2, and the version since which it counts CUDA graphs."""
 
     rules: tuple[RunnerRule, ...]
     graphs_counted_since: Since
@@ -194,9 +194,9 @@ class Graphs(Entry):
 
 
 class CacheType(Entry):
-    """A type of the KV cache by the start of its name: bytes of an element, of the scales of a token and KV head, of sparse MLA's token.
+    """A type of the KV cache by the start of its name: bytes of an element, of scales per token and KV head, and of sparse MLA's token.
 
-    With `wide_ends` so many layers at each end keep the type of the model, except in hybrid models. Such types are for full attention only.
+    With `wide_ends` this many layers at each end keep the model's type, except in hybrid models. Such types are for full attention only.
     """
 
     name: str
@@ -227,9 +227,9 @@ class CacheFacts(Entry):
 
 
 class ExpertPadding(Entry):
-    """Multiples of a kernel for MXFP4 experts. `scales`: the scales of the weights are padded too.
+    """Multiples to which a kernel pads MXFP4 experts. `scales`: whether the scales are padded too.
 
-    `hidden_share` is the part of the weights whose hidden size is padded.
+    `hidden_share` is the fraction of the weights whose hidden size is padded.
     """
 
     since: Since
@@ -241,7 +241,7 @@ class ExpertPadding(Entry):
 
 
 class SectionPositions(Entry):
-    """How many times as long as the context the rotary table is where positions have sections; `models` are words in the architecture."""
+    """Factor between rotary table and context if positions have sections. `models` are words in the architecture."""
 
     since: Since
     models: tuple[str, ...] = ()
@@ -249,7 +249,7 @@ class SectionPositions(Entry):
 
 
 class WeightFacts(Entry):
-    """Rules for the weights on a GPU. `repacked_mib` is lost in each layer when a kernel orders weights with groups anew."""
+    """Rules for the weights on a GPU. `repacked_mib` is the padding per layer after repacking grouped weights."""
 
     vocabulary_multiple: StrictInt
     parallel_gib: Number
@@ -260,7 +260,7 @@ class WeightFacts(Entry):
 
 
 class Margin(Entry):
-    """How near to a limit a result is called tight: the larger of the two."""
+    """Distance from a limit at which a result is called tight: the larger of the two values."""
 
     gib: Number
     share: Number
@@ -268,7 +268,7 @@ class Margin(Entry):
 
 
 class MemoryFacts(Entry):
-    """Everything that is known about the memory of an engine besides the model."""
+    """Facts about the memory of an engine, except the model."""
 
     utilization: tuple[Value, ...]
     utilization_source: str
@@ -288,7 +288,7 @@ class MemoryFacts(Entry):
     margin: Margin
 
     def __hash__(self) -> int:
-        """By identity, so that estimates can be kept."""
+        """Hash by identity, so that estimates can be cached."""
         return id(self)
 
 

@@ -1,10 +1,10 @@
 """Facts about models, and a table of well-known model families, found by the name of a repository.
 
-An entry describes what all members of a family share. The number format is read from the name (`-FP8`, `-NVFP4`, `-AWQ`), because a
-family is published in several. The number of parameters is in the entry, or is read from the name (`-70B-`).
+An entry contains the common facts of a family. The number format is read from the name (`-FP8`, `-NVFP4`, `-AWQ`), because a family is
+published in several formats. The number of parameters is in the entry, or is read from the name (`-70B-`).
 
-`shapes.json` has one entry a line. `config` has the keys of the published config.json that decide about memory; `vision_params`
-and `swa_layers` are derived. An entry that is not `verified` was entered by hand, or is that of a model with equal sizes.
+`shapes.json` has one entry a line. `config` has the keys of the published config.json that decide about memory; `vision_params` and
+`swa_layers` are derived. An entry that is not `verified` was entered by hand, or copied from a model with equal sizes.
 """
 
 import re
@@ -31,16 +31,16 @@ class Facts:
         attention: Kind of attention.
         experts: Routed experts of a layer; 0 for a dense model.
         quantization: Number format of the weights.
-        quantization_scheme: How the format is published, where vLLM treats that differently: the tool's name, or what shares a scale.
+        quantization_scheme: Publishing format, if vLLM distinguishes it: the tool's name, or the unit that shares a scale.
         routing: How the router selects experts, by vLLM's name.
         routing_groups: Groups of experts; 0 if the router has none.
         hidden_size: Width of a layer.
         moe_intermediate_size: Width of one expert.
         attention_heads: Query heads of a layer.
         mla_dims: Sizes of the nope, rope and value heads.
-        head_size: Size of an attention head, of models without MLA.
-        attention_sinks: The attention has sinks.
-        image_prefix: Images are attended to in both directions: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
+        head_size: Size of an attention head in models without MLA.
+        attention_sinks: Whether attention has sinks.
+        image_prefix: Whether attention to images is bidirectional: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
         weight_bytes: Size of all weights.
     """
 
@@ -73,15 +73,15 @@ FACTS: tuple[str, ...] = tuple(Facts.__dataclass_fields__)
 _BILLIONS = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGNORECASE)
 
 _NamePattern = Annotated[re.Pattern[str], PlainValidator(lambda value: re.compile(read_text(value, "llama-?3"), re.IGNORECASE))]
-"""A regular expression for the name of a repository, in any case."""
+"""A regular expression for the name of a repository, ignoring case."""
 
 
 class ModelFamily(Entry):
-    """What the members of a family share.
+    """Common facts of a family.
 
     `quantization` is the number format of the original repositories. `fp8` is the format that "FP8" in a repository name means for this
-    family. `config_types` are its values of `model_type` in config.json. `billions` is the number of parameters. The other fields are
-    those of `Facts`.
+    family. `config_types` are its values of `model_type` in config.json. `billions` is the number of parameters. The other fields are as in
+    `Facts`.
     """
 
     name: str
@@ -105,7 +105,7 @@ class ModelFamily(Entry):
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts that all members share."""
+        """The common facts of all members."""
         return Facts(**{name: getattr(self, name) for name in FACTS if name in type(self).model_fields})
 
 
@@ -118,7 +118,7 @@ class NumberFormat(Entry):
 
 
 class Scheme(Entry):
-    """A way in which number formats are published, as repositories are named after it."""
+    """A publishing format of number formats, as named in repository names."""
 
     scheme: str
     quantizations: tuple[Quantization, ...]
@@ -149,7 +149,7 @@ class Models(Entry):
         return family.facts.quantization if family else None
 
     def quantization_scheme(self, repository: str, quantization: Quantization | None) -> str | None:
-        """Read from the repository's name how its number format is published."""
+        """Return the publishing format of the number format in the repository's name."""
         return next((one.scheme for one in self.schemes if quantization in one.quantizations and one.pattern.search(repository)), None)
 
     def weight_bytes(self, repository: str, family: ModelFamily | None, quantization: Quantization | None) -> int | None:
@@ -176,11 +176,11 @@ VARIANT = re.compile(
     r"|quantized(\.w[48]a(8|16))?|[48]bit|bnb|unsloth|autoround|qat|gguf|i?q\d(_[a-z0-9]{1,3}){1,2}))+",
     re.IGNORECASE,
 )
-"""What may follow the name of a model without another shape: dates, formats, the kind of training."""
+"""Suffixes of a model name that do not change the shape: dates, formats, the kind of training."""
 
 
 class LoadedWeights(Entry):
-    """Weights on one GPU as a start-up log says. `format` is as in a case for `vllm-operator fit --cases`."""
+    """Weights on one GPU from a start-up log. `format` is as in a case for `vllm-operator fit --cases`."""
 
     format: str
     tensor: StrictInt
@@ -204,7 +204,7 @@ class KnownShapes:
     """The table of shapes, by name."""
 
     def __init__(self, entries: Iterable[KnownShape]) -> None:
-        """Keep the entries."""
+        """Index the entries by name."""
         self.entries = tuple(entries)
 
     @cached_property
@@ -212,14 +212,14 @@ class KnownShapes:
         found: dict[str, KnownShape] = {}
         for entry in self.entries:
             found[entry.name.lower()] = entry
-            if not entry.name.startswith("test/"):  # a checkpoint of our own tests, with a common name
+            if not entry.name.startswith("test/"):  # a checkpoint of this project's tests, with a common name
                 for name in (entry.name.rpartition("/")[2], *entry.aliases):
                     found.setdefault(name.lower(), entry)
         return found
 
     @cached_property
     def _starts(self) -> tuple[tuple[str, str], ...]:
-        """What the name of a variant may begin with, and the entry: its name, and that without what stands for a variant."""
+        """Prefixes of variant names with their entry: the entry's name, and the name without its variant suffix."""
         found: dict[tuple[str, str], None] = {}
         for known in self._by_name:
             if "/" not in known:
@@ -229,7 +229,7 @@ class KnownShapes:
         return tuple(found)
 
     def find(self, name: str) -> KnownShape | None:
-        """Return the entry of a model, of any organisation, or of a variant with the same shape, such as `-AWQ` or `-0528`."""
+        """Return the entry of a model, of any organisation, or of a variant with an equal shape, such as `-AWQ` or `-0528`."""
         sought = name.strip().lower()
         last = sought.rpartition("/")[2]
         for known in (sought, last):
@@ -237,7 +237,7 @@ class KnownShapes:
                 return self._by_name[known]
         best = (False, "")
         for start, known in self._starts:
-            rank = (start == known, known)  # an entry of another format only if there is none of the model itself
+            rank = (start == known, known)  # an entry of another format only if the model itself has none
             better = (rank[0], len(known)) > (best[0], len(best[1]))
             if better and last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
                 best = rank

@@ -1,11 +1,11 @@
 """Paths inside the engine container.
 
-They are constants, because compiled artifacts are keyed by absolute paths and by the path of the model: a different path
-means a cold start. Two caches differ in the directory of the volume that is mounted here, never in the path.
+They are constants, because the keys of compiled artifacts contain absolute paths and the path of the model: a different path causes a cold
+start. Caches differ in the mounted directory of the volume, never in the path.
 """
 
 CACHE_ROOT = "/cache"
-"""Everything that an engine compiles; also the home directory of its user."""
+"""Compiled files of an engine; also the home directory of its user."""
 PACKED_ROOT = "/packed"
 """Packed caches, in the containers that pack and push them."""
 WEIGHTS_ROOT = "/weights"
@@ -17,16 +17,16 @@ MODEL_ROOT = "/models"
 ADAPTER_CLAIM_ROOT = "/adapters"
 """Root of the PersistentVolumeClaims of `pvc://name/path` adapters, mounted read-only: the adapter is `/adapters/name/path`."""
 ADAPTER_TOKEN_ROOT = "/etc/vllm-operator/adapters"
-"""Directory with a directory for each adapter that has a token of its own, by its name."""
+"""Directory with a subdirectory, by adapter name, for each adapter with a separate token."""
 TOKEN_ROOT = "/etc/vllm-operator/hub"
 """Directory of the token for the model hub, from the user's Secret."""
 TOKEN_FILE = "token"
 ARTIFACT_SECRET_ROOT = "/etc/vllm-operator/artifact"
-"""Directory of the account for the registry with caches, from the user's Secret."""
+"""Directory of the credentials for the registry with caches, from the user's Secret."""
 
 
 def model_argument(uri: str) -> str:
-    """Return the model as the engine takes it: a name on the hub, a path in the mounted PersistentVolumeClaim, or a URI of an object."""
+    """Return the engine's model argument: a name on the hub, a path in the mounted PersistentVolumeClaim, or an object store URI."""
     scheme, _, rest = uri.partition("://")
     if scheme == "hf":
         return rest

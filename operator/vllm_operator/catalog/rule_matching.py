@@ -1,7 +1,6 @@
-"""The conditions of rules, and the facts that they are compared with.
+"""The conditions of rules, and the facts for them.
 
-A condition names the facts that must hold. An unknown fact satisfies no condition that asks for it: then no rule applies, and
-vLLM chooses.
+A condition lists required facts. An unknown fact satisfies no requirement: then no rule applies, and vLLM chooses.
 """
 
 import re
@@ -24,12 +23,12 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "sm_10x": ("sm_100", "sm_103"),
     "sm_12x": ("sm_120", "sm_121"),
 }
-"""Names of a condition that stand for several architectures. sm_89 is not in sm_8x: it has FP8 arithmetic."""
+"""Condition values for several architectures. sm_89 is not in sm_8x, because it has FP8 arithmetic."""
 
 SETTINGS_LIMIT = 16
-"""Most variables, flags or patterns in one mapping of a rule."""
+"""Maximum number of variables, flags or patterns in one mapping of a rule."""
 VALUE_LIMIT = 4096
-"""Longest variable or argument that a pattern reads, in characters; a longer one is unknown, like an absent one."""
+"""Maximum characters of a variable or argument for a pattern. A longer one is unknown, like an absent one."""
 
 _CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9]+(?:\.[0-9]+){0,3})$")
 
@@ -50,14 +49,14 @@ class Component(StrEnum):
     KV_CACHE = "KVCache"
     SPECULATIVE_DECODING = "SpeculativeDecoding"
     ENGINE = "Engine"
-    """Settings of the engine as a whole: only quirks have it."""
+    """Settings of the engine as a whole. Only quirks have this component."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What is known when backends are chosen; None if unknown. For the facts, see `Facts` and `Condition`.
+    """Facts for the choice of backends. None: unknown. See `Facts` and `Condition`.
 
-    `environment` and `arguments` are what the user set on the engine, flags spelled `--like-this`.
+    `environment` and `arguments` are the user's settings of the engine, with flags spelled `--like-this`.
     """
 
     release: Release
@@ -99,7 +98,7 @@ class RuleInput:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """An interval of numbers or releases; a bound is a value and whether it belongs to the interval."""
+    """An interval of numbers or releases. A bound is a value and whether the interval includes it."""
 
     low: Any = None
     low_included: bool = True
@@ -107,13 +106,13 @@ class Range:
     high_included: bool = False
 
     def contains(self, value: Any) -> bool:
-        """Whether the value lies in the interval."""
+        """Return whether the value lies in the interval."""
         if self.low is not None and (value < self.low or (value == self.low and not self.low_included)):
             return False
         return self.high is None or value < self.high or (value == self.high and self.high_included)
 
     def disjoint(self, other: "Range") -> bool:
-        """Whether no value lies in both intervals."""
+        """Return whether no value lies in both intervals."""
         return _before(self, other) or _before(other, self)
 
 
@@ -127,11 +126,11 @@ def parse_range(text: object, *, releases: bool = False) -> Range:
     """Read `>=0.17.1,<0.20` or `>=2` or `0`.
 
     Args:
-        text: What is written.
-        releases: Whether it is about versions, and not about numbers.
+        text: The range.
+        releases: Whether the bounds are versions instead of numbers.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The text is not a range.
     """
     bounds: dict[str, Any] = {}
     for clause in str(text).split(","):
@@ -160,7 +159,7 @@ def _expand(names: frozenset[str]) -> frozenset[str]:
 
 Element = TypeVar("Element")
 OneOrMore = Annotated[frozenset[Element], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
-"""A value, or a list of values of which one must match."""
+"""A value, or a list of values, one of which must match."""
 Releases = Annotated[Range, PlainValidator(lambda value: parse_range(read_text(value, "0.20"), releases=True))]
 Number = Annotated[Range, PlainValidator(_read_number)]
 _is_architecture = matching(
@@ -212,7 +211,7 @@ class FactValues(Entry):
 
 
 class Condition(FactValues):
-    """The `when` of a rule. All that is given must hold; an empty one always holds."""
+    """The `when` of a rule. All given facts must hold; an empty condition always holds."""
 
     versions: Releases = Field(Range(), description="vLLM versions in quotes: `'>=0.17.1,<0.20'`")
     tensor: Number = Field(Range(), description="tensor-parallel size: a number or a range such as `'>=2,<8'`")
@@ -236,7 +235,7 @@ class Condition(FactValues):
         return {fact: getattr(self, fact) for fact in NUMBERS if fact in self.model_fields_set}
 
     def holds(self, rule_input: RuleInput, chosen: Mapping[str, str], forced: Mapping[str, str]) -> bool:
-        """Whether the condition holds, given the backends chosen so far and those that the user forced."""
+        """Return whether the condition holds, given the backends chosen so far and those that the user forces."""
         # Plain loops: this runs some hundred times per plan, and most rules fail at their first fact.
         for fact, values in self.members.items():
             if getattr(rule_input, fact) not in values:
@@ -259,7 +258,7 @@ class Condition(FactValues):
         return True
 
     def possible(self, rule_input: RuleInput, chosen: Mapping[str, str]) -> bool:
-        """Whether no known fact contradicts the condition. Unknown facts do not."""
+        """Return whether no known fact contradicts the condition. Unknown facts do not contradict it."""
         return (
             self.versions.contains(rule_input.release)
             and all((value := getattr(rule_input, fact)) is None or value in values for fact, values in self.members.items())
@@ -270,7 +269,7 @@ class Condition(FactValues):
         )
 
     def disjoint(self, other: "Condition") -> bool:
-        """Whether the two can never hold at the same time, as far as the conditions show."""
+        """Return whether both conditions can never hold at the same time, as far as the conditions show."""
         if self.versions.disjoint(other.versions):
             return True
         pairs: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]]

@@ -1,9 +1,8 @@
-"""Which backends to use where, as data.
+"""Rules for the choice of backends, as data.
 
-A rule says for one component under which condition it applies and what follows. Four sources compete, in this order: what the
-user forces; a quirk (a combination known to fail, and the way around it); a choice (what is best here); vLLM's default. Within
-a kind the rule with the highest priority wins. Two rules of the same kind, component and priority may not both apply
-unless they agree, which is checked when the rules are loaded.
+A rule has one component, a condition and a consequence. Four sources compete, in this order: the user's setting; a quirk (a combination
+known to fail, with a workaround); a choice (the best backend); vLLM's default. Within a kind the rule with the highest priority wins. Two
+rules of the same kind, component and priority may not both apply unless they agree, which is checked when the rules are loaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from vllm_operator.catalog.versions import Release
 
 
 class RuleKind(StrEnum):
-    """What kind of knowledge a rule is."""
+    """Kinds of rules."""
 
     QUIRK = "quirk"
     CHOICE = "choice"
@@ -31,7 +30,7 @@ class RuleKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How much a note of a plan matters, the most severe first."""
+    """Severity of a note in a plan, the most severe first."""
 
     FAILURE = "Failure"
     """The start is expected to fail."""
@@ -50,7 +49,7 @@ def _read_setting(value: Any) -> Any:
 
 
 SETTINGS_LENGTH = 2000
-"""Most characters of all names and values of `environment`, and of `arguments`: they go into the status."""
+"""Maximum characters of all names and values of `environment`, and of `arguments`, because they are stored in the status."""
 
 RuleName = Annotated[
     str,
@@ -67,7 +66,7 @@ Message = Annotated[str, Field(min_length=1, max_length=900)]
 
 
 class Rule(Entry):
-    """One rule. Its texts go into the status, so they are bounded."""
+    """One rule. Its texts are bounded, because they are stored in the status."""
 
     id: RuleName = Field(description="unique name, shown as the source of a backend in the plan")
     component: Component = Field(description="part of the engine")
@@ -104,7 +103,7 @@ class Rule(Entry):
 
 @dataclass(frozen=True, slots=True)
 class RulesOfVersion:
-    """The part that concerns one version, in order of precedence: rules that choose a backend, by component, and the others."""
+    """The rules for one version, in order of precedence: rules that choose a backend, by component, and the others."""
 
     choosing: Mapping[Component, tuple[Rule, ...]]
     others: tuple[Rule, ...]
@@ -115,7 +114,7 @@ class RulesOfVersion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """All rules in order of precedence, the ways to request a backend, where backends work, and what vLLM's selectors answer."""
+    """All rules in order of precedence, the invocations and requirements of backends, and the answers of vLLM's selectors."""
 
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
@@ -123,7 +122,7 @@ class Rules:
     selectors: Mapping[Component, Selectors]
 
     def of(self, release: Release) -> RulesOfVersion:
-        """Return the part that concerns one of the known versions."""
+        """Return the rules for one of the known versions."""
         return _select(self, release)
 
 
@@ -141,7 +140,7 @@ def _select(rules: Rules, release: Release) -> RulesOfVersion:
 
 
 def find_conflicts(rules: Iterable[Rule]) -> list[str]:
-    """Name pairs of rules whose order is not defined although they may both apply and say different things."""
+    """Return pairs of rules with an undefined order that may both apply and contradict each other."""
     groups: dict[tuple[Component, RuleKind, int], list[Rule]] = {}
     for rule in rules:
         if rule.backend:

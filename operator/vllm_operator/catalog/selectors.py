@@ -1,8 +1,7 @@
-"""What vLLM's own selectors answer, by version, architecture and the layer that they are asked about.
+"""Answers of vLLM's selectors by version, architecture and layer.
 
-The tables were made by running the selectors of each version on a made-up machine of each architecture (`hack/oracle`). They
-decide which backend the engine takes by itself and which pins it accepts. Rules explain and advise; where a rule and a
-table disagree, the table is right.
+The tables are the output of the selectors of each version on a simulated machine of each architecture (`hack/oracle`). They contain the
+engine's default backend and the pins that it accepts. Rules explain and advise. If a rule and a table disagree, the table is right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,20 +21,20 @@ TABLES: Mapping[Component, str] = {
     Component.GEMM: "gemm",
     Component.MOE: "moe",
 }
-"""The table that answers for a component, by the name of its file."""
+"""The table for a component, by file name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a selector answers for one layer.
+    """The answer of a selector for one layer.
 
     Attributes:
-        takes: The backend that it takes by itself; None if it raises, because none fits, or if that is unknown.
-        accepts: The backends that it accepts when asked for them.
-        refuses: The backends that it refuses, each with the selector's own reason.
-        ignores: The backends in place of which it takes another one without an error, which is the value.
-        raises: Why it raises by itself; None if it does not, or if that is unknown.
-        others: What it takes if the layer is another one of the cases.
+        takes: The default backend; None if it raises because none fits, or if unknown.
+        accepts: The backends that it accepts on request.
+        refuses: The backends that it refuses, each with the selector's reason.
+        ignores: The backends that it replaces without an error, each with the replacement.
+        raises: Why it raises without a request; None if it does not, or if unknown.
+        others: The default backends for the other cases of the layer.
     """
 
     takes: str | None
@@ -51,13 +50,13 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """The answers of all versions, as `hack/oracle` writes them. An answer is read when it is asked for: a deployment needs a few.
+    """The answers of all versions in the format of `hack/oracle`. Answers are parsed on demand, because a deployment needs only a few.
 
     Attributes:
-        reasons: Texts of errors.
-        answers: All different answers.
-        cases: Tables: the place in `answers` by the name of the case, such as `Dense/128/auto`.
-        versions: The place in `cases` by version and architecture.
+        reasons: Error messages.
+        answers: All distinct answers.
+        cases: Tables: the index in `answers` by the name of the case, such as `Dense/128/auto`.
+        versions: The index in `cases` by version and architecture.
     """
 
     reasons: Sequence[str]
@@ -66,13 +65,13 @@ class Selectors:
     versions: Mapping[Release, Mapping[str, int]]
 
     def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
-        """Return the answer for a layer; None if that version, architecture or one of the cases was not asked.
+        """Return the answer for a layer; None if the version, the architecture or one of the cases is missing.
 
         Args:
-            release: The vLLM version. One that was not asked gets what those before and after it agree on.
+            release: The vLLM version. An unknown version gets the common answer of its neighbours.
             architecture: Such as sm_90.
-            cases: The cases that the layer may be, the likeliest first. Of several, the first decides which backend is
-                taken; a backend is accepted if one of them accepts it.
+            cases: The possible cases of the layer, the likeliest first. The first one determines the default backend; a backend is accepted
+                if any case accepts it.
         """
         return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
 
@@ -96,9 +95,9 @@ class Selectors:
 
 
 class SelectorTrees(Selectors):
-    """Answers about layers with many properties, of which a case is a path, such as `FP8/Unset/Tensor/Llama4`.
+    """Answers about layers with many properties. A case is a path, such as `FP8/Unset/Tensor/Llama4`.
 
-    `cases` are branches by part of the path: the place in `cases`, at the last part in `answers`. `*` is all other parts.
+    `cases` are branches by part of the path: an index in `cases`, for the last part in `answers`. `*` matches all other parts.
     """
 
     __slots__ = ()
@@ -119,7 +118,7 @@ def _by_name(written: Mapping[str, Any] | Sequence[tuple[Any, Sequence[str]]]) -
 
 
 def nearest(versions: Mapping[Release, object], release: Release) -> Sequence[Release]:
-    """The version if it was asked, else those before and after it; none if there is none on either side."""
+    """Return the version if it is known, else its two neighbours; none if a side has no neighbour."""
     if release in versions:
         return (release,)
     before = max((asked for asked in versions if asked < release), default=None)
@@ -128,7 +127,7 @@ def nearest(versions: Mapping[Release, object], release: Release) -> Sequence[Re
 
 
 def agreed(found: Sequence[Selection | None]) -> Selection | None:
-    """What all answers agree on; None if one is missing."""
+    """Return the common part of all answers; None if one is missing."""
     answers = [selection for selection in found if selection is not None]
     if not answers or len(answers) < len(found):
         return None
@@ -146,7 +145,7 @@ def agreed(found: Sequence[Selection | None]) -> Selection | None:
 
 
 def combine(found: Sequence[Selection]) -> Selection:
-    """Make one answer for a layer that may be one of several cases, the likeliest first."""
+    """Return one answer for a layer with several possible cases, the likeliest first."""
     first = found[0]
     accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
     refuses = {name: text for name, text in first.refuses.items() if all(name in selection.refuses for selection in found)}
@@ -157,7 +156,7 @@ def combine(found: Sequence[Selection]) -> Selection:
 
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
-    """Read a table, or a table of trees.
+    """Parse a table, or a table of trees.
 
     Raises:
         ValueError: A key is not a version.
@@ -174,11 +173,11 @@ def parse_selectors(written: Mapping[str, Any]) -> Selectors:
 
 
 NO_SELECTORS = Selectors((), (), (), {})
-"""Nothing was asked."""
+"""No answers."""
 
 
 @cache
 def load_selectors() -> Mapping[Component, Selectors]:
-    """Read the tables that ship with the operator, by the component that they answer for."""
+    """Read the tables that ship with the operator, by component."""
     tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(TABLES.values()))}
     return {component: tables[name] for component, name in TABLES.items()}

@@ -1,11 +1,11 @@
 """Known crashes: their log lines, causes and remedies.
 
-A signature is data (`data/signatures.yaml`): patterns for single log lines, and texts as jinja2 templates over what the patterns capture.
-`vllm_operator.startup` decides which of several signatures in a log is the root cause, by `severity`, `priority` and the `evidence` of
-each pattern.
+A signature is data (`data/signatures.yaml`): patterns for single log lines, and texts as jinja2 templates over the captures of the
+patterns. `vllm_operator.startup` decides which of several signatures in a log is the root cause, by `severity`, `priority` and the
+`evidence` of each pattern.
 
-A person decides about the remedy in a signature. A remedy that the operator may apply by itself is an entry of its own
-(`data/remedies.yaml`), with the versions and GPUs to which it is limited.
+A user decides about the remedy in a signature. A remedy that the operator may apply itself is a separate entry (`data/remedies.yaml`), with
+the versions and GPUs to which it is limited.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from pydantic import StrictBool, StrictInt
 from vllm_operator.catalog.entry import Entry, parse_entries, read_data
 
 ECHO_PRIORITY = 20
-"""Signatures of this priority or less only report that something failed elsewhere."""
+"""Maximum priority of signatures that only report a failure elsewhere."""
 
 FACTS = ("stage", "utilization")
-"""Values that every text may use besides captures: the stage of the start, and the --gpu-memory-utilization in the log."""
+"""Names that every text may use in addition to captures: the stage of the start, and the --gpu-memory-utilization in the log."""
 
 
 class Severity(StrEnum):
-    """Whether the process failed, is slower than it could be, or is not affected."""
+    """Severity of a crash: the process failed, is slower than possible, or is not affected."""
 
     FATAL = "fatal"
     DEGRADED = "degraded"
@@ -34,7 +34,7 @@ class Severity(StrEnum):
 
 
 class RemedyAction(StrEnum):
-    """What the operator itself does about a crash."""
+    """Action of the operator for a crash."""
 
     QUARANTINE_CACHE = "quarantine-cache"
     """Stop using the cache directory if it caused the crash; the next start fills a new one."""
@@ -134,11 +134,11 @@ class Signature(Entry):
 
     @property
     def is_echo(self) -> bool:
-        """Whether it says that something failed, but not what."""
+        """Whether it reports a failure without its cause."""
         return self.severity is Severity.FATAL and self.priority <= ECHO_PRIORITY
 
     def is_shown_beside(self, crash: str | None) -> bool:
-        """Whether to show it as a notice beside a crash of this signature, or without a crash (None)."""
+        """Return whether to show it as a notice together with a crash of this signature, or without a crash (None)."""
         return crash in self.explains if self.explains is not None else crash != self.id
 
     @property
@@ -159,7 +159,7 @@ ANY = "any"
 
 
 class Remedy(Entry):
-    """A remedy that the operator may apply by itself.
+    """A remedy that the operator may apply itself.
 
     `changes` are names of changes of the signature. `costs` describes their greatest disadvantage.
     """
@@ -171,12 +171,12 @@ class Remedy(Entry):
     costs: str
 
     def fits(self, version: str | None, architecture: str | None) -> bool:
-        """Whether it applies to this vLLM version and GPU. It never applies to an unknown version or GPU."""
+        """Return whether it applies to this vLLM version and GPU. It never applies to an unknown version or GPU."""
         fits_gpu = ANY in self.architectures or architecture in self.architectures
         return fits_gpu and version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
 
     def select(self, signature: Signature) -> tuple[Change, ...]:
-        """Return the changes of the signature that it applies."""
+        """Return the signature's changes that it applies."""
         return tuple(change for change in (*signature.arguments, *signature.environment) if change.name in self.changes)
 
 
@@ -193,6 +193,6 @@ def load_signature_samples() -> tuple[Sample, ...]:
 
 
 def load_remedies() -> Mapping[str, Remedy]:
-    """Read the remedies that the operator may apply by itself, by signature."""
+    """Read the remedies that the operator may apply itself, by signature."""
     remedies = parse_entries(Remedy, read_data("remedies.yaml")["remedies"], "remedies.yaml")
     return {remedy.signature: remedy for remedy in remedies}

@@ -1,7 +1,7 @@
-"""What is known about starts: what the lines of a log mean, and which crashes they report.
+"""Knowledge about starts: the meaning of log lines, and the crashes that they report.
 
-All of it is data, with the versions of vLLM that write the line and a sample of each. Stages are named here by their text;
-`vllm_operator.startup.state.Stage` is the type.
+It is data, with the vLLM versions that write each line and a sample. Stages are text here; their type is
+`vllm_operator.startup.state.Stage`.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class LineMeaning(Entry):
 
 
 class Bar(Entry):
-    """A progress bar whose label begins with `prefix` counts what `stage` does; `label` is our name for it."""
+    """A progress bar whose label begins with `prefix` shows the progress of `stage`; `label` is our name for it."""
 
     prefix: str
     stage: str
@@ -50,14 +50,14 @@ class Bar(Entry):
 
 
 class Silence(Entry):
-    """For how many seconds a healthy stage may log nothing, and why."""
+    """Maximum seconds for which a healthy stage may log nothing, and the reason."""
 
     seconds: int
     why: str
 
 
 class Measured(Entry):
-    """How many seconds stages took, by stage: `cold` with empty caches, `warm` with full ones.
+    """Measured seconds by stage: `cold` with empty caches, `warm` with full ones.
 
     `where`: model, version and GPU, in words.
     """
@@ -70,9 +70,8 @@ class Measured(Entry):
 class Failure(Entry):
     """Text that says that a process has failed.
 
-    `serving`: also after the server was ready. `death`: it only says that a process ended, as in an orderly shutdown.
-    `unbidden`: the process did not stop on request, even if other processes did afterwards. `native`: no other line
-    explains the failure.
+    `serving`: also after the server was ready. `death`: it only reports that a process ended, as in an orderly shutdown. `unbidden`: the
+    process did not stop on request, even if other processes did afterwards. `native`: no other line explains the failure.
     """
 
     text: str
@@ -91,11 +90,11 @@ class Heartbeat(Entry):
 
 
 class Stages(Entry):
-    """Everything that is known about the lines of a start: the content of `stages.yaml`.
+    """Knowledge about the lines of a start: the content of `stages.yaml`.
 
-    `silent_backends` are parts of names of backends that compile kernels without logging, which happens in
-    `silent_stages`; silence under `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only
-    report what failed elsewhere. `measured` is for `dense` models and for those with `experts`.
+    `silent_backends` are parts of names of backends that compile kernels without logging, which happens in `silent_stages`; silence under
+    `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only report a failure elsewhere. `measured` is for `dense`
+    models and for those with `experts`.
     """
 
     lines: tuple[LineMeaning, ...]
@@ -112,7 +111,7 @@ class Stages(Entry):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartupKnowledge:
-    """What the lines of a start mean, and the known crashes. Compared by identity."""
+    """The meaning of the lines of a start, and the known crashes. Compared by identity."""
 
     stages: Stages
     signatures: tuple[Signature, ...]
@@ -120,5 +119,5 @@ class StartupKnowledge:
 
 @cache
 def load_startup() -> StartupKnowledge:
-    """Return what ships with the operator. It is read once, and never changes."""
+    """Return the knowledge that ships with the operator. It is read once and immutable."""
     return StartupKnowledge(stages=load_file(Stages, "stages.yaml"), signatures=load_signatures())

@@ -1,7 +1,7 @@
 """Templates of the catalog: texts with values from a log line.
 
-Users can write templates too, so only a small part of Jinja is allowed: values, conditions and a few filters. None of these repeats a
-value or makes it much longer, so time and length are bounded.
+Templates of users are untrusted, so only a small part of Jinja is allowed: values, conditions and a few filters. None of them repeats or
+extends a value much, so time and length are bounded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,17 +30,17 @@ def check_template(text: str, *, alone: bool) -> frozenset[str]:
 
     Args:
         text: The template.
-        alone: It must also render without captures.
+        alone: Whether it must also render without captures.
 
     Raises:
-        TemplateError: It is malformed, or uses something that is not allowed.
+        TemplateError: It is malformed, or uses a forbidden feature.
     """
     try:
         names = _names(_environment(strict=False).parse(text))
         template = _compiled(text, strict=False)
     except TemplateError:
         raise
-    except Exception as error:  # jinja2 raises anything for hostile text, a RecursionError too
+    except Exception as error:  # jinja2 raises any exception for hostile text, including RecursionError
         raise TemplateError(f"is not a template: {_describe(error)}") from None
     try:
         if alone:
@@ -57,7 +57,7 @@ def _describe(error: Exception) -> str:
 def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
     """Render a template. Missing values are empty.
 
-    Captures come from a log and are untrusted. If a text cannot be rendered with them, it is rendered without them.
+    Captures come from a log and are untrusted. If rendering with them fails, the text is rendered without them.
     """
     for values in (dict(captures), {}):
         try:
@@ -68,7 +68,7 @@ def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
 
 
 def fill_in_exactly(template: str, captures: Mapping[str, str]) -> str | None:
-    """Render a template; None if a value that it shows was not captured, or is invalid."""
+    """Render a template; None if a shown value was not captured, or is invalid."""
     if "{" not in template:
         return template
     try:

@@ -1,11 +1,11 @@
 """Rules, crash signatures and node pools from ConfigMaps of the cluster's administrator.
 
-Rules and signatures have the form of those that ship with the operator, with stricter limits. User-defined rules come before ours of the
-same kind: their choice beats our choices, but not our quirks. The operator reports the cause and suggests the remedy of a user-defined
+Rules and signatures have the form of those that ship with the operator, with stricter limits. User-defined rules take precedence over
+built-in rules of the same kind: over choices, but not over quirks. The operator reports the cause and suggests the remedy of a user-defined
 signature, but never acts on it.
 
-The texts are untrusted. Limits for size and depth, and no aliases, bound the time and memory that PyYAML takes. Regular expressions are
-matched in linear time. An invalid entry is left out and reported; it affects neither the others nor the operator.
+The texts are untrusted. Limits of size and depth, and the refusal of aliases, bound the time and memory of PyYAML. Regular expressions are
+matched in linear time. An invalid entry is skipped and reported; it affects neither the others nor the operator.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from vllm_operator.text.patterns import PatternError, compile_linear
 SIZE_LIMIT = 64 * 1024
 """Maximum size of a text in bytes."""
 DEPTH_LIMIT = 20
-"""Maximum nesting of a text. PyYAML reads nested values recursively, and its time per level grows with the level."""
+"""Maximum nesting depth of a text. PyYAML reads nested values recursively, and its time per level grows with the level."""
 ENTRIES_LIMIT = 256
 """Maximum number of rules, or of signatures. Each plan evaluates all rules, and many log lines are matched with all signatures."""
 EXPRESSIONS_LIMIT = 512
 """Maximum number of regular expressions of all rules, or of all signatures, because each uses memory."""
 USER_PRIORITY = 1000
-"""Added to the priority of a user's rule, so that it beats ours of the same kind."""
+"""Added to the priority of a user's rule, so that it precedes built-in rules of the same kind."""
 UNNAMED = "Unknown"
 """Name of a crash without a signature."""
 PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
@@ -69,10 +69,10 @@ class UserEntries(Generic[Item]):
 
 
 def read_yaml(text: str) -> Any:
-    """Read YAML of untrusted content into plain values.
+    """Parse untrusted YAML into plain values.
 
     Raises:
-        ValueError: It is not YAML, or exceeds a limit.
+        ValueError: The text is not YAML, or exceeds a limit.
     """
     if len(text) > SIZE_LIMIT or len(text.encode("utf-8", "replace")) > SIZE_LIMIT:
         raise ValueError(f"it is larger than {SIZE_LIMIT // 1024} KiB")
@@ -98,7 +98,7 @@ def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list
         what: `rules` or `signatures`.
 
     Returns:
-        The entries, and a sentence about each text that cannot be read.
+        The entries, and a sentence about each unreadable text.
     """
     documents: list[Any] = []
     problems: list[str] = []
@@ -132,7 +132,7 @@ def collect(
     Args:
         documents: The entries, as values of YAML.
         what: `rule` or `signature`.
-        read: Reads an entry, given those before it. Raises EntryError.
+        read: Reads an entry, given the previous ones. Raises EntryError.
         taken: Names that already exist.
         count_expressions: Counts the regular expressions of an entry.
     """
@@ -182,7 +182,7 @@ def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | 
     Args:
         rules: The rules that ship with the operator.
         documents: The user-defined rules, as values of YAML.
-        versions: The known versions. A rule may set only what all versions that it applies to have.
+        versions: The known versions. A rule may set only variables and flags that exist in all versions to which it applies.
     """
 
     def read(document: Any, before: Sequence[Rule]) -> Rule:
@@ -220,7 +220,7 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
 
     Args:
         catalog: The catalog that ships with the operator.
-        texts: YAML texts by name, each a list of rules. Invalid ones are left out and reported.
+        texts: YAML texts by name, each a list of rules. Invalid rules are skipped and reported.
     """
     documents, unreadable = read_documents(texts, "rules")
     rules, read = add_user_rules(catalog.rules, documents, catalog.versions)
@@ -281,7 +281,7 @@ class FlagChange(VariableChange):
 
 
 class UserSignature(Signature):
-    """A signature with limits. Its texts use only what its patterns capture."""
+    """A signature with limits. Its texts use only captures of its patterns."""
 
     is_user_defined: ClassVar[bool] = True
 
@@ -330,7 +330,7 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
 
     Args:
         knowledge: The knowledge that ships with the operator.
-        texts: YAML texts by name, each a list of signatures. Invalid ones are left out and reported.
+        texts: YAML texts by name, each a list of signatures. Invalid signatures are skipped and reported.
     """
     versions = load_versions()
 
@@ -373,7 +373,7 @@ _LABEL = re.compile(r"((?:[a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9][-A-Za-z0-9_.]{
 
 
 def read_instance_types(texts: Mapping[str, str], gpus: GPUs) -> UserEntries[InstanceType]:
-    """Read the node pools that a cluster autoscaler would add nodes to, by name. Each is one line in the form of `POOL_FORM`."""
+    """Read the node pools that a cluster autoscaler can extend, by name. Each is one line in the form of `POOL_FORM`."""
     found: dict[str, InstanceType] = {}
     problems: list[str] = []
     for name in sorted(texts):

@@ -1,8 +1,7 @@
-"""What each vLLM version has: variables, flags, names of backends, and what its wheel bundles.
+"""Contents of each vLLM version: variables, flags, names of backends, and bundled packages.
 
-`hack/ingest_vllm.py` writes one JSON file per version into `data/versions`, from the wheel itself. A version without a file uses
-that of the next lower version, and one newer than all uses the newest. A version older than all has no table, and nothing
-version-specific may be emitted for it.
+`hack/ingest_vllm.py` writes one JSON file per version into `data/versions`, from the wheel itself. A version without a file uses the file
+of the next lower version. A version older than all files has no table, and no version-specific setting may be used for it.
 """
 
 import re
@@ -24,14 +23,14 @@ _OPPOSITE = "--no-"
 
 
 def parse_release(text: str) -> Release | None:
-    """Read `0.20.1` out of `v0.20.1.post1` or `0.20.1+cu129`; None if the text does not begin with a version."""
+    """Return 0.20.1 from `v0.20.1.post1` or `0.20.1+cu129`; None if the text does not begin with a version."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable: its default as in the source, and the values that it accepts if vLLM checks them."""
+    """An environment variable: its default in the source, and its allowed values if vLLM checks them."""
 
     default: str | None = None
     values: tuple[str, ...] = ()
@@ -39,7 +38,7 @@ class Variable:
 
 
 class Bundle(Entry):
-    """What comes with the wheel: the CUDA it is built for, pinned packages, a vendored DeepGEMM."""
+    """Contents of the wheel: its CUDA version, pinned packages, a vendored DeepGEMM."""
 
     cuda: str | None = None
     torch: str | None = None
@@ -55,12 +54,12 @@ def _check_version(text: str) -> str:
 
 
 def _with_spellings(flags: Any) -> Any:
-    """Flags are written with their other spellings; here they are all equal."""
+    """Return all spellings of flags as equal entries."""
     return frozenset(flags).union(*flags.values()) if isinstance(flags, dict) else flags
 
 
 class VersionTable(Entry):
-    """What one version knows: the content of a file in `data/versions`.
+    """Contents of one version: a file in `data/versions`.
 
     `backends` holds the names that the version accepts, by kind: attention, mlaPrefill, moe, linear, all2all,
     kvCacheDtype. `configs` holds the fields of flags that take JSON, by the flag's name without dashes.
@@ -75,13 +74,13 @@ class VersionTable(Entry):
 
     @cached_property
     def release(self) -> Release:
-        """The version as numbers that compare."""
+        """The version as comparable numbers."""
         release = parse_release(self.version)
         assert release is not None, "checked when it was read"
         return release
 
     def knows_flag(self, flag: str) -> bool:
-        """Whether `vllm serve` of this version takes the flag, also as `--no-x` or `--config.field`."""
+        """Return whether `vllm serve` of this version has the flag, also as `--no-x` or `--config.field`."""
         stem, _, field = normalize_flag(flag).partition(".")
         if field:
             fields = self.configs.get(stem.removeprefix("--"))
@@ -89,12 +88,12 @@ class VersionTable(Entry):
         return stem in self.flags or (stem.startswith(_OPPOSITE) and "--" + stem.removeprefix(_OPPOSITE) in self.flags)
 
     def knows_variable(self, name: str) -> bool:
-        """Whether this version reads the variable."""
+        """Return whether this version reads the variable."""
         return name in self.variables
 
 
 def normalize_flag(flag: str) -> str:
-    """`moe_backend`, `--moe_backend` and `--moe-backend` are one flag to vLLM; fields of JSON keep their underscores."""
+    """Return one spelling of a flag: `moe_backend`, `--moe_backend` and `--moe-backend` are equal. JSON fields keep their underscores."""
     stem, dot, field = flag.partition(".")
     short = stem.startswith("-") and not stem.startswith("--")
     return (stem if short else "--" + stem.lstrip("-").replace("_", "-")) + dot + field
@@ -102,7 +101,7 @@ def normalize_flag(flag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The table for a version, None for one older than all, and a note for the user if the table is that of another version."""
+    """The table for a version, or None for one older than all, and a note for the user if the table is of another version."""
 
     table: VersionTable | None
     note: str | None = None
@@ -154,7 +153,7 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     """Put tables in order.
 
     Raises:
-        ValueError: There is none, or two are of the same release.
+        ValueError: There is no table, or two tables have the same release.
     """
     ordered = tuple(sorted(tables, key=lambda table: table.release))
     if not ordered:
@@ -166,7 +165,7 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
 
 
 class GuardedPaths(Entry):
-    """Prefixes of the paths for which vLLM asks for a key, since a version."""
+    """Prefixes of the paths for which vLLM requires a key, since a version."""
 
     since: Annotated[str, AfterValidator(_check_version)]
     paths: tuple[str, ...]
@@ -176,7 +175,7 @@ class EngineFacts(Entry):
     """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
     `object_stores` has the first version that reads weights from an object store, by scheme; `metrics` the names of the metrics by which
-    replicas are scaled; `replacements` what to use instead of variables and flags that newer versions do not know.
+    replicas are scaled; `replacements` the successors of variables and flags that newer versions dropped.
     """
 
     sources: Mapping[str, str]
@@ -187,7 +186,7 @@ class EngineFacts(Entry):
     replacements: Mapping[str, str]
 
     def paths_with_key(self, version: str | None) -> tuple[str, ...]:
-        """Return the prefixes of the paths that a key guards in this version; those of the oldest one if it is unknown."""
+        """Return the prefixes of the paths that a key protects in this version; those of the oldest version if it is unknown."""
         held = [each.paths for each in self.guarded_paths if _is_since(each.since, version)]
         return held[-1] if held else self.guarded_paths[0].paths
 
@@ -209,5 +208,5 @@ def load_engine_facts() -> EngineFacts:
 
 @cache
 def load_versions() -> Versions:
-    """The tables that ship with the operator."""
+    """Return the tables that ship with the operator."""
     return build_versions(load_file(VersionTable, name) for name in list_data("versions"))

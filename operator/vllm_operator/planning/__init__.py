@@ -1,4 +1,4 @@
-"""Plans: a VLLMDeployment and the GPUs of the cluster in, a plan with a reason for each choice out. Pure.
+"""Planning: from a VLLMDeployment and the GPUs of the cluster to a plan with a reason for each choice. Pure.
 
 steps     planner; outcome is its result, notes are for the user, pinning keeps a plan, differences compares two
 input     inventory (GPUs), model (facts), pod_template (what users may add to Pods), pod_fields (fields that the API server knows)

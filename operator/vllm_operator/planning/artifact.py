@@ -1,4 +1,4 @@
-"""Whether the operator's settings allow the artifact of a spec. An artifact is code that runs in the engine."""
+"""Check of the artifact in a spec against the operator's settings. An artifact is code that runs in the engine."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from vllm_operator.planning.outcome import Verdict
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTrust:
-    """Which artifacts are allowed.
+    """The allowed artifacts.
 
     Attributes:
-        repositories: Allowed repositories, each with everything below it; all if empty.
+        repositories: Allowed repositories with all repositories below them; all if empty.
         needs_digest: Whether an artifact must be named by digest.
     """
 
@@ -22,7 +22,7 @@ class ArtifactTrust:
 
 
 def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict | None:
-    """Return why the artifact of a spec is refused; None if it is allowed, or if there is none."""
+    """Return why the artifact of a spec is refused; None if it is allowed or absent."""
     artifact = resource.spec.cache.artifact if resource.spec.cache else None
     if artifact is None:
         return None

@@ -1,6 +1,6 @@
 """Evaluates the CEL rules of the CRDs with cel-python.
 
-Kubernetes has functions and optional values that CEL itself does not have. Those that the rules use are added here.
+This module adds the functions and optional values of Kubernetes that the rules use and CEL lacks.
 """
 
 import re
@@ -13,11 +13,13 @@ from celpy import celtypes
 from celpy.evaluation import CELEvalError
 
 LEVELS = 16
-"""Levels of a value that rules can see. Lower levels, and values of other types, are only in Pod templates, which have no rules."""
+"""Maximum depth of values that rules can read. Deeper levels, and values of other types, exist only in Pod templates, which have no
+rules.
+"""
 
 
 def holds(rule: str, subject: celtypes.Value) -> bool:
-    """Whether a CEL rule holds for a value from `to_cel`. As for the API server, it does not if it cannot be evaluated."""
+    """Return whether a CEL rule holds for a value from `to_cel`. False, as in the API server, if it cannot be evaluated."""
     try:
         return bool(_program(rule).evaluate({"self": subject}))
     except CELEvalError:
@@ -73,4 +75,4 @@ _FUNCTIONS: dict[str, Any] = {
     "replace": lambda text, old, new: celtypes.StringType(text.replace(old, new)),
     "optional": _optional,
 }
-"""Functions of Kubernetes and of CEL's extensions that rules use."""
+"""Functions of Kubernetes and CEL extensions that the rules use."""

@@ -1,6 +1,6 @@
-"""Differences between the plan in force and a plan made today, with both reasons.
+"""Differences between the plan in force and a new plan, with both reasons.
 
-Compared are the preset, the GPU and the resource, the image, backends, variables and flags. Another wording of a reason is no difference.
+The comparison covers the preset, the GPU and its resource, the image, backends, variables and flags, but not the wording of reasons.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ Setting = tuple[str | None, str | None]
 """A value and the reason for it."""
 NOTHING: Setting = (None, None)
 FIELDS_SHOWN = 8
-"""Fields of a preset that are named."""
+"""Maximum number of preset fields in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
 
 
 def refusal_of(fresh: Outcome) -> str:
-    """Why there is no new plan; empty if there is one."""
+    """Return why there is no new plan; empty if there is one."""
     return f"No new plan is possible: {fresh.refusal.message}" if fresh.refusal else ""
 
 
 def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The fields that differ, two levels deep, as a list in words; empty if none do."""
+    """Return the fields that differ, two levels deep, as a list in words; empty if none differ."""
     fields: list[str] = []
     for name in sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
         old, new = before.get(name), after.get(name)

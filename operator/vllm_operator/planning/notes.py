@@ -1,6 +1,6 @@
-"""Notes of a plan: what a user should know about it. The most severe come first.
+"""Notes of a plan for the user, the most severe first.
 
-Severities, with what each means: `vllm_operator.catalog.rules.Severity`. A rule carries its severity as data.
+Severities are defined in `vllm_operator.catalog.rules.Severity`. Rules contain their severity.
 """
 
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ from vllm_operator.catalog.rules import Severity
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note: what is the case, then what the user can do."""
+    """One note: the fact, then the user's options."""
 
     severity: Severity
     text: str
 
 
 def notes_of(severity: Severity, texts: Iterable[str]) -> list[Note]:
-    """Notes of one severity."""
+    """Return notes of one severity."""
     return [Note(severity, text) for text in texts]
 
 
 def order(notes: Iterable[Note]) -> list[str]:
-    """The texts, the most severe first and each once. Notes of one severity keep their order."""
+    """Return the distinct texts, the most severe first. Notes of one severity keep their order."""
     ranks = list(Severity)
     return list(dict.fromkeys(note.text for note in sorted(notes, key=lambda note: ranks.index(note.severity))))

@@ -22,7 +22,7 @@ ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec is valid.")
 
 
 def not_accepted(verdict: Verdict) -> "Outcome":
-    """The outcome for a spec that is not accepted."""
+    """Return the outcome for a spec that is not accepted."""
     message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
     return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
 
@@ -31,8 +31,8 @@ def not_accepted(verdict: Verdict) -> "Outcome":
 class Outcome:
     """The result of planning one VLLMDeployment.
 
-    `plan` is None if and only if `accepted` or `planned` is not True. If `plan` is a pinned plan, `today` is the result of
-    planning anew, and `drift` has one sentence for each difference.
+    `plan` is None if and only if `accepted` or `planned` is not True. If `plan` is a pinned plan, `today` is the result of a new planning
+    run, and `drift` has one sentence for each difference.
     """
 
     accepted: Verdict

@@ -1,8 +1,7 @@
-"""Pinned plans: a new version of the operator, other rules or other nodes restart nothing.
+"""Pinned plans: a new version of the operator, changed rules or changed nodes do not restart Pods.
 
-A plan stays in force until the user changes the spec or requests a new plan with an annotation. A change of `replicas`
-does not count: an autoscaler makes it, and new replicas must be like the old ones. The differences to a plan made today are
-reported.
+A plan stays in force until the user changes the spec or requests a new plan with an annotation. A change of `replicas` does not count,
+because an autoscaler may make it, and new replicas must equal the old ones. The differences from a new plan are reported.
 """
 
 import hashlib
@@ -32,17 +31,17 @@ from vllm_operator.pods.view import waits_for_node
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
 _WORTH_READING = 200
-"""Characters that are kept of a message that is too long, even if that cuts a sentence."""
+"""Minimum characters of a truncated message, even if that cuts a sentence."""
 DIFFERENCES_IN_MESSAGE = 4
-"""Differences in the condition. All are in `Outcome.drift`."""
+"""Maximum differences in the condition. All are in `Outcome.drift`."""
 NEW_PLAN_SECONDS = 1.0
-"""Maximum age of the inventory for a new plan, which is then pinned."""
+"""Maximum age in seconds of the inventory for a new plan, which is then pinned."""
 PENDING_SECONDS = 5.0
-"""Maximum age of the inventory while no GPU matches or a Pod waits for a node."""
+"""Maximum age in seconds of the inventory while no GPU matches or a Pod waits for a node."""
 
 
 def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
-    """Whether the plan was made for the present spec, replicas aside, and no new plan was requested since."""
+    """Return whether the plan was made for the current spec, except replicas, and no new plan was requested since."""
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
     same = pinned.observed_generation == resource.metadata.generation
@@ -50,12 +49,12 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
 
 
 def reopened(pinned: Plan) -> Plan:
-    """Return a plan as one that is no longer in force. A new plan keeps its GPU if the model still fits."""
+    """Return a plan marked as no longer in force. A new plan keeps its GPU if the model still fits."""
     return pinned.model_copy(update={"observed_generation": None, "spec_digest": None})
 
 
 def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> bool:
-    """Whether a plan depends on which devices are free: a new plan that can choose between several kinds of GPUs.
+    """Return whether a plan depends on free devices: a new plan with a choice between several kinds of GPUs.
 
     `listed_pools` is the number of node pools that are not in the inventory.
     """
@@ -69,7 +68,7 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools:
 
 
 def planned_generation(resource: VLLMDeployment) -> int:
-    """The generation that the plan in force was made for. Scaling raises the generation of the object, not this one."""
+    """Return the generation for which the plan in force was made. Scaling raises the object's generation, but not this one."""
     plan = resource.pinned
     if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
         return resource.metadata.generation
@@ -81,13 +80,13 @@ UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
 
 
 def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """A digest of the spec without the fields that no plan depends on."""
+    """Return a digest of the spec without the fields that no plan depends on."""
     fields = {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]]) -> float | None:
-    """Maximum age of the inventory for planning, in seconds; None if any age that the cache allows will do.
+    """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows.
 
     Args:
         resource: The VLLMDeployment, with the status that was last written.
@@ -102,13 +101,13 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
-    """Return the pinned plan, with the differences to a plan made today.
+    """Return the pinned plan, with the differences from a new plan.
 
     Args:
         pinned: The plan in force.
         fresh: The result of planning today.
         gpus: The GPUs of the catalog.
-        preset_change: How the preset of the plan differs today, as a sentence; empty if it does not.
+        preset_change: Difference between the preset of the plan and the current preset, as a sentence; empty if equal.
     """
     if fresh.refusal is not None and fresh.refusal.status is ConditionStatus.UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
@@ -120,7 +119,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
         return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
-    shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # there may be nodes by now
+    shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
@@ -134,7 +133,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:
-    """Return the pinned plan with the cache of this generation. Everything else stays: a damaged cache needs no new plan."""
+    """Return the pinned plan with the cache of this generation, otherwise unchanged: a damaged cache needs no new plan."""
     parts = {part.name: part.value for part in pinned.cache_key_parts}
     shape = resolve_shape(resource.spec)
     if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
@@ -162,14 +161,14 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
 
 
 def gpu_in_use(pinned: Plan) -> InUse:
-    """What identifies the GPU of a plan."""
+    """Return the identity of the GPU in a plan."""
     named = any(value.endswith(SHARED) for requirement in pinned.node_requirements for value in requirement.values or ())
     shared = named or pinned.time_slices is not None or pinned.resource == SHARED_GPU_RESOURCE
     return pinned.architecture, pinned.product, pinned.mig_profile, shared
 
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
-    """The size of the plan in force where the spec gives none."""
+    """Return the size of the plan in force if the spec sets none."""
     if spec.parallelism is not None or (spec.accelerator is not None and spec.accelerator.count is not None):
         return shape
     sizes = {argument.name: argument.value for argument in pinned.args}
@@ -180,6 +179,6 @@ def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
 
 
 def pinned_length(pinned: Plan | None) -> int | None:
-    """The context that the operator set in the plan in force."""
+    """Return the context length that the operator set in the plan in force; None without one."""
     set_by_us = (argument.value for argument in (pinned.args if pinned else ()) if argument.name == "--max-model-len")
     return next((length for value in set_by_us if (length := read_integer(value))), None)

@@ -1,4 +1,4 @@
-"""The planner: a VLLMDeployment and the GPUs of the cluster in, a plan or the reason why there is none out.
+"""The planner: from a VLLMDeployment and the GPUs of the cluster to a plan, or the reason why there is none.
 
 The steps are the vLLM version, the parallel sizes, the facts about the model, the GPU and the image that suits its driver, the
 backends, and the caches. Then the settings of the user override the plan. Each step may end planning with a verdict.
@@ -76,7 +76,7 @@ from vllm_operator.planning.placement.visible_devices import Translation, transl
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 
-TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # of a plan
+TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # limits of a plan
 
 
 def plan(
@@ -96,9 +96,9 @@ def plan(
         inventory: The GPUs of the cluster, or why they are unknown. A plan in force does not need them.
         catalog: The catalog.
         pinned: The plan in force until the spec changes or a new plan is requested, which keeps its GPU if that still fits.
-        cache_generation: Raised with each quarantine of a damaged cache.
-        files: What was read from the model's files.
-        tools_image: The operator's image, from which Pods get its programs.
+        cache_generation: Incremented with each quarantine of a damaged cache.
+        files: The model's files.
+        tools_image: The operator's image, which contains its programs for Pods.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
@@ -117,7 +117,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Premises:
-    """What is known before the choice of a GPU. `engine` is that of the spec, with an image of `spec.podTemplate` if there is one."""
+    """Facts before the choice of a GPU. `engine` is the engine of the spec, with the image of `spec.podTemplate` if it sets one."""
 
     engine: EngineSpec | None
     overrides: Overrides
@@ -129,9 +129,9 @@ class _Premises:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The GPUs to choose from, the best first, with the size for which they were found.
+    """The GPUs to choose from, the best first, and their size.
 
-    `sized`: the operator chose the size. `length`: the context to set. `compared`: all GPUs and sizes that were judged.
+    `sized`: whether the operator chose the size. `length`: the context to set. `compared`: all judged GPUs and sizes.
     """
 
     premises: _Premises
@@ -158,7 +158,7 @@ class _FreshPlan:
     tools_image: str
 
     def outcome(self) -> Outcome:
-        """Make a new plan."""
+        """Return the outcome of a new plan."""
         premises = self._premises()
         if isinstance(premises, Verdict):
             return not_accepted(premises)
@@ -200,7 +200,7 @@ class _FreshPlan:
         return _Premises(engine, overrides, version, shape, facts, self._sizing(overrides, version, facts))
 
     def _sizing(self, overrides: Overrides, version: ResolvedVersion, facts: ResolvedFacts) -> Sizing | None:
-        """What the estimates of memory need. A plan in force keeps its size, so there is none for it."""
+        """Return the inputs of the memory estimates; None for a plan in force, which keeps its size."""
         release = parse_release(version.version)
         if release is None or overrides.replaces_arguments:
             return None
@@ -236,7 +236,7 @@ class _FreshPlan:
         return rank_for(self.resource.spec, self.catalog)
 
     def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
-        """The GPUs that were compared, for the plan."""
+        """Return the compared GPUs, in the form of a plan."""
         if not chosen.compared:
             return None
         judged = {each.target.pool for each in chosen.compared}
@@ -246,7 +246,7 @@ class _FreshPlan:
         return describe_candidates(target, chosen.candidates, chosen.compared, rejections, chosen.premises.sizing, self._ranking) or None
 
     def _remembered(self) -> Facts | None:
-        """Facts in the pinned plan, if it is for the same files."""
+        """Return the facts in the pinned plan, if it is for the same files."""
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model.uri):
             return None
@@ -282,7 +282,7 @@ class _FreshPlan:
         return notes_about_choice(candidate, chosen.compared, chosen.premises.sizing, self._ranking, short_name(self.resource), kept=kept)
 
     def _keeps_gpu(self) -> bool:
-        """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
+        """Return whether the GPU in use stays if it still fits. The inputs of its choice must be unchanged."""
         pinned, spec = self.pinned, self.resource.spec
         policy = spec.accelerator.policy if spec.accelerator else None
         if pinned is None or (pinned.sizing, pinned.policy) != (spec.sizing, policy):
@@ -290,7 +290,7 @@ class _FreshPlan:
         return pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
-        """The first target without a refusal of the backends; the first of all if there is none."""
+        """Return the first target whose backends are not refused; the first target if all are refused."""
         first = self._decide(premises, targets[0])
         seen = {(targets[0].architecture, targets[0].pool.mig_profile)}
         for target in targets[1:] if first.refusal else ():

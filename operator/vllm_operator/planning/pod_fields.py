@@ -1,6 +1,6 @@
 """Unknown fields and protected labels in `spec.podTemplate`.
 
-Server-side apply refuses an object with a field that is not in the schema, whatever `fieldValidation` is, and the error is about a
+Server-side apply refuses an object with a field that is not in the schema, regardless of `fieldValidation`, and the error refers to a
 Deployment that the user did not write. The schema comes from the OpenAPI document of the API server
 (https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3), so it always matches the version of the API server.
 """
@@ -17,13 +17,13 @@ from vllm_operator.pods.reading import mapping, read_text, sequence
 from vllm_operator.text.wording import similar
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
-"""Path of the OpenAPI document about Deployments and Pod templates. Every account may read it (system:discovery)."""
+"""Path of the OpenAPI document with Deployments and Pod templates. Every account may read it (system:discovery)."""
 _ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _PREFIX = "#/components/schemas/"
 MOST = 50
 """Maximum number of unknown fields to find."""
 NAMED = 4
-"""Number of fields in the message."""
+"""Maximum number of fields in the message."""
 _LONGEST = 120
 """Maximum length of a field in the message, in characters."""
 _DEEPEST = 32
@@ -83,13 +83,13 @@ def refuse_unknown_fields(fields: Sequence[UnknownField]) -> Verdict | None:
 
 
 def find_kept_labels(template: Mapping[str, Any] | None, rendered: Mapping[str, str]) -> dict[str, str]:
-    """Return selector labels that the user sets to other values. They keep the rendered values."""
+    """Return the selector labels that the user sets to other values. They keep the rendered values."""
     given = mapping(template, "metadata", "labels")
     return {label: rendered[label] for label in SELECTOR_LABELS if label in given and given[label] != rendered[label]}
 
 
 def _type_of(schema: Any, described: Mapping[str, Any]) -> str | None:
-    """The type of a value or of list entries; None if it has no fields."""
+    """Return the type of a value or of list entries; None if it has no fields."""
     entries = mapping(schema, "items")
     for place in (mapping(schema), entries):
         for reference in (place, *map(mapping, sequence(place.get("allOf")))):

@@ -1,7 +1,7 @@
 """Validation of `spec.podTemplate` before it is merged.
 
-Refused is only what breaks the merge, a container without image, and a PersistentVolumeClaim that cannot exist: the API server accepts any
-text as `claimName`. It validates the rest, and the user sees its answer.
+It refuses only templates that cannot be merged, containers without an image, and impossible names of PersistentVolumeClaims, because the
+API server accepts any text as `claimName`. The API server validates the rest, and the user sees its errors.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
     """Check that a Pod template can be merged.
 
     Raises:
-        PodTemplateError: It cannot.
+        PodTemplateError: It cannot be merged.
     """
     if template is None:
         return
@@ -87,7 +87,7 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
 
 
 def check_containers(template: Mapping[str, Any] | None) -> None:
-    """Check that each container is one that the operator renders, or has an image.
+    """Check that each container is rendered by the operator or has an image.
 
     Raises:
         PodTemplateError: A new container has no image. The API server would refuse the Deployment.
@@ -104,7 +104,7 @@ def check_containers(template: Mapping[str, Any] | None) -> None:
 
 
 def _check_extent(template: Mapping[str, Any]) -> None:
-    """Check depth and size."""
+    """Check depth and size limits."""
     level: list[Any] = [template]
     count = 0
     for _ in range(DEPTH_LIMIT):
@@ -119,12 +119,12 @@ def _check_extent(template: Mapping[str, Any]) -> None:
 
 
 def tolerations_of(template: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The tolerations in `spec.podTemplate`. Any value is valid input."""
+    """Return the tolerations in `spec.podTemplate`. Any value is valid input."""
     return tuple(sequence(mapping(template, "spec").get("tolerations")))
 
 
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:
-    """The user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
+    """Return the user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
     spec = mapping(template, "spec")
     containers = [mapping(container) for container in sequence(spec.get("containers"))]
     engine = next((container for container in containers if container.get("name") == CONTAINER), {})

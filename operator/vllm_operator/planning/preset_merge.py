@@ -1,8 +1,8 @@
-"""Merging the spec of a preset below that of a VLLMDeployment.
+"""Merge of the spec of a preset into the spec of a VLLMDeployment.
 
-The object wins, field by field. Some fields exclude each other, or mean little alone: of those, the preset's are taken together or not at
-all (`_without_contradictions`). Lists with a key are merged by it, tolerations are appended, other lists of the object replace those of
-the preset.
+The object's fields take precedence. Fields that exclude or require each other are taken from the preset together or not at all
+(`_without_contradictions`). Lists with a key are merged by it, tolerations are appended, other lists of the object replace those of the
+preset.
 
 A plan pins the preset's spec and not the result, so Pods depend on these rules: a change of them restarts engines at the next upgrade of
 the operator.
@@ -40,14 +40,14 @@ class Merged:
 
 
 def merge_preset(own: Fields, preset: Fields) -> Merged:
-    """Merge the spec of a preset below the spec of an object, both as JSON and with Pod templates that can be merged."""
+    """Merge the spec of a preset into the spec of an object, both as JSON and with Pod templates that can be merged."""
     taken = _without_contradictions(own, preset)
     fields = list(dict.fromkeys(path[:PATH_LIMIT] for path in _added(taken, own, _SPEC, "")))
     return Merged(_merge_object(taken, own, _SPEC), tuple(fields[:FIELDS_LIMIT]))
 
 
 def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
-    """The preset without what would contradict the object."""
+    """Return the preset without fields that contradict the object."""
     taken = {name: dict(value) for name, value in preset.items() if isinstance(value, Mapping) and value}
     engine = mapping(own, "engine")
     if "engine" in taken:
@@ -71,7 +71,7 @@ def _engine_for(own: Fields, preset: Fields) -> dict[str, Any]:
 
 
 def _template_for(engine: Fields, template: Fields) -> dict[str, Any]:
-    """The Pod template of a preset without what the object sets for the engine: else the template would win over it."""
+    """Return the preset's Pod template without the engine fields that the object sets, because the template would override them."""
     variables = {each.get("name") for each in objects(engine, "env")}
     spec = mapping(template, "spec")
     if not isinstance(spec.get("containers"), list):
@@ -88,7 +88,7 @@ def _template_for(engine: Fields, template: Fields) -> dict[str, Any]:
 
 
 def _volume_kind(storage: Fields) -> str | None:
-    """Which kind of volume the fields ask for; None if any will do."""
+    """Return the kind of volume that the fields request; None if any kind is valid."""
     if "claimName" in storage:
         return "existing claim"
     if "storage" in storage:
@@ -101,7 +101,7 @@ def _without(fields: Fields, *names: str) -> dict[str, Any]:
 
 
 def _merge_object(preset: Fields, own: Fields, rules: MergeRules) -> dict[str, Any]:
-    """Merge, and keep nulls of the object: in a Pod template they remove what the operator renders."""
+    """Merge objects, and keep nulls of the object: in a Pod template they remove rendered fields."""
     replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
     merged = {name: value for name, value in preset.items() if name not in replaced}
     for name, value in own.items():
@@ -130,7 +130,7 @@ def _merge_list(preset: list[Any], own: list[Any], keys: tuple[str, ...], rules:
 
 
 def _added(preset: Fields, own: Fields, rules: MergeRules, path: str) -> Iterator[str]:
-    """The paths of the preset's values that the merge keeps."""
+    """Yield the paths of the preset's values that remain after the merge."""
     replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
     for name, value in preset.items():
         below, mine = f"{path}{name}", own.get(name)

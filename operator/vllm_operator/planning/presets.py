@@ -1,7 +1,7 @@
 """The preset of a VLLMDeployment: merged into its spec before planning, and pinned with the plan.
 
-While a plan is in force, the spec is merged with the content of the preset that the plan has pinned. So an edit of the preset, or its
-deletion, changes nothing that runs; the condition Planned says that a new plan would differ. A new plan takes the preset as it is then.
+While a plan is in force, the spec is merged with the content of the preset that the plan has pinned. So editing or deleting the preset does
+not change running Pods; the condition Planned reports that a new plan would differ. A new plan uses the current preset.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
 
     Args:
         resource: The object with its own spec and its pinned plan.
-        found: The spec of the preset as it is today, or why it is not known.
+        found: The current spec of the preset, or why it is unknown.
     """
     reference, pinned = resource.spec.preset_ref, resource.pinned
     if reference is None:
@@ -47,7 +47,7 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
 
 
 def with_current_preset(resource: VLLMDeployment, reference: PresetReference, found: Mapping[str, Any]) -> VLLMDeployment | Verdict:
-    """The same with the preset as it is today, whatever the plan in force has pinned."""
+    """Merge the current preset into the spec, regardless of the pinned content; or return why that is not possible."""
     merged = _merged(resource, reference, found)
     if isinstance(merged, Verdict):
         return merged
@@ -56,7 +56,7 @@ def with_current_preset(resource: VLLMDeployment, reference: PresetReference, fo
 
 
 def missing_preset(reference: PresetReference, namespace: str, existing: Iterable[str]) -> Verdict:
-    """The verdict for a preset that does not exist. `existing` are the names of the others."""
+    """Return the verdict for a preset that does not exist. `existing` are the names of the others."""
     names = sorted(existing)
     where = f" in the namespace {namespace}" if reference.kind is PresetKind.VLLM_PRESET else ""
     more = f" and {len(names) - NAMES_LIMIT} more" if len(names) > NAMES_LIMIT else ""
@@ -69,7 +69,7 @@ def missing_preset(reference: PresetReference, namespace: str, existing: Iterabl
 
 
 def missing_definition(reference: PresetReference) -> Verdict:
-    """The verdict for a kind of preset that the API server does not serve."""
+    """Return the verdict for a kind of preset that the API server does not serve."""
     message = (
         f"The CRD {PRESET_PLURALS[reference.kind]}.{GROUP} of {reference} is not installed. Install the CRDs of this version of the "
         "operator with kubectl apply -f crds/, or set crds.install in the Helm chart. What runs stays as it is."
@@ -78,7 +78,7 @@ def missing_definition(reference: PresetReference) -> Verdict:
 
 
 def _as_planned(resource: VLLMDeployment, reference: PresetReference, pinned: Plan) -> VLLMDeployment | Verdict:
-    """The object with what its plan has pinned."""
+    """Return the object merged with the pinned preset of its plan."""
     return _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
 
 
@@ -114,7 +114,7 @@ def _manifest(resource: VLLMDeployment) -> dict[str, Any]:
 
 
 def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> str:
-    """How the preset differs from what the plan has pinned, as a sentence; empty if the object would be the same."""
+    """Return how the current preset differs from the pinned one, as a sentence; empty if the merged object would be equal."""
     reference = resource.spec.preset_ref
     if reference is None:
         return ""

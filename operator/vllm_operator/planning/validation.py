@@ -1,7 +1,7 @@
-"""Validation of a VLLMDeployment or a preset as the API server does it, for files that are read without one.
+"""Validation of a VLLMDeployment or a preset by the API server's rules, for files that are read without one.
 
-The schema and the CEL rules are those of the CRDs, and the messages name fields as the API server does. An unknown field is an error, as
-in `kubectl apply`, and the message suggests a similar name. Rules about a change (`oldSelf`) are skipped: a file has no previous state.
+The schema and the CEL rules are those of the CRDs, and the messages name fields as the API server does. An unknown field is an error, as in
+`kubectl apply`, and the message suggests a similar name. Transition rules (`oldSelf`) are skipped, because a file has no previous state.
 """
 
 import re
@@ -26,7 +26,7 @@ KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
 
 
 def violations(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what the API server would refuse, one line per problem, in the order of the fields."""
+    """Return the API server's errors for a manifest, one line per problem, in the order of the fields."""
     kind = str(manifest.get("kind"))
     if kind not in (KIND, *PresetKind) or manifest.get("apiVersion") != API_VERSION:
         given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
@@ -51,7 +51,7 @@ def _schema(kind: str) -> Mapping[str, Any]:
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Check a value and, if it has the right type, its content. Rules are evaluated only if both are valid."""
+    """Yield the errors of a value and, if it has the right type, of its content. Rules are evaluated only if both are valid."""
     kind = schema.get("type")
     wrong_bool = isinstance(value, bool) and kind != "boolean"
     if kind is not None and (wrong_bool or not isinstance(value, TYPES[kind])):
@@ -128,7 +128,7 @@ def _check_rules(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[s
     rules = [rule for rule in schema.get("x-kubernetes-validations", ()) if not is_about_change(rule["rule"])]
     if not rules:
         return
-    from vllm_operator.planning.cel import holds, to_cel  # takes 0.1 s and 16 MiB, and an operator without presets does not need it
+    from vllm_operator.planning.cel import holds, to_cel  # takes 0.1 s and 16 MiB, which an operator without presets does not need
 
     subject = to_cel(value)
     for rule in rules:
@@ -151,10 +151,10 @@ def _hint(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def is_about_change(rule: str) -> bool:
-    """True for a rule that compares with the stored object."""
+    """Return whether a rule compares with the stored object."""
     return "oldSelf" in rule
 
 
 def _to_python(pattern: str) -> str:
-    """In RE2, `$` matches only at the end of a text. In Python, it also matches before a newline at the end."""
+    """Convert a pattern: in RE2, `$` matches only at the end of a text; in Python, also before a final newline."""
     return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern

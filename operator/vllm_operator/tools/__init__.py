@@ -1,1 +1,1 @@
-"""Programs that run in Pods of engines. They use the standard library only, and get there as one file (`hack/build_tools.py`)."""
+"""Programs that run in Pods of engines. They use only the standard library, and are delivered as one file (`hack/build_tools.py`)."""

@@ -39,7 +39,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ArtifactError(Exception):
-    """Something went wrong. `reason` is one word for the operator, and `facts` are added to the report."""
+    """An operation on an artifact failed. `reason` is one word for the operator, and `facts` are added to the report."""
 
     def __init__(self, reason: str, message: str, **facts: str) -> None:
         super().__init__(message)
@@ -56,14 +56,14 @@ def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) 
 def run_with_report(
     variable: str, act: Callable[[dict[str, Any]], dict[str, Any]], *, deadline: float, good: tuple[str, ...], is_optional: bool = False
 ) -> int:
-    """Do what the settings in an environment variable say, report the result, and return the exit status.
+    """Run a program with the settings in an environment variable, report the result, and return the exit status.
 
     Args:
         variable: Name of the variable, with JSON.
-        act: Returns a result. It may raise anything.
-        deadline: Seconds that it may take, unless the settings say otherwise.
-        good: Results that are no failure.
-        is_optional: Whether the status is 0 after a failure, too, unless the settings have `required`.
+        act: The program, which returns a result. It may raise any exception.
+        deadline: Default deadline in seconds. The settings may override it.
+        good: Results that are not failures.
+        is_optional: Whether the status is 0 even after a failure, unless the settings have `required`.
     """
     settings: dict[str, Any] = json.loads(os.environ[variable])
     since = time.monotonic()
@@ -76,7 +76,7 @@ def run_with_report(
     except OSError as error:
         reason = "NoSpace" if error.errno in DISK_ERRORS else "Failed"
         result = {"result": reason, "message": f"{error.filename or 'The caches'}: {error.strerror or error}."}
-    except Exception as error:  # whatever is wrong here, the engine can start without
+    except Exception as error:  # in every case of failure the engine can start without the artifact
         result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
     finally:
         stop_deadline()
@@ -89,7 +89,7 @@ def run_with_report(
 
 
 def report(result: dict[str, Any]) -> None:
-    """Print the result, and write it where the kubelet finds it: the termination message, of up to 4096 bytes."""
+    """Print the result, and write it to the termination message, of up to 4096 bytes."""
     result = {name: value[:600] if isinstance(value, str) else value for name, value in result.items()}
     text = json.dumps(result)
     print(text, flush=True)
@@ -101,7 +101,7 @@ def report(result: dict[str, Any]) -> None:
 
 
 def start_deadline(seconds: float) -> None:
-    """End whatever takes longer, by an exception in the main thread. SIGTERM ends it too."""
+    """Raise an exception in the main thread after the deadline. SIGTERM also ends the program."""
 
     def expire(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -116,7 +116,7 @@ def start_deadline(seconds: float) -> None:
 
 
 def stop_deadline() -> None:
-    """End the deadline."""
+    """Cancel the deadline."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

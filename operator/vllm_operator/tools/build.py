@@ -1,7 +1,7 @@
-"""What is installed in the engine's image: a fingerprint for the key of an artifact, and facts that say what differs.
+"""Software in the engine's image: a fingerprint for the key of an artifact, and facts that identify differences.
 
-The fingerprint is right for tags, mirrors and first starts: the RECORD of each installed package (which has the digest of each file),
-Python, the CUDA version, and the newest modification time of FlashInfer's sources, because ninja compares times.
+The fingerprint is independent of tags, mirrors and earlier starts. It covers the RECORD of each installed package (which has the digest of
+each file), Python, the CUDA version, and the newest modification time of FlashInfer's sources, because ninja compares times.
 """
 
 import glob
@@ -17,19 +17,19 @@ from typing import Any
 from vllm_operator.tools.artifact import LABEL
 
 ENGINES = ("vllm-", "nvllm-")
-"""Beginnings of the names of vLLM's packages."""
+"""Prefixes of the names of vLLM's packages."""
 CUDA_VERSIONS = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
 DRIVER = "/proc/driver/nvidia/version"
 NAMED_PACKAGES = ("vllm", "nvllm", "torch", "triton", "flashinfer_python", "flashinfer_cubin", "deep_gemm")
 """Packages whose versions are recorded with an artifact."""
 FACTS_LABEL = f"{LABEL}made-with"
-"""Label with what an artifact was made with: JSON, name to value."""
+"""Label with the inputs of an artifact: JSON, name to value."""
 MAX_FACTS = 200
 PLAIN_FACT = re.compile(r"[\w.+:/() -]{1,64}", re.ASCII)
 
 
 def build_fingerprint(image: str) -> str:
-    """Return the fingerprint of the software in this container. Where vLLM's packages are not found, it includes the name of the image."""
+    """Return the fingerprint of the software in this container. Without vLLM's packages, it includes the name of the image."""
     folders = package_folders()
     records = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")))]
     names = [os.path.basename(os.path.dirname(path)) for path in records]
@@ -43,7 +43,7 @@ def build_fingerprint(image: str) -> str:
 
 
 def package_folders() -> list[str]:
-    """Return where packages are: those of this Python, and of the one that runs `vllm`."""
+    """Return the package folders: those of this Python, and of the Python that runs `vllm`."""
     found = {os.path.realpath(entry) for entry in sys.path if entry}
     try:
         with open(shutil.which("vllm") or "", "rb") as file:
@@ -77,7 +77,7 @@ def newest_source(top: str) -> int:
 
 
 def describe_build(settings: dict[str, Any]) -> dict[str, str]:
-    """Return what caches depend on, by name: versions, the driver, the parts of the key, and digests of the settings of the engine."""
+    """Return the inputs of caches by name: versions, the driver, the parts of the key, and digests of the engine's settings."""
     facts = {}
     for folder in package_folders():
         for path in glob.glob(os.path.join(glob.escape(folder), "*.dist-info")):
@@ -101,9 +101,9 @@ def describe_build(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def differences(here: dict[str, str], text: str) -> str:
-    """Compare what is here with the label of an artifact; return the differences, and an empty text if there are none or no label.
+    """Compare this build with the label of an artifact; return the differences, empty if there are none or no label.
 
-    Values of settings are digests, so only the names of those are told.
+    Values of settings are digests, so only their names are reported.
     """
     try:
         made = json.loads(text or "{}")
@@ -124,5 +124,5 @@ def differences(here: dict[str, str], text: str) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value of a label can be shown."""
+    """Return whether a label value may be shown."""
     return isinstance(value, str) and PLAIN_FACT.fullmatch(value) is not None

@@ -1,4 +1,4 @@
-"""Removes directories of caches that nobody uses from a volume. Runs in a Pod that mounts only that volume.
+"""Removes unused cache directories from a volume. Runs in a Pod that mounts only that volume.
 
     CLEAN_ROOT      where the volume is mounted
     CLEAN_RECORDED  JSON list: directories that the operator has recorded as its own on the claim
@@ -8,14 +8,14 @@
     CLEAN_GRACE     seconds between taking a directory out of use and deleting it
     CLEAN_REPORT    file for the result, one line of JSON
 
-A directory is the operator's if it is recorded, and holds the marker that each Pod of the operator writes: a file
-`.vllm-operator-NAME` with the name of the directory. A copy under another name, a directory of a similar name, a link and a
-mount point are not. What is not the operator's is counted and left alone, whatever its name.
+A directory is the operator's if it is recorded, and holds the marker that each Pod of the operator writes: a file `.vllm-operator-NAME`
+with the name of the directory. A copy under another name, a directory of a similar name, a link and a mount point are not. Directories of
+other owners are counted and kept, regardless of their names.
 
-First the doomed directories go, then older generations of keys in use, then the one that was not used for the longest time. A
-directory used in the last ten minutes stays even if nobody is known to use it; one that is used although it was taken out of
-use, by a Pod that started meanwhile, is put back. A run that was interrupted is continued by the next one: `.leaving-NAME` is
-whole and is put back, `.deleting-NAME` is not and goes. The marker is deleted last, so that the rest can be recognized.
+Doomed directories are removed first, then older generations of keys in use, then the least recently used. A directory that was used in the
+last ten minutes stays even without a known user; a directory that a new Pod uses after it was taken out of use is put back. The next run
+continues an interrupted one: `.leaving-NAME` is complete and is put back, `.deleting-NAME` is incomplete and is deleted. The marker is
+deleted last, so that the rest can be recognized.
 """
 
 import json
@@ -30,16 +30,16 @@ MARKER = ".vllm-operator-"
 LEAVING, DELETING = ".leaving-", ".deleting-"
 RECENT_SECONDS = 600
 MOST = 32
-"""Directories that one run removes; more would not fit into the report."""
+"""Maximum number of directories that one run removes; more would not fit into the report."""
 MOST_REASON, MOST_REASONS = 120, 1500
-"""Characters of one reason why a directory stays, and of all."""
+"""Maximum characters of one reason why a directory stays, and of all reasons."""
 MOST_COUNTED = 200_000
-"""Files that are looked at to tell the size of what is left alone."""
+"""Maximum number of files to examine for the size of kept directories."""
 
 
 def main() -> int:
-    """Clean up, and report what was done."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it otherwise
+    """Clean up, and report the result."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it by default
     root = os.environ["CLEAN_ROOT"]
     recorded, keep, doomed = (set(json.loads(os.environ.get(f"CLEAN_{name}", "[]"))) for name in ("RECORDED", "KEEP", "DOOMED"))
     wanted, doomed = doomed, doomed - keep
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def why_kept(root: str, name: str, recorded: set[str], keep: set[str], mounts: set[str]) -> str:
-    """Why a directory that should go was not tried."""
+    """Return why a doomed directory was not tried."""
     entries = [prefix + name for prefix in ("", LEAVING, DELETING) if os.path.lexists(os.path.join(root, prefix + name))]
     if not entries:
         return "gone"
@@ -90,7 +90,7 @@ def why_kept(root: str, name: str, recorded: set[str], keep: set[str], mounts: s
 
 
 def bounded(kept: dict[str, str]) -> dict[str, str]:
-    """As many reasons as fit into the report."""
+    """Return as many reasons as fit into the report."""
     result: dict[str, str] = {}
     for name, why in kept.items():
         longer = {**result, name: why[:MOST_REASON]}
@@ -101,7 +101,7 @@ def bounded(kept: dict[str, str]) -> dict[str, str]:
 
 
 def is_ours(root: str, entry: str, name: str, recorded: set[str], mounts: set[str]) -> bool:
-    """Whether an entry of the volume is the directory of this name that the operator has recorded and marked."""
+    """Return whether an entry of the volume is the directory of this name that the operator has recorded and marked."""
     if name not in recorded or entry in mounts:
         return False
     try:
@@ -114,7 +114,7 @@ def is_ours(root: str, entry: str, name: str, recorded: set[str], mounts: set[st
 
 
 def candidates(root: str, recorded: set[str], keep: set[str], doomed: set[str], mounts: set[str]) -> list[str]:
-    """Names of what may go, what should go first at the front."""
+    """Return the names of removable directories, the first to remove first."""
     lineages = {lineage(name) for name in keep}
     found = []
     for name in os.listdir(root):
@@ -130,12 +130,12 @@ def candidates(root: str, recorded: set[str], keep: set[str], doomed: set[str], 
 
 
 def lineage(name: str) -> str:
-    """A key without its generation and digest: equal for all generations of one cache."""
+    """Return a key without its generation and digest: equal for all generations of one cache."""
     return re.sub(r"(-g\d+)?-[0-9a-f]{8}$", "", name)
 
 
 def last_use(path: str) -> float:
-    """When anything below was last read or written; infinity where it leads to another file system. What vanishes does not count."""
+    """Return when any file below was last read or written; infinity if it leads to another file system. Vanished files are ignored."""
     latest, device = 0.0, os.lstat(path).st_dev
     for folder, folders, names in os.walk(path):
         for name in ["", *folders, *names]:
@@ -151,7 +151,7 @@ def last_use(path: str) -> float:
 
 
 def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], removed: list[str], kept: dict[str, str]) -> None:
-    """Put back, or delete, what an interrupted run has left."""
+    """Put back, or delete, the leftovers of an interrupted run."""
     for entry in sorted(os.listdir(root)):
         prefix = next((each for each in (LEAVING, DELETING) if entry.startswith(each)), None)
         name = entry[len(prefix) :] if prefix else ""
@@ -162,7 +162,7 @@ def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], remo
             if prefix == LEAVING and not os.path.lexists(path):
                 os.rename(os.path.join(root, entry), path)
                 continue
-            if prefix == LEAVING:  # a Pod has begun anew; another one may still use this
+            if prefix == LEAVING:  # a Pod has created it again; another one may still use this
                 in_the_way = os.path.lexists(os.path.join(root, DELETING + name))
                 if in_the_way or time.time() - last_use(os.path.join(root, entry)) <= RECENT_SECONDS:
                     continue
@@ -176,9 +176,9 @@ def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], remo
 
 
 def remove(root: str, name: str) -> str:
-    """Take a directory out of use at once, delete it a little later; return why it stays, empty if it is deleted."""
+    """Take a directory out of use immediately, and delete it after the grace period; return why it stays, empty if deleted."""
     path, leaving, deleting = (os.path.join(root, prefix + name) for prefix in ("", LEAVING, DELETING))
-    if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory, whoever's it is
+    if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory of any owner
         return f"{LEAVING}{name} or {DELETING}{name} is in the way"
     try:
         before = last_use(path)
@@ -201,20 +201,20 @@ def remove(root: str, name: str) -> str:
 
 
 def wait(seconds: float) -> None:
-    """Sleep in short steps: a signal that comes just before a sleep does not end it."""
+    """Sleep in short steps, because a signal just before a sleep does not end it."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(1.0, left))
 
 
 def put_back(leaving: str, path: str) -> None:
-    """Put a directory back, unless a Pod has begun another one."""
+    """Put a directory back, unless a Pod has created another one."""
     if not os.path.lexists(path):
         os.rename(leaving, path)
 
 
 def delete(root: str, entry: str, name: str) -> None:
-    """Delete a directory, its marker last. Links are not followed, and other file systems not entered."""
+    """Delete a directory, its marker last. Links are not followed, and other file systems are not entered."""
     parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         top = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -224,7 +224,7 @@ def delete(root: str, entry: str, name: str) -> None:
             os.unlink(MARKER + name, dir_fd=top)
             try:
                 os.rmdir(entry, dir_fd=parent)
-            except OSError:  # something has come meanwhile
+            except OSError:  # a file was created meanwhile
                 os.close(os.open(MARKER + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=top))
                 raise
         finally:
@@ -234,7 +234,7 @@ def delete(root: str, entry: str, name: str) -> None:
 
 
 def empty(folder: int, device: int, but: str = "") -> None:
-    """Delete what is in an open directory."""
+    """Delete the content of an open directory."""
     if os.fstat(folder).st_dev != device:
         raise OSError("another file system is mounted in it")
     for name in os.listdir(folder):
@@ -251,11 +251,11 @@ def empty(folder: int, device: int, but: str = "") -> None:
             else:
                 os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
-            continue  # somebody else was quicker
+            continue  # another process deleted it
 
 
 def mounted_below(root: str) -> set[str]:
-    """First parts of the paths below the root at which something else is mounted."""
+    """Return the first parts of the paths below the root with other mounts."""
     prefix = os.path.realpath(root).rstrip("/") + "/"
     found: set[str] = set()
     try:
@@ -270,7 +270,7 @@ def mounted_below(root: str) -> set[str]:
 
 
 def left_alone(root: str, recorded: set[str], keep: set[str], mounts: set[str]) -> dict[str, int | None]:
-    """Count what stays on the volume although nobody is known to use it: everything that is not the operator's."""
+    """Return kept entries of the volume without a known user, with their sizes: everything that is not the operator's."""
     others: list[str] = []
     for entry in os.listdir(root):
         name = re.sub(rf"^({re.escape(LEAVING)}|{re.escape(DELETING)})", "", entry)
@@ -281,7 +281,7 @@ def left_alone(root: str, recorded: set[str], keep: set[str], mounts: set[str]) 
 
 
 def size_of(paths: list[str]) -> int | None:
-    """Bytes on the disk; None if there are more than `MOST_COUNTED` files."""
+    """Return the bytes on the disk; None if there are more than `MOST_COUNTED` files."""
     total, budget = 0, MOST_COUNTED
     for path in paths:
         files = [path] if os.path.islink(path) or not os.path.isdir(path) else []
@@ -299,6 +299,6 @@ def size_of(paths: list[str]) -> int | None:
 
 
 def free(root: str) -> tuple[int, int]:
-    """Bytes that can still be written, and bytes in all."""
+    """Return the free bytes and the total bytes of the volume."""
     volume = os.statvfs(root)
     return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize

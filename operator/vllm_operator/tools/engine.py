@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 ENGINE_SECONDS = 7 * 86_400
-"""How long an engine may take to be ready. Its startup probe ends before."""
+"""Maximum time for an engine to become ready. Its startup probe ends earlier."""
 ENGINE_PAUSE_SECONDS = 5
 
 
 def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
-    """Wait until the engine in the same Pod answers with the status 200. The kubelet ends an engine that takes too long."""
+    """Wait until the engine in the same Pod responds with status 200. The kubelet ends an engine that takes too long."""
     while True:
         try:
             if is_ready(probe):
@@ -22,7 +22,7 @@ def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
 
 
 def is_ready(probe: dict[str, Any]) -> bool:
-    """Ask the engine as its readiness probe does, which does not check certificates either."""
+    """Return whether the engine's readiness probe succeeds. Like the kubelet, this does not check certificates."""
     if probe["scheme"] == "https":
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

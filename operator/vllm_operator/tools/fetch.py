@@ -2,10 +2,10 @@
 
     CACHE_ARTIFACT   JSON, see `fetch`
 
-A directory that already has caches is left as it is. Everything is unpacked into a staging folder inside the directory, and each folder
-that does not exist yet is renamed into place, so of two Pods one wins each rename. A file `.vllm-operator-artifact` says what was
-installed; while it says `Installing`, the next Pod completes the work. Whatever fails, the status is 0 and the engine starts without,
-unless the artifact is required.
+A directory that already has caches is kept. Everything is unpacked into a staging folder inside the directory, and each folder that does
+not exist yet is renamed into place, so of two Pods one wins each rename. A file `.vllm-operator-artifact` says what was installed; while it
+says `Installing`, the next Pod completes the work. After a failure the status is 0 and the engine starts without the artifact, unless it is
+required.
 """
 
 import errno
@@ -27,7 +27,7 @@ from vllm_operator.tools.unpack import unpack_layer
 STATE = ".vllm-operator-artifact"
 STAGING = ".vllm-operator-staging-"
 STALE_SECONDS = 900
-"""Age of a staging folder whose Pod was killed: it is well above any deadline."""
+"""Age of a staging folder whose Pod was killed. It exceeds every deadline."""
 
 
 def main() -> int:
@@ -36,11 +36,11 @@ def main() -> int:
 
 
 def fetch(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fill the directory, and say what was done.
+    """Fill the directory, and return a report.
 
     Raises:
-        ArtifactError: It was not filled.
-        OSError: It cannot be written.
+        ArtifactError: The directory was not filled.
+        OSError: The directory cannot be written.
     """
     root, folders = settings["root"], set(settings["folders"])
     remove_stale(root)
@@ -64,18 +64,18 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
 def fetch_found(
     settings: dict[str, Any], registry: Registry, content: bytes, found: dict[str, str], keys: tuple[str, str]
 ) -> dict[str, Any]:
-    """Fill the directory from the artifact with this manifest, and say what was done.
+    """Fill the directory from the artifact with this manifest, and return a report.
 
     Args:
         settings: As for `fetch`.
-        registry: Where the artifact is.
+        registry: Registry of the artifact.
         content: Its manifest.
         found: Its digest and tag.
         keys: The tag of the base, and the tag, that this engine needs.
 
     Raises:
-        ArtifactError: It was not filled.
-        OSError: It cannot be written.
+        ArtifactError: The directory was not filled.
+        OSError: The directory cannot be written.
     """
     root, folders, (base, tag) = settings["root"], set(settings["folders"]), keys
     if found["digest"] in (settings.get("rejected") or ()):
@@ -112,7 +112,7 @@ def fetch_found(
 
 
 def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[bytes, str, str]:
-    """Return the manifest with its digest, and the tag that was found: the pinned one, or that of the first tag that exists."""
+    """Return the manifest, its digest and the matching tag: the pinned manifest, or that of the first existing tag."""
     if pinned:
         return (*registry.manifest(pinned), "")
     for tag in tags[:-1]:
@@ -130,7 +130,7 @@ def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[byt
 
 
 def read_state(root: str) -> dict[str, Any]:
-    """Return what the last Pod has left; empty without it."""
+    """Return the state that the last Pod wrote; empty without one."""
     try:
         with opened_root(root) as top, open_regular(top, STATE) as file:
             found = json.loads(file.read(4096))
@@ -140,7 +140,7 @@ def read_state(root: str) -> dict[str, Any]:
 
 
 def write_state(root: str, state: dict[str, Any]) -> None:
-    """Replace the state at once."""
+    """Replace the state atomically."""
     descriptor, path = tempfile.mkstemp(prefix=STAGING, dir=root)
     with open(descriptor, "w") as file:
         json.dump(state, file)
@@ -164,7 +164,7 @@ def filled(root: str, folders: set[str]) -> list[str]:
 
 @contextmanager
 def opened_staging(top: int, path: str) -> Iterator[int]:
-    """Open a new staging folder. Engines of other Pods may write to the same directory, so it may be a link by now, which is refused."""
+    """Open a new staging folder. Engines of other Pods may write to the same directory, so a link is refused."""
     staging = os.open(os.path.basename(path), FOLDER_FLAGS, dir_fd=top)
     try:
         yield staging
@@ -195,7 +195,7 @@ def remove_stale(root: str) -> None:
 
 
 def check_space(root: str, labels: dict[str, str]) -> None:
-    """Raise ArtifactError if the files do not fit on the volume, as far as the labels tell."""
+    """Raise ArtifactError if the files do not fit on the volume, according to the labels."""
     text = labels.get("cache.vllm.image/cache-size-bytes", "")
     size = int(text) if text.isdecimal() and len(text) < 16 else 0
     volume = os.statvfs(root)

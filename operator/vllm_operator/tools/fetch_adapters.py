@@ -1,10 +1,10 @@
 """Downloads LoRA adapters from the model hub. Runs in the engine's image, which has huggingface_hub, before the engine starts.
 
 `ADAPTERS` is a JSON list of `{name, uri, repository, revision, path, token}`: `path` is the link to make to the files, and `token` the file
-with the token, if the adapter has one of its own. Files that are there already are not downloaded again. What cannot be downloaded now,
-because the hub is away, is taken from an earlier download. Every adapter is tried, and each that fails has a line of its own.
+with the token, if the adapter has a separate one. Existing files are not downloaded again. If the hub is unavailable, an earlier download
+is used. Every adapter is tried, and each failure has a separate line.
 
-Exit status: 0 if all are there, 1 if one is not.
+Exit status: 0 if all adapters are available, otherwise 1.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 
 WANTED = ["*.json", "adapter_model.*", "new_embeddings.*", "tokenizer.model", "*.txt"]
 NOT_WANTED = ["*/*"]
-"""Checkpoints of the training, which adapters often contain, are in folders."""
+"""Training checkpoints, which adapters often contain, are in folders."""
 REQUIRED = "adapter_config.json"
 MAX_REASON = 300
 
@@ -39,14 +39,14 @@ def fetch(adapter: dict[str, str]) -> None:
 
 
 def link(folder: str, path: str) -> None:
-    """Make `path` a link to a folder, at once, because other replicas may read it meanwhile."""
+    """Make `path` a link to a folder, atomically, because other replicas may read it meanwhile."""
     if os.path.islink(path) and os.readlink(path) == folder:
         return
     if os.path.exists(path) and not os.path.islink(path):
         raise FileExistsError(f"{path} is not a link, and was left as it is")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{os.uname().nodename}"  # the name of the Pod
-    if os.path.islink(temporary):  # a container of this Pod was killed before it was renamed
+    temporary = f"{path}.{os.uname().nodename}"  # the hostname is the name of the Pod
+    if os.path.islink(temporary):  # a container of this Pod was killed before the rename
         os.unlink(temporary)
     os.symlink(folder, temporary)
     os.replace(temporary, path)
@@ -59,7 +59,7 @@ def main() -> int:
         revision = f", revision {adapter['revision']}" if adapter.get("revision") else ""
         try:
             fetch(adapter)
-        except Exception as error:  # the next adapter may be available, and each failure must be named
+        except Exception as error:  # the next adapter may be available, and every failure must be reported
             failed = 1
             reason = " ".join(str(error).split())[:MAX_REASON] or "no reason given"
             what = f"Adapter {adapter['name']} ({adapter['uri']}{revision})"

@@ -1,14 +1,14 @@
 """Downloads the weights of a model from the model hub. Runs in a Job without a GPU, in the engine's image, which has huggingface_hub.
 
-`FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's default branch. The revision is resolved to
-a commit first, and exactly that commit is downloaded to the cache of the hub's client. Files that are there already are not downloaded
-again. A file that is there in part is continued by versions of the client that can do so, and else begun again. Progress is printed as the
-bars that the operator reads in logs of engines.
+`FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's default branch. The revision is resolved to a
+commit first, and exactly that commit is downloaded to the cache of the hub's client. Existing files are not downloaded again. A partial
+file is continued by versions of the client that support it, otherwise it is restarted. Progress is printed as the bars that the operator
+reads in logs of engines.
 
 The result is a line of JSON in the termination message: `{result, message, commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`,
 `NotFound`, `NoSpace`, `Unreachable` or `Failed`.
 
-Exit status: 0 if all files are there, 1 if not. The kubelet then starts the program again.
+Exit status: 0 if all files are available, otherwise 1. The kubelet then restarts the program.
 """
 
 import contextlib
@@ -28,17 +28,19 @@ FORMATS = ("*.safetensors", "*.bin", "*.pt")
 """Formats of weights in the order in which vLLM prefers them (model_executor/model_loader/default_loader.py, `_prepare_weights`)."""
 OTHER_FORMATS = (*FORMATS, "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.ot", "*.tflite", "*.npz")
 SMALL_BYTES = 64 * 2**20
-"""Smaller files are fetched in any format. Some models have parts in another one, such as the dense layers of embedding models."""
+"""Maximum size of files that are fetched in any format. Some models have parts in another format, such as the dense layers of embedding
+models.
+"""
 MARGIN_BYTES = 64 * 2**20
 """Space for small files and the metadata of the file system."""
 REPORT_SECONDS = 5.0
 UNIQUE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Names of partial files that no later process continues (huggingface_hub 2, file_download.py, `_download_to_tmp_and_move`)."""
 STALE_SECONDS = 600
-"""A partial file that has not been written for this long is a leftover of a process that was killed. Others may belong to an engine."""
+"""Time without a write after which a partial file is a leftover of a killed process. Other partial files may belong to an engine."""
 MAX_REASON = 300
 UNREACHABLE = ("ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "OfflineModeIsEnabled")
-"""Names of errors, because the libraries below huggingface_hub differ between its versions."""
+"""Names of errors, because the libraries of huggingface_hub differ between its versions."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -95,7 +97,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def blob_of(entry: Any) -> str | None:
-    """The name of a file in the cache of the client: its ETag."""
+    """Return the name of a file in the cache of the client: its ETag."""
     lfs = entry.lfs
     of_lfs = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     name: str | None = of_lfs or entry.blob_id
@@ -103,7 +105,7 @@ def blob_of(entry: Any) -> str | None:
 
 
 def left(blobs: str, blob: str | None, size: int) -> int:
-    """Return how many bytes of a file are to be downloaded."""
+    """Return how many bytes of a file are not downloaded yet."""
     if blob is None:
         return size
     path = os.path.join(blobs, blob)
@@ -123,7 +125,7 @@ def remove_leftovers(blobs: str, now: float) -> None:
 
 
 def stop(*_: Any) -> None:
-    """End at once, without the partial files that this process has open and that no later one continues."""
+    """Exit immediately, and delete the partial files of this process that no later process continues."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -133,7 +135,7 @@ def stop(*_: Any) -> None:
 
 
 def used(path: str) -> int:
-    """Return the bytes of a file that are on the disk: files may have their full size before they have their content."""
+    """Return the bytes of a file on the disk. A file may have its full size before its content."""
     try:
         found = os.stat(path)
     except OSError:
@@ -150,10 +152,10 @@ def size_at(path: str) -> int | None:
 
 
 class Progress:
-    """Prints how much is there, and how long the rest takes at the speed so far."""
+    """Prints the progress, and the remaining time at the speed so far."""
 
     def __init__(self, blobs: str, total: int, missing: int) -> None:
-        """`missing` bytes of `total` are to be downloaded to the directory `blobs`."""
+        """Create the progress. `missing` bytes of `total` are to be downloaded to the directory `blobs`."""
         self._blobs = blobs
         self._total = total
         self._before = total - missing
@@ -167,7 +169,7 @@ class Progress:
             time.sleep(REPORT_SECONDS)
 
     def line(self, now: float) -> str:
-        """Return the progress as a bar with bytes, as tqdm draws it."""
+        """Return the progress as a bar with bytes, in the format of tqdm."""
         fetched = max(0, self._used() - self._base)
         done, elapsed = min(self._total, self._before + fetched), now - self._begun
         rest = clock(elapsed / fetched * (self._total - done)) if fetched and elapsed > 1 else "?"
@@ -182,12 +184,12 @@ class Progress:
 
 
 def amount(number: int) -> str:
-    """Return bytes in millions, the unit in which a small model still has progress."""
+    """Return bytes in millions, a unit in which small models show progress."""
     return f"{number / 10**6:.1f}M"
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as tqdm writes it."""
+    """Return a duration in the format of tqdm."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
@@ -221,19 +223,19 @@ def without_token(text: str) -> str:
         from huggingface_hub import get_token
 
         token = get_token()
-    except Exception:  # the error itself is worth more than this precaution
+    except Exception:  # the error itself is more important than this precaution
         return text
     return text.replace(token, "***") if token else text
 
 
 def main() -> int:
-    """Fetch, and write the result."""
+    """Fetch the weights, and write the result."""
     # The first process of a container ignores this signal unless it handles it.
     signal.signal(signal.SIGTERM, stop)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
         result = fetch(json.loads(os.environ["FETCH_WEIGHTS"]))
-    except Exception as error:  # whatever it is, the status of the VLLMDeployment must name it
+    except Exception as error:  # the status of the VLLMDeployment must name every error
         result = describe(error)
     print(json.dumps(result), flush=True)
     try:

@@ -1,7 +1,7 @@
-"""Opens what is in a directory that somebody else may change at the same time. No symbolic link is followed, at any level.
+"""Opens files in a directory that others may change at the same time. No symbolic link is followed, at any level.
 
-A path is resolved by the kernel at each use, so a directory that is checked and then opened by its path may be another one. Here, each
-directory is opened relative to the one above it, and used by its descriptor.
+A path is resolved by the kernel at each use, so a directory that is checked and then opened by its path may have been replaced. Here, each
+directory is opened relative to its parent, and used by its descriptor.
 """
 
 import os
@@ -14,12 +14,12 @@ from vllm_operator.tools.artifact import ArtifactError
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A named pipe does not block."""
+"""O_NONBLOCK: a named pipe does not block."""
 
 
 @contextmanager
 def opened_root(path: str) -> Iterator[int]:
-    """Open a directory that nobody else can replace, such as a mount point; yields its descriptor."""
+    """Open a directory that others cannot replace, such as a mount point; yields its descriptor."""
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield root
@@ -32,7 +32,7 @@ def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """Open the directory of a relative path below an open directory; yields its descriptor, and the last part of the path.
 
     Raises:
-        OSError: It does not exist, or a part of it is no directory, such as a symbolic link.
+        OSError: The directory does not exist, or a part of the path is not a directory, such as a symbolic link.
     """
     *folders, name = path.split("/")
     at = root
@@ -58,7 +58,7 @@ def open_regular(root: int, path: str) -> IO[bytes]:
     """Open a regular file below an open directory.
 
     Raises:
-        ArtifactError: Rejected, if it is something else.
+        ArtifactError: Rejected, if it is not a regular file.
         OSError: It cannot be opened.
     """
     descriptor = open_below(root, path, FILE_FLAGS)

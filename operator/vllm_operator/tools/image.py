@@ -8,8 +8,9 @@ from vllm_operator.tools.artifact import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 LAYER_NAME, DESCRIPTION_NAME = "layer", "image.json"
-"""Files in the folder in which the program that packs leaves an artifact for the one that pushes: the layer, and JSON with `config` (text),
-`files` and `bytes`. The description is written last."""
+"""Files in the folder that the packing container shares with the publisher: the layer, and JSON with `config` (text), `files` and
+`bytes`. The description is written last.
+"""
 
 
 def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
@@ -44,5 +45,5 @@ def digest_of(content: bytes) -> str:
 
 
 def encode(value: Any) -> bytes:
-    """Encode JSON, always in the same way."""
+    """Encode JSON deterministically."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

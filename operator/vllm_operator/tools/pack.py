@@ -1,8 +1,8 @@
 """Packs a cache directory as an ordinary image with one layer, in the layout that GKM and KServe read.
 
 Equal files give equal bytes: sorted, owned by 0, with normal modes, and with modification times in whole seconds, rounded down. ninja
-compares these times, so none may be newer than before in relation to another one. Symbolic links are left out: FlashInfer makes its own
-again. So is everything that is not in the allowed folders, and what the list of exclusions names.
+compares these times, so their order must not change. Symbolic links are omitted, because FlashInfer recreates them. Files outside the
+allowed folders and excluded names are omitted too.
 """
 
 import errno
@@ -41,9 +41,9 @@ TOKENS = re.compile(
 """Forms of tokens. Bytecode is not searched for them, because libraries contain examples."""
 BYTECODE = "bytecode"
 MAX_LEVELS = 28
-"""Directories in each other. Programs that fetch accept some more, and each holds a descriptor while it is read."""
+"""Maximum depth of directories. Programs that fetch accept some more levels. Each level holds a descriptor while it is read."""
 REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Errors for something that vanished, or that has become a symbolic link."""
+"""Errors for files that vanished or became symbolic links."""
 RANK = re.compile(r"rank_\d+_\d+")
 
 
@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed directory: the layer as a file, and what describes it."""
+    """A packed directory: the layer as a file, and its description."""
 
     layer_digest: str
     layer_size: int
@@ -76,16 +76,16 @@ class Packed:
 
 
 def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], whole: Iterable[str] = ()) -> list[Entry]:
-    """Return what belongs into the artifact, sorted by path.
+    """Return the entries of the artifact, sorted by path.
 
     Args:
         root: The root of the caches.
         folders: The folders that are packed.
-        excluded: Patterns of names that are left out, wherever they are.
-        whole: Folders in which nothing is left out.
+        excluded: Patterns of names that are omitted, at any path.
+        whole: Folders in which no name is omitted.
 
     Raises:
-        ArtifactError: Changing: something vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
+        ArtifactError: Changing: a file vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
     """
     patterns, unfiltered = tuple(excluded), frozenset(whole)
     found: list[Entry] = []
@@ -105,7 +105,7 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
 
 
 def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) -> None:
-    """Add an open directory and what is in it. No path is used: the engine may exchange a directory for a symbolic link at any time."""
+    """Add an open directory and its content. No path is used, because the engine may replace a directory by a symbolic link at any time."""
     if path.count("/") >= MAX_LEVELS:
         raise ArtifactError("TooLarge", f"There are more than {MAX_LEVELS} directories in each other.")
     found.append(Entry(path, True, 0, os.fstat(folder).st_mtime_ns, True))
@@ -130,7 +130,7 @@ def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) 
 
 @contextmanager
 def unchanged(path: str) -> Iterator[None]:
-    """Raise ArtifactError if something that was there has vanished, or is a link now."""
+    """Raise ArtifactError if an existing file vanishes or becomes a link."""
     try:
         yield
     except OSError as error:
@@ -140,7 +140,7 @@ def unchanged(path: str) -> Iterator[None]:
 
 
 class Digesting(io.RawIOBase):
-    """Counts and digests what is written to a file."""
+    """Counts and digests the bytes written to a file."""
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -159,7 +159,7 @@ class Digesting(io.RawIOBase):
 
     @property
     def digest(self) -> str:
-        """Digest of what was written."""
+        """Digest of the written bytes."""
         return f"sha256:{self.sha256.hexdigest()}"
 
 
@@ -170,13 +170,13 @@ def write_layer(
 
     Args:
         root: The open root of the caches.
-        inventory: What to pack.
+        inventory: Entries to pack.
         file: The file.
         index: Content of `io.vllm.manifest/manifest.json`.
         secrets: Values that must not be in any file.
 
     Raises:
-        ArtifactError: SecretsFound, or Changing: a file is not as in the inventory.
+        ArtifactError: SecretsFound, or Changing: a file differs from the inventory.
     """
     packed = Digesting(file)
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=LEVEL, mtime=0) as squeezed:
@@ -210,13 +210,13 @@ def write_layer(
 
 
 def layer_name(path: str) -> str:
-    """Return where a path is in the layer."""
+    """Return the location of a path in the layer."""
     top, _, rest = path.partition("/")
     return f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{path}"
 
 
 def add(archive: tarfile.TarFile, name: str, source: Any, *, size: int = 0, mtime: int = 0, entry: Entry | None = None) -> None:
-    """Add a file, or a directory without a source."""
+    """Add a file, or a directory if `source` is None."""
     info = tarfile.TarInfo(name)
     info.type = tarfile.REGTYPE if source is not None else tarfile.DIRTYPE
     info.size, info.mtime = size, max(0, mtime)
@@ -228,7 +228,7 @@ def add(archive: tarfile.TarFile, name: str, source: Any, *, size: int = 0, mtim
 
 
 def open_unchanged(root: int, entry: Entry) -> IO[bytes]:
-    """Open a file that is as in the inventory."""
+    """Open a file. Raise ArtifactError if it differs from the inventory."""
     with unchanged(entry.path):
         descriptor = open_below(root, entry.path, FILE_FLAGS)
     at = os.fstat(descriptor)
@@ -259,7 +259,7 @@ class Scanned:
 def describe(
     inventory: list[Entry], *, root: str, labels: dict[str, str], architecture: str, mounts: list[dict[str, Any]]
 ) -> tuple[dict[str, str], bytes]:
-    """Return the labels of the image and the content of `manifest.json`, for GKM, KServe and ourselves.
+    """Return the labels of the image and the content of `manifest.json`, for GKM, KServe and this operator.
 
     The labels are those of GKM's specification (mcv/docs/spec-compat.md) and of its `Labels` (mcv/pkg/cache/vllm.go).
     """
@@ -288,7 +288,7 @@ def describe(
 
 
 def index_entries(inventory: list[Entry]) -> list[dict[str, Any]]:
-    """Return the compiled graphs as GKM lists them, without their environment, which may contain secrets."""
+    """Return the compiled graphs in GKM's format, without their environment, which may contain secrets."""
     binary: dict[str, dict[tuple[str, str], list[str]]] = {}
     whole: dict[str, list[dict[str, Any]]] = {}
     for entry in inventory:
@@ -321,7 +321,7 @@ def pack(
     secrets: tuple[bytes, ...] = (),
     mounted_at: str = "/cache",
 ) -> Packed:
-    """Write the layer of an artifact to a file, and return what describes it.
+    """Write the layer of an artifact to a file, and return its description.
 
     Raises:
         ArtifactError: It cannot be packed: Changing, SecretsFound, TooLarge, Empty.

@@ -2,10 +2,10 @@
 
     PACK_ARTIFACT   JSON, see `pack_when_ready`
 
-The artifact goes to a folder that the container shares with the one that pushes (`publish.py`). With the setting `ready`, the program runs
-beside an engine: it waits until the engine is ready, and afterwards until the Pod ends, because the kubelet would start it again.
+The artifact is written to a folder that the container shares with the publisher (`publish.py`). With the setting `ready`, the program runs
+in a Pod with an engine: it waits until the engine is ready, and afterwards until the Pod ends, because the kubelet would restart it.
 
-Files may change while they are read, because an engine serves with them. Then everything is packed again.
+Files may change while they are read, because an engine uses them. Then everything is packed again.
 """
 
 import json
@@ -29,11 +29,11 @@ PACK_ATTEMPTS = 20
 SECRETS = "SECRET_"
 """Prefix of the variables with values that must not be published."""
 MIN_SECRET = 8
-"""Shorter values occur everywhere by chance."""
+"""Minimum length of a secret. Shorter values occur by chance."""
 
 
 def main() -> int:
-    """Pack; return the exit status."""
+    """Pack the caches; return the exit status."""
     status = run_with_report("PACK_ARTIFACT", pack_when_ready, deadline=PACK_SECONDS, good=("Packed",))
     if status == 0 and json.loads(os.environ["PACK_ARTIFACT"]).get("ready"):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
-    """Pack the directory `root` into the folder `output`, after the engine in the same Pod serves if there is one.
+    """Pack the directory `root` into the folder `output`, after the engine in the same Pod, if any, is ready.
 
     Raises:
-        ArtifactError: It was not packed.
+        ArtifactError: The directory was not packed.
         OSError: The folder cannot be written.
     """
     if settings.get("ready"):
@@ -58,7 +58,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
     labels = {f"{LABEL}base": base, f"{LABEL}tag": tag, FACTS_LABEL: json.dumps(describe_build(settings), sort_keys=True), **cold}
     output = settings["output"]
-    for name in os.listdir(output):  # of a container that was killed
+    for name in os.listdir(output):  # leftovers of a container that was killed
         os.unlink(os.path.join(output, name))
     with open(os.path.join(output, LAYER_NAME), "x+b") as file:
         packed = pack_unchanged(settings, file, labels)
@@ -73,7 +73,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) -> Packed:
-    """Pack the directory while nothing in it changes."""
+    """Pack the directory while its content is unchanged."""
     root, folders, excluded, whole = settings["root"], settings["folders"], settings["excluded"], settings["whole"]
     values = (value.strip() for name, value in os.environ.items() if name.startswith(SECRETS))
     secrets = tuple({value.encode() for value in values if len(value) >= MIN_SECRET})
@@ -104,6 +104,6 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
 
 
 def is_quiet(inventory: list[Entry], seconds: float) -> bool:
-    """Return whether nothing was written for a while. A time in the future counts as long ago."""
+    """Return whether no file was written for this time. A time in the future counts as long ago."""
     now = time.time()
     return not any(0 <= now - entry.mtime_ns / 1e9 < seconds for entry in inventory)

@@ -1,15 +1,14 @@
 """Pushes an artifact that another container has packed (`pack_caches.py`).
 
-Runs in the operator's image, so no code of an engine's image gets at the Secret for pushing. Only this container mounts the Secret, and it
+Runs in the operator's image, so no code of an engine's image can read the Secret for pushing. Only this container mounts the Secret, and it
 does not mount the caches.
 
     PUBLISH_ARTIFACT   JSON, see `publish_when_ready`
 
-The first writer of a tag wins. What was packed is made from files of an engine, so nothing in it is trusted: only two regular files are
-read, within limits, and the key, the digests and the manifest are computed here. Only the fingerprint of the engine's image is taken from
-there.
+The first writer of a tag wins. The packed files come from an engine and are untrusted: only two regular files are read, within limits, and
+the key, the digests and the manifest are computed here. Only the fingerprint of the engine's image is taken from them.
 
-With the setting `ready`, the program runs beside an engine, and waits until the engine is ready and its caches are packed.
+With the setting `ready`, the program runs in a Pod with an engine, and waits until the engine is ready and its caches are packed.
 """
 
 import hashlib
@@ -40,15 +39,15 @@ PUBLISH_SECONDS = 840
 
 
 def main() -> int:
-    """Publish; return the exit status."""
+    """Publish the artifact; return the exit status."""
     return run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=PUBLISH_SECONDS, good=("Published", "AlreadyPublished"))
 
 
 def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
-    """Push what is packed in the folder `output`, after the engine in the same Pod serves if there is one.
+    """Push the artifact in the folder `output`, after the engine in the same Pod, if any, is ready.
 
     Raises:
-        ArtifactError: It was not published.
+        ArtifactError: The artifact was not published.
     """
     if settings.get("ready"):
         start_deadline(ENGINE_SECONDS)
@@ -67,7 +66,7 @@ def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """What the program that packs says about the layer, with the key of the artifact: the tag of the base, and the tag."""
+    """The packing program's description of the layer, with the key of the artifact: the tag of the base, and the tag."""
 
     base: str
     tag: str
@@ -77,20 +76,20 @@ class Description:
 
 
 def wait_for_packing(folder: int, *, pause: float) -> None:
-    """Wait until the container beside this one has packed the caches."""
+    """Wait until the packing container has packed the caches."""
     while DESCRIPTION_NAME not in os.listdir(folder):
         time.sleep(pause)
 
 
 def read_description(folder: int, settings: dict[str, Any]) -> Description:
-    """Read what was packed.
+    """Read the packed artifact.
 
     Args:
         folder: The open folder.
         settings: As for `publish_when_ready`.
 
     Raises:
-        ArtifactError: It is something else than an artifact with this key.
+        ArtifactError: It is not an artifact with this key.
         OSError: It does not exist.
     """
     with open_regular(folder, DESCRIPTION_NAME) as file:
@@ -113,7 +112,7 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
 
 
 def push(registry: Registry, described: Description, layer: IO[bytes], limit: int) -> dict[str, Any]:
-    """Push the blobs, and then the tags that do not exist."""
+    """Push the blobs, and then the missing tags."""
     base, tag = described.base, described.tag
     digest, size = digest_file(layer, limit)
     manifest = encode_manifest(described.config, digest, size)
@@ -140,7 +139,7 @@ def digest_file(file: IO[bytes], limit: int) -> tuple[str, int]:
 
 
 def find_present(registry: Registry, tag: str, base: str) -> str | None:
-    """Return the digest of the artifact that the tag already has; None without one."""
+    """Return the digest of the artifact of an existing tag; None without one."""
     try:
         content, digest = registry.manifest(tag)
     except ArtifactError as error:

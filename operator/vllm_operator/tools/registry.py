@@ -1,7 +1,7 @@
 """A client of a container registry: the distribution API, version 2, with Basic and Bearer authentication, over TLS.
 
-Credentials are those of a mounted Secret of type kubernetes.io/dockerconfigjson. They are sent to the registry, and to the token server
-that it names, never after a redirect to another origin. A file `ca.crt` in the Secret adds a certificate authority.
+Credentials are those of a mounted Secret of type kubernetes.io/dockerconfigjson. They are sent to the registry and its token server, never
+after a redirect to another origin. A file `ca.crt` in the Secret adds a certificate authority.
 """
 
 import base64
@@ -37,7 +37,7 @@ DOCKER_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects without credentials, and only to the scheme of the registry."""
+    """Follows redirects without credentials, and only with the scheme of the registry."""
 
     def __init__(self, scheme: str) -> None:
         self._scheme = scheme
@@ -91,7 +91,7 @@ class Registry:
         return content, digest
 
     def small_blob(self, digest: str, size: int) -> bytes:
-        """Return a small blob, checked."""
+        """Return a small blob after checking its digest."""
         if size > MAX_JSON:
             raise ArtifactError("Rejected", f"{digest} has {size} bytes.")
         with self.blob(digest) as answer:
@@ -134,7 +134,7 @@ class Registry:
     def _request(
         self, method: str, target: str, headers: dict[str, str], data: bytes | IO[bytes] | None = None
     ) -> http.client.HTTPResponse:
-        """Send a request. Answers 401 with credentials, and tries again when the registry is busy."""
+        """Send a request. Authenticates after a 401, and retries if the registry is busy."""
         url = urllib.parse.urljoin(self.origin, target)
         is_registry = f"{urllib.parse.urlsplit(url).scheme}://{urllib.parse.urlsplit(url).netloc}" == self.origin
         asked = False
@@ -167,7 +167,7 @@ class Registry:
         raise ArtifactError("Unreachable", f"{self.host} does not answer.")
 
     def _authorize(self, challenge: str) -> str:
-        """Return the header for a challenge."""
+        """Return the Authorization header for a challenge."""
         kind, _, rest = challenge.partition(" ")
         if kind.lower() == "basic" and self.account:
             return f"Basic {self.account}"
@@ -206,10 +206,10 @@ class Registry:
 def read_manifest(
     registry: Registry, content: bytes, base: str, here: dict[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU.
+    """Return the layer, the labels and the archive digest of an artifact for this image and GPU.
 
     Raises:
-        ArtifactError: It is no artifact, or for another image or GPU. `here`, from `describe_build`, tells what differs.
+        ArtifactError: It is not an artifact, or it is for another image or GPU. `here`, from `describe_build`, identifies the differences.
     """
     try:
         manifest = json.loads(content)
@@ -256,7 +256,7 @@ def read_account(secret: str, host: str, name: str) -> str:
 
 
 def read_limited(answer: Any, limit: int) -> bytes:
-    """Read an answer of at most this many bytes."""
+    """Read at most this many bytes of a response."""
     content = answer.read(limit + 1)
     if len(content) > limit:
         raise ArtifactError("Rejected", f"The registry sent more than {limit} bytes.")
@@ -274,6 +274,6 @@ def is_untrusted(error: Exception) -> bool:
 
 
 def is_final(error: Exception) -> bool:
-    """Return whether another attempt is of no use: the certificate is not trusted, or the name is unknown."""
+    """Return whether a retry is useless: the certificate is not trusted, or the name is unknown."""
     reason = getattr(error, "reason", error)
     return is_untrusted(error) or isinstance(reason, ConnectionRefusedError) or type(reason).__name__ == "gaierror"

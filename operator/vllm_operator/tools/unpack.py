@@ -1,7 +1,7 @@
-"""Unpack the layer of an artifact. Everything in it is hostile until its digest is checked.
+"""Unpack the layer of an artifact. Its content is untrusted until its digest is checked.
 
-Only regular files and directories are accepted, with plain relative paths, each once. All of it goes to a private staging folder first,
-and is renamed when the digest fits. Modification times are restored, because ninja would build everything again otherwise.
+Only regular files and directories are accepted, with plain relative paths, each once. They are written to a private staging folder first,
+and renamed if the digest matches. Modification times are restored, because otherwise ninja would rebuild everything.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ MAX_DEPTH = 32
 MAX_PATH = 1024
 MAX_RATIO = 50
 FREE_RATIO_BYTES = 64 * 2**20
-"""Up to this size, the ratio of compression is not limited."""
+"""Maximum size up to which the compression ratio is not limited."""
 PLAIN = re.compile(r"[^\x00-\x1f\x7f/\\]{1,255}")
 
 
@@ -54,7 +54,7 @@ class Layer:
         return taken
 
     def _fill(self) -> bool:
-        """Add some bytes to the buffer; False at the end."""
+        """Add bytes to the buffer; return False at the end."""
         pending = self._inflate.unconsumed_tail
         if self._inflate.eof:
             return False
@@ -191,7 +191,7 @@ def read_header(header: bytes) -> tuple[bytes, bytes, int, int, int]:
 
 
 def octal(field: bytes) -> int:
-    """Return a number of a header."""
+    """Return an octal number of a header."""
     text = field.strip(b"\0 ")
     if not re.fullmatch(rb"[0-7]{0,12}", text):
         raise ArtifactError("Rejected", "A number in the archive is damaged or too large.")
@@ -199,7 +199,7 @@ def octal(field: bytes) -> int:
 
 
 def read_path(name: bytes, *, is_folder: bool) -> list[str]:
-    """Return the parts of a path, all of them plain names."""
+    """Return the parts of a path. All must be plain names."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -211,7 +211,7 @@ def read_path(name: bytes, *, is_folder: bool) -> list[str]:
 
 
 def target_of(parts: list[str], folders: set[str], *, is_folder: bool) -> str:
-    """Return the path below the cache root; empty for a directory that is none of its folders."""
+    """Return the path below the cache root; empty for a directory outside its folders."""
     top = parts[0]
     if top == MANIFEST_PREFIX and (len(parts), is_folder) in ((1, True), (2, False)):
         return "/".join(parts)
@@ -234,14 +234,14 @@ def padded(length: int) -> int:
 
 
 def skip(layer: Layer, length: int) -> None:
-    """Read what is not needed."""
+    """Skip bytes of the layer."""
     left = padded(length)
     while left:
         left -= len(layer.take(min(left, READ_BYTES)))
 
 
 def write_file(layer: Layer, descriptor: int, length: int, mtime: int) -> None:
-    """Write the content and the time of a new file."""
+    """Write the content and the modification time of a new file."""
     with open(descriptor, "wb") as file:
         left = length
         while left:

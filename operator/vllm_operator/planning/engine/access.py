@@ -1,4 +1,4 @@
-"""The key that clients of an engine send, and what it guards."""
+"""The key that clients of an engine send, and the paths that it protects."""
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.rules import Severity
@@ -10,7 +10,7 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 
 
 def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> list[Note]:
-    """Return notes about the key: which paths it guards in this version, and whether something replaces it."""
+    """Return notes about the key: which paths it protects in this version, and whether a user setting replaces it."""
     if spec.auth is None:
         return []
     paths = load_engine_facts().paths_with_key(version)

@@ -1,9 +1,9 @@
-"""LoRA adapters that are served from the first request on: the flags for them, and where the engine finds their files.
+"""LoRA adapters: flags that serve them from the first request, and the paths of their files.
 
 An engine loads the adapters of `--lora-modules` before it accepts requests, and exits if one of them cannot be loaded
 (vllm/entrypoints/openai/models/serving.py 0.20.1 `init_static_loras`). So a Pod that is Ready serves all of them. Adapters on the hub are
-downloaded by an init container (`rendering/adapters.py`), because the engine itself can neither pin a revision of an adapter nor use a
-token of its own for it. Each is found at a path that its name, URI and revision decide, so a change replaces the Pods.
+downloaded by an init container (`rendering/adapters.py`), because the engine can neither pin a revision of an adapter nor use a separate
+token for it. The path of an adapter is derived from its name, URI and revision, so a change replaces the Pods.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 DEFAULT_RANK = 16
 RANK_FLAG = "--max-lora-rank"
 MOST_ACTIVE = 8
-"""Most adapters in one batch, `--max-loras`. Each takes memory of the GPU; requests for others wait."""
+"""Maximum number of adapters in one batch (`--max-loras`). Each takes GPU memory; requests for other adapters wait."""
 
 
 class AdapterError(ValueError):
@@ -38,7 +38,7 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The flags for the adapters of a spec, and what the user should know."""
+    """The flags for the adapters of a spec, and notes for the user."""
 
     arguments: tuple[PlannedArgument, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -62,7 +62,7 @@ def plan_adapters(
 
     Args:
         spec: The spec.
-        files: What was read of each adapter on the hub, by its name.
+        files: Files of each adapter on the hub, by adapter name.
         table: The flags of this version; None if the version is unknown.
         in_force: The plan in force, for which no files are read; None for a new plan.
     """
@@ -89,12 +89,12 @@ def plan_adapters(
 
 
 def active_adapters(spec: VLLMDeploymentSpec) -> int:
-    """Return how many adapters one batch may use."""
+    """Return the maximum number of adapters in one batch."""
     return min(len(spec.adapters or ()), MOST_ACTIVE)
 
 
 def highest_rank(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> int:
-    """Return the limit of ranks for a new plan; 0 without adapters."""
+    """Return the maximum adapter rank for a new plan; 0 without adapters."""
     return _smallest_limit(_ranks(spec, files).values()) if spec.adapters else 0
 
 
@@ -113,18 +113,18 @@ def _planned_rank(plan: Plan) -> int | None:
 
 
 def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> dict[str, int | None]:
-    """The rank of each adapter; None if it is unknown."""
+    """Return the rank of each adapter; None if it is unknown."""
     return {each.name: each.rank or _rank_of(files.get(each.name)) for each in spec.adapters or ()}
 
 
 def _smallest_limit(ranks: Collection[int | None]) -> int:
-    """The smallest `--max-lora-rank` for these ranks. An unknown one counts as vLLM's default."""
+    """Return the smallest `--max-lora-rank` for these ranks. Unknown ranks count as vLLM's default."""
     most = max((DEFAULT_RANK if rank is None else rank for rank in ranks), default=DEFAULT_RANK)
     return next((limit for limit in RANKS if limit >= most), RANKS[-1])
 
 
 def _rank_of(files: AdapterFiles | None) -> int | None:
-    """The highest rank in adapter_config.json; modules may have ranks of their own (`rank_pattern`)."""
+    """Return the highest rank in adapter_config.json. Modules may have separate ranks (`rank_pattern`)."""
     if files is None or files.config is None:
         return None
     ranks = (files.config.get("r"), *mapping(files.config, "rank_pattern").values())
@@ -153,7 +153,7 @@ def _notes(
 
 
 def _about(name: str, files: AdapterFiles, spec: VLLMDeploymentSpec) -> list[Note]:
-    """What is wrong with one adapter, by its files."""
+    """Return notes about problems in the files of one adapter."""
     if files.trouble is not None:
         severity = Severity.FAILURE if files.refused else Severity.INFO
         return [Note(severity, f"Adapter {name}: {files.trouble}")]

@@ -22,15 +22,15 @@ def engine_arguments(
     length: int | None = None,
     shortened: bool = True,
 ) -> list[PlannedArgument]:
-    """Return the flags that this version has.
+    """Return the flags that follow from the spec, as far as this version has them.
 
     Args:
         model: The model in the spec.
         version: The vLLM version.
         parallel: The parallel sizes.
-        chosen: The operator chose them.
-        length: The context to set; None for that of the model.
-        shortened: The operator chose that context, because that of the model does not fit.
+        chosen: Whether the operator chose the sizes.
+        length: The context length to set; None for the model's default.
+        shortened: Whether the operator chose this length because the model's context does not fit.
     """
     wanted = [
         ("--port", str(PORT), "Port of the probes and the Service."),
@@ -52,7 +52,7 @@ def engine_arguments(
 
 
 def served_name(model: ModelSpec) -> str | None:
-    """Return the model name for clients; None if the engine's default is right."""
+    """Return the model name for clients; None if the engine's default is correct."""
     if model.served_name is not None:
         return model.served_name
     scheme, _, rest = model.uri.partition("://")

@@ -1,8 +1,8 @@
-"""Which kernel backend each component of the engine uses, and what must be set for it.
+"""Choice of the kernel backend of each component, and the settings that request it.
 
-For each component the first of these decides: what the user pins (a field of `spec.backends`, or a flag or variable of the
-engine), quirks, choices, vLLM's default. If vLLM's default is the chosen backend, nothing is set: every variable that is
-set is part of the key of the engine's compile cache, and some variables mean something else at their default value than unset.
+For each component the first of these decides: the user's pin (a field of `spec.backends`, or a flag or variable of the engine), quirks,
+choices, vLLM's default. If vLLM's default is the chosen backend, nothing is set: every set variable is part of the key of the engine's
+compile cache, and some variables at their default value differ from unset ones.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ SELECTORS = {
     Component.GEMM: "vllm/model_executor/layers/quantization",
     Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
 }
-"""vLLM's selector of each component that a table answers for."""
+"""vLLM's selector for each component that has a table."""
 _SETTING_LENGTH = 120
-"""Characters of a user's flag or variable in a message."""
+"""Maximum characters of a user's flag or variable in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDecision:
-    """The backends, what must be set for them, and notes for the user.
+    """The backends, their settings, and notes for the user.
 
     If `refusal` is set, the combination is known to fail and nothing may start. `env` and `args` contain only what this vLLM
     version knows and the user did not set. `rules` are the IDs of the rules that applied.
@@ -68,9 +68,9 @@ def choose_backends(
         version: The vLLM version.
         rule_input: Model, GPU, parallelism and the user's settings of the engine; see `describe_rule_input`.
         rules: All rules.
-        backends: What the user pins.
+        backends: The user's pins.
         model: Name of the model in messages.
-        allow_known_bad: Whether the user wants combinations that are known to fail. They become notes.
+        allow_known_bad: Whether to report combinations that are known to fail as notes instead of refusals.
     """
     pinned = pinned_backends(backends, rule_input)
     if version.table is None:
@@ -86,7 +86,7 @@ def choose_backends(
 
 
 def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dict[Component, str]:
-    """The fields of `spec.backends` by component, without Auto and absent fields."""
+    """Return the set fields of `spec.backends` by component, without Auto."""
     if backends is None:
         return {}
     named = {
@@ -118,7 +118,7 @@ def _refusal(message: str) -> Verdict:
 
 @dataclass(slots=True)
 class _Choosing:
-    """One run through the components. It collects what it finds."""
+    """State of one pass through the components."""
 
     version: ResolvedVersion
     table: VersionTable
@@ -138,7 +138,7 @@ class _Choosing:
     followed: list[str] = field(default_factory=list)
 
     def decide(self, component: Component) -> None:
-        """Choose the backend of one component, if the rules say something about it."""
+        """Choose the backend of one component if rules cover it."""
         ways = tuple(way for way in self.rules.invocations[component] if self._holds(way))
         pin = self._pin(component, ways)
         if pin is not None:
@@ -160,7 +160,7 @@ class _Choosing:
         selected = None if selection is None or self._is_said(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)
         for rule in applying:
-            assert rule.backend is not None  # `applying` has only such rules
+            assert rule.backend is not None  # `applying` returns only rules with a backend
             if rule.kind is RuleKind.ENGINE and selected:
                 break
             if rule.kind is RuleKind.ENGINE or rule.backend == taken:
@@ -178,7 +178,7 @@ class _Choosing:
             self._choose_selected(component, selected, selection.others)
 
     def result(self, allow_known_bad: bool) -> BackendDecision:
-        """Apply the rules that set, warn and refuse, and sum up."""
+        """Apply the rules that set, warn and refuse, and return the decision."""
         for rule in self.rules.others:
             if self._holds(rule):
                 self._follow(rule)
@@ -207,11 +207,11 @@ class _Choosing:
         return next((setting for way in ways if (setting := way.setting(backend, self.table)) is not None), None)
 
     def _pin(self, component: Component, ways: tuple[Invocation, ...]) -> Pin | None:
-        """What the user pins for a component. A field of `spec.backends` beats a flag or variable."""
+        """Return the user's pin of a component. A field of `spec.backends` takes precedence over a flag or variable."""
         if component in self.pinned:
             return Pin(component, canonical(self.pinned[component], ways))
         if component in COMPONENTS.values() and component is not attention_component(self.rule_input):
-            return None  # one flag is for all kinds of attention
+            return None  # one flag applies to all kinds of attention
         for way in ways:
             if asked := way.asked(self.rule_input, self.table):
                 name = canonical(asked[0], ways)
@@ -242,7 +242,7 @@ class _Choosing:
         self.choices.append(choice)
 
     def _choose_instead(self, pin: Pin, taken: str) -> None:
-        """Plan what vLLM takes in place of a pinned backend."""
+        """Plan the backend that vLLM uses instead of a pinned one."""
         text = f"vLLM {self.version.version} takes {taken} for this model on {self.rule_input.architecture}, so {pin.where} has no effect."
         self._note(Severity.NO_EFFECT, f"{text} {pin.advice()}")
         kernel = self.rules.kernels.find(pin.component, pin.backend)
@@ -255,7 +255,7 @@ class _Choosing:
         self.choices.append(choice)
 
     def _alternative(self, pin: Pin) -> str:
-        """What would be used without the pin, as far as that is known."""
+        """Return the backend without the pin, if known."""
         rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
         selection = self.check.selection(pin.component)
         is_engine = rule is None or rule.kind is RuleKind.ENGINE
@@ -267,7 +267,7 @@ class _Choosing:
         return f" Without it, {'vLLM' if is_engine else 'the operator'} would choose {'the same' if backend == pin.backend else backend}."
 
     def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
-        """Whether the rule about vLLM's default says what the selector takes, or knows the model better than the question does."""
+        """Return whether the rule about vLLM's default names the selector's result, or is more exact about the model."""
         if default is None:
             return False
         if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
@@ -326,7 +326,7 @@ class _Choosing:
         if rule.refuse:
             self.known_bad.append(self._fill(rule.refuse))
             for component in (rule.component, *rule.when.forced):
-                self.unsuited.pop(component, None)  # the rule says it better
+                self.unsuited.pop(component, None)  # the message of the rule is more precise
         if rule.warn:
             self._note(rule.severity, self._fill(rule.warn))
 
@@ -357,5 +357,5 @@ def _spell(setting: Setting) -> str:
 
 
 def _severity(kind: RuleKind) -> Severity:
-    """How much it matters that a rule cannot be followed: a quirk avoids a failure."""
+    """Return the severity if a rule cannot be followed. A quirk avoids a failure."""
     return Severity.RISK if kind is RuleKind.QUIRK else Severity.INFO

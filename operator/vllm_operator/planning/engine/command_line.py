@@ -1,4 +1,4 @@
-"""Flags that the user gives: `spec.engine.args`, and the words in `spec.engine.extraArgs`."""
+"""The user's flags: `spec.engine.args`, and the words in `spec.engine.extraArgs`."""
 
 import re
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from vllm_operator.api.spec import EngineArgument, EngineSpec
 from vllm_operator.catalog.versions import normalize_flag
 
 _FLAG = re.compile(r"--?[A-Za-z]")
-"""The beginning of a flag. Other words are values, also negative numbers."""
+"""The beginning of a flag. All other words are values, including negative numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A flag in `extraArgs`, and the words that give it: those from index `start` to before index `end`."""
+    """A flag in `extraArgs` and its words: from index `start` to before index `end`."""
 
     argument: EngineArgument
     start: int
@@ -21,21 +21,21 @@ class Words:
 
 
 def read_words(words: Sequence[str]) -> tuple[Words, ...]:
-    """Group the words of a command line by flag, as argparse does. Words before the first flag are dropped: the API refuses them."""
+    """Group the words of a command line by flag, like argparse. Words before the first flag are dropped, because the API refuses them."""
     starts = [index for index, word in enumerate(words) if _FLAG.match(word)]
     ends = [*starts[1:], len(words)]
     return tuple(Words(_argument(words[start:end]), start, end) for start, end in zip(starts, ends, strict=False))
 
 
 def given_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
-    """All flags of the user in their order: `args`, then `extraArgs`."""
+    """Return all flags of the user in their order: `args`, then `extraArgs`."""
     if engine is None:
         return ()
     return (*(engine.args or ()), *(words.argument for words in read_words(engine.extra_args or ())))
 
 
 def replace_words(extra: Sequence[str], given: Words, instead: Sequence[str]) -> list[dict[str, str]]:
-    """The operations of a JSON patch (RFC 6902) that replace a flag and its values. With several flags, change the last one first."""
+    """Return JSON patch operations (RFC 6902) that replace a flag and its values. With several flags, apply the last one first."""
     path, places = "/spec/engine/extraArgs", range(given.start, given.end)
     return [
         *({"op": "test", "path": f"{path}/{index}", "value": extra[index]} for index in places),
@@ -65,7 +65,7 @@ def check_arguments(engine: EngineSpec | None) -> None:
 
 
 def _argument(words: Sequence[str]) -> EngineArgument:
-    """A flag and its values. Not validated: the words come from `extraArgs`, which allows what `args` does not."""
+    """Return a flag with its values. Not validated: `extraArgs` allows words that `args` does not."""
     name, equals, value = words[0].partition("=")
     values = [*([value] if equals else []), *words[1:]]
     one = values[0] if len(values) == 1 else None

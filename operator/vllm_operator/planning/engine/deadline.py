@@ -1,10 +1,10 @@
 """Deadline of a start.
 
-The deadline is for a start that hangs forever. It is no estimate: it must never end a start that makes progress, because the
-next start would load the weights again and repeat most of the compilation.
+The deadline ends a start that hangs. It is not an estimate: it must never end a start that makes progress, because the next start would
+load the weights again and repeat most of the compilation.
 
-`--distributed-timeout-seconds` (vLLM 0.18 and later, default 600 s) stays at its default, although one rank may compile for
-longer while another one waits. It also ends collectives that hang while serving, and those must not take an hour.
+`--distributed-timeout-seconds` (vLLM 0.18 and later, default 600 s) stays at its default, although one rank may compile for longer while
+another one waits. The same timeout ends collectives that hang while serving, which must not take an hour.
 """
 
 import math
@@ -15,22 +15,23 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.pods.reading import MEBIBYTE
 
 BASE_DEADLINE_SECONDS = 3600
-"""Eight times the slowest cold start that was measured (459 s), for slower disks, slower CPUs and larger models."""
+"""Eight times the slowest measured cold start (459 s), to allow for slower disks, slower CPUs and larger models."""
 SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND = 100
 """Assumed speed of a slow hub or file system."""
 UNKNOWN_WEIGHTS_SECONDS = 7200
 """Time for weights of unknown size: 700 GiB at that speed."""
 MAX_DEADLINE_SECONDS = 86400
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
-"""How long a front end of the engine waits for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several
-front ends, for example with data parallelism. Then a long startup probe alone does not protect a cold start."""
+"""Timeout of an engine front end for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several front ends,
+for example with data parallelism. Then a long startup probe alone does not protect a cold start.
+"""
 
 
 def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
-    """Return the deadline of a start to plan, in seconds. A plan in force keeps its own.
+    """Return the deadline of a start to plan, in seconds. A plan in force keeps its deadline.
 
-    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s, and for a model on the hub
-    to download them at the same speed. A warm start needs less and gets the same: whether a start is warm is known only afterwards.
+    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s, and for a model on the hub to download
+    them at the same speed. A warm start has the same deadline, because whether it is warm is known only afterwards.
 
     Args:
         spec: The spec.
@@ -51,7 +52,7 @@ def _deadline(size: int | None, *, passes: int) -> int:
 
 
 def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVariable]:
-    """Give the engine as much time as the startup probe, if this version has a variable for it.
+    """Return the variable that gives the engine as much time as the startup probe, if this version has one.
 
     The value follows from the plan alone. The variable is part of vLLM's key of compiled graphs, so a value that changed
     between starts would make every start cold.

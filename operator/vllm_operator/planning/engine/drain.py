@@ -19,22 +19,22 @@ from vllm_operator.planning.notes import Note
 from vllm_operator.pods.reading import mapping
 
 DRAIN_SECONDS = 60
-"""Default time for requests in progress."""
+"""Default time in seconds for requests in progress."""
 ENDPOINT_SECONDS = 10
-"""Time until clients and proxies stop sending requests to a Pod that is being deleted."""
+"""Time in seconds until clients and proxies stop sending requests to a Pod that is being deleted."""
 OPEN_LISTENER_SECONDS = 20
-"""The same for an engine that aborts what comes too late instead of refusing the connection."""
+"""The same for an engine that aborts late requests instead of refusing the connection."""
 EXIT_SECONDS = 10
-"""Time for the engine to exit after its last request."""
+"""Time in seconds for the engine to exit after its last request."""
 SHUTDOWN_FLAG = "--shutdown-timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How a Pod stops.
+    """Durations of a Pod's shutdown.
 
-    `seconds` is how long requests in progress may take after the engine was told to stop; 0 if they are aborted. `endpoint_seconds` is the
-    time before that; None for the default.
+    `seconds` is the time for requests in progress after SIGTERM; 0 if they are aborted. `endpoint_seconds` is the time before that; None
+    for the default.
     """
 
     seconds: int
@@ -42,7 +42,7 @@ class Drain:
 
 
 def plan_drain(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> Drain:
-    """Plan how Pods of this version stop."""
+    """Plan the shutdown of Pods with this version."""
     given = overrides.arguments.get(SHUTDOWN_FLAG) or ""
     wanted = spec.rollout.drain_seconds if spec.rollout else None
     seconds = DRAIN_SECONDS if wanted is None else wanted
@@ -52,7 +52,7 @@ def plan_drain(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | No
 
 
 def drain_arguments(drain: Drain, table: VersionTable | None) -> list[PlannedArgument]:
-    """Return the flag that gives requests this time, if this version has it."""
+    """Return the flag for the time of requests in progress, if this version has it."""
     if not drain.seconds or table is None or not table.knows_flag(SHUTDOWN_FLAG):
         return []
     reason = "Requests in progress finish before a Pod stops: spec.rollout.drainSeconds."
@@ -60,12 +60,12 @@ def drain_arguments(drain: Drain, table: VersionTable | None) -> list[PlannedArg
 
 
 def grace_seconds(seconds: int, endpoint_seconds: int | None) -> int:
-    """Return the `terminationGracePeriodSeconds` of a Pod that drains for this time."""
+    """Return the `terminationGracePeriodSeconds` of a Pod with these durations."""
     return (endpoint_seconds or ENDPOINT_SECONDS) + seconds + EXIT_SECONDS
 
 
 def drain_notes(spec: VLLMDeploymentSpec, drain: Drain) -> list[Note]:
-    """Return a note if `spec.podTemplate` leaves less time than draining may take."""
+    """Return a note if `spec.podTemplate` leaves too little time for draining."""
     grace, needed = (
         mapping(spec.pod_template, "spec").get("terminationGracePeriodSeconds"),
         grace_seconds(drain.seconds, drain.endpoint_seconds),

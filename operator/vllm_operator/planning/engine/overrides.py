@@ -1,4 +1,4 @@
-"""Variables and flags that the user sets on the engine. They override the plan, and a note says so."""
+"""The user's variables and flags of the engine. They override the plan, and a note reports it."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -22,18 +22,19 @@ ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
 """Variables that vLLM reads outside of its table of variables, or that a plugin may read."""
 UNKNOWN_LIMIT = 16
-"""Maximum number of unknown variables, and of unknown flags, that are named. The search for a similar name takes milliseconds."""
+"""Maximum number of unknown variables, and of unknown flags, in messages. Each search for a similar name takes milliseconds."""
 SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: frozenset({"--tq", "--debug"})}
-"""Flags of a distribution's start script, which `vllm serve` lacks. Rules set what the script makes of them; they are not passed on.
-Source: nvLLM scripts/serve.sh."""
+"""Flags of a distribution's start script, which `vllm serve` lacks. Rules set the equivalent vLLM flags; these flags are not passed on.
+Source: nvLLM scripts/serve.sh.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """The user's variables and flags. The value is None for a variable with `valueFrom` and for a flag without a value.
 
-    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are the effect of `spec.podTemplate` on
-    the image, the command line and the nodes.
+    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are the effects of `spec.podTemplate` on the image,
+    the command line and the nodes.
     """
 
     variables: Mapping[str, str | None]
@@ -43,13 +44,13 @@ class Overrides:
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Variables and flags with a value in the spec. A flag without a value has the empty string."""
+        """Return the variables and flags with a value in the spec. A flag without a value has the empty string."""
         variables = {name: value for name, value in self.variables.items() if value is not None}
         return variables, {name: value or "" for name, value in self.arguments.items()}
 
 
 def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
-    """Collect the settings in `spec.engine` and, with precedence, those of the engine container in `spec.podTemplate`."""
+    """Collect the settings in `spec.engine` and in the engine container of `spec.podTemplate`, which takes precedence."""
     engine = spec.engine
     variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
     arguments = {normalize_flag(given.name): given.text for given in given_arguments(engine)}
@@ -60,13 +61,13 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
         arguments=arguments,
         image=read_text(container.get("image")),
         replaces_arguments="args" in container or "command" in container,
-        # a null removes what it names, here and below
+        # A null removes the named entry, here and below.
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
 
 
 def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
-    """The user's flags that `vllm serve` gets, in their order."""
+    """Return the user's flags for `vllm serve`, in their order."""
     if engine is None:
         return ()
     of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
@@ -81,7 +82,7 @@ def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
 def drop_overridden(
     env: Iterable[PlannedVariable], args: Iterable[PlannedArgument], overrides: Overrides
 ) -> tuple[list[PlannedVariable], list[PlannedArgument], list[str]]:
-    """Remove from the plan what the user sets. Return also a sentence for each value that differs."""
+    """Remove settings of the user from the plan. Return also a sentence for each value that differs."""
     texts: list[str] = []
     kept_env: list[PlannedVariable] = []
     for variable in env:
@@ -114,17 +115,16 @@ def keep_first(planned: Iterable[Named]) -> list[Named]:
 
 @dataclass(frozen=True, slots=True)
 class NameCheck:
-    """What is wrong with names that the user sets. `refusal` names a flag with which the engine is known not to start."""
+    """Problems with names that the user sets. `refusal` names a flag that is known to prevent the start."""
 
     notes: tuple[Note, ...] = ()
     refusal: str | None = None
 
 
 def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog) -> NameCheck:
-    """Check whether this version of vLLM has the variables and flags that the user sets, and whether they reach it.
+    """Check whether this version of vLLM has the variables and flags that the user sets, and whether they are passed to it.
 
-    vLLM ends at its start on an unknown flag. The refusal is for the images of the vLLM project only: other images may add flags
-    with a plugin.
+    vLLM exits on an unknown flag. Only images of the vLLM project are refused, because other images may add flags with a plugin.
     """
     table = version.table
     if overrides.replaces_arguments:
@@ -162,7 +162,7 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
-    """Flags that a distribution has beside those of vLLM."""
+    """Return the flags that a distribution adds to vLLM's."""
     if distribution is Distribution.VLLM:
         return frozenset()
     ways = (way for way in catalog.rules.invocations if distribution in way.when.members.get("distribution", ()))
@@ -171,7 +171,7 @@ def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
 
 
 def _fields(flag: str, value: str | None) -> list[str]:
-    """The fields of a flag with a JSON value, each in the form `--flag.field`."""
+    """Return the fields of a flag with a JSON value, each in the form `--flag.field`."""
     try:
         content = json.loads(value) if value and value.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -180,7 +180,7 @@ def _fields(flag: str, value: str | None) -> list[str]:
 
 
 def instead_of(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
-    """The replacement of a flag or variable, or the known name that it is a misspelling of, as a sentence."""
+    """Return a sentence with the replacement of a flag or variable, or the known name that it misspells."""
     if name in replacements:
         return f" Use {replacements[name]} instead."
     alike = similar(name, known, likeness=0.8)
@@ -188,13 +188,13 @@ def instead_of(name: str, replacements: Mapping[str, str], known: Collection[str
 
 
 def subject_of(flag: str) -> str:
-    """The option that a flag sets. `--no-enable-prefix-caching` and `enable_prefix_caching` set the same."""
+    """Return the option that a flag sets. `--no-enable-prefix-caching` and `enable_prefix_caching` set the same option."""
     stem, dot, field = flag.lstrip("-").partition(".")
     return stem.replace("_", "-").removeprefix("no-") + dot + field
 
 
 def subjects_of(flag: str) -> list[str]:
-    """The option that a flag sets, and those that contain it: `--kernel-config.moe-backend` is part of `--kernel-config`."""
+    """Return the option that a flag sets, and the options that contain it: `--kernel-config.moe-backend` is part of `--kernel-config`."""
     parts = subject_of(flag).split(".")
     return [".".join(parts[: length + 1]) for length in range(len(parts))]
 
@@ -208,5 +208,5 @@ def _why(reason: str | None) -> str:
 
 
 def engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
-    """Return the engine of the spec, with an image of `spec.podTemplate` if there is one."""
+    """Return the engine of the spec, with the image of `spec.podTemplate` if it sets one."""
     return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine

@@ -1,7 +1,7 @@
-"""Backends that the user pins, in `spec.backends` or with a flag or variable: whether the catalog knows that they work.
+"""Check of backends that the user pins in `spec.backends` or with a flag or variable, against the catalog.
 
-A pinned backend is accepted, refused, without effect, or unknown. An unknown one is planned with a note, never in silence:
-vLLM ends at its start on a pin that its selectors do not accept.
+A pinned backend is accepted, refused, without effect, or unknown. An unknown backend is always planned with a note, because vLLM exits on a
+pin that its selectors do not accept.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ QUESTIONS: Mapping[Component, Callable[[RuleInput], Sequence[str]]] = {
     Component.MLA_PREFILL: prefill_cases,
     Component.GEMM: gemm_cases,
 }
-"""The cases of a table that a deployment may be, by component."""
+"""Function that returns the possible cases of a table for a deployment, by component."""
 _LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
 _FACTS = {
     "architecture": "the GPU architecture",
@@ -60,7 +60,7 @@ _FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A backend that the user pins. `setting` is the flag or variable in `spec.engine` that does; None for `spec.backends`."""
+    """A backend that the user pins. `setting` is the flag or variable in `spec.engine` that pins it; None for `spec.backends`."""
 
     component: Component
     backend: str
@@ -68,11 +68,11 @@ class Pin:
 
     @property
     def where(self) -> str:
-        """What pins it: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
+        """The source of the pin: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
         return f"spec.backends.{FIELDS[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
 
     def advice(self, offered: Iterable[str] = ()) -> str:
-        """What to do about it, as a sentence. `offered` are other backends that can be pinned."""
+        """Return advice for the user as a sentence. `offered` are other backends that can be pinned."""
         others = list(offered)
         if self.setting is None:
             return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
@@ -84,15 +84,14 @@ class Pin:
         return f"Remove {self.setting} from spec.engine.{field}"
 
     def __str__(self) -> str:
-        """`MoE backend TRITON`."""
         return f"{LABELS[self.component]} backend {self.backend}"
 
 
 @dataclass(frozen=True, slots=True)
 class PinCheck:
-    """Judges pins for one model, GPU and version.
+    """Checks pins for one model, GPU and version.
 
-    `model` names the model in messages. `chosen` and `environment` grow with the backends chosen so far and the variables set for them.
+    `model` is the model name in messages. `chosen` and `environment` are the backends chosen so far and their variables.
     """
 
     version: ResolvedVersion
@@ -104,7 +103,7 @@ class PinCheck:
     environment: Mapping[str, PlannedVariable] = field(default_factory=dict)
 
     def no_effect(self, pin: Pin) -> str | None:
-        """Why a pin has no effect; None if it has one, as far as is known."""
+        """Return why the pin is ineffective, or None."""
         missing = None
         if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
             missing = "has no experts"
@@ -115,7 +114,7 @@ class PinCheck:
         return missing and f"{self.model} {missing}, so {pin.where} has no effect. Remove it."
 
     def not_offered(self, pin: Pin, ways: tuple[Invocation, ...], chosen: dict[str, str]) -> str:
-        """Say that this version cannot be told to use a backend of `spec.backends`, and what else can be pinned."""
+        """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
         offered = sorted({name for way in ways for name in way.backends(self.table)} - {"AUTO"})
         working = self.rules.kernels.working(pin.component, self.rule_input, chosen)
         version = f"vLLM {self.table.version}"
@@ -135,7 +134,7 @@ class PinCheck:
         return f"{unknown}{version} has no setting for the {label} backend of {self.rule_input.quantization} models. {pin.advice()}"
 
     def unsuited(self, pin: Pin, ways: tuple[Invocation, ...], chosen: dict[str, str]) -> str | None:
-        """Why a pinned backend is known not to work; None if nothing known speaks against it."""
+        """Return why a pinned backend is known not to work, or None."""
         kernels = self.rules.kernels
         working = kernels.working(pin.component, self.rule_input, chosen)
         offered = self._settable(working, ways)
@@ -164,7 +163,7 @@ class PinCheck:
         return f"{_capital(str(pin))} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {pin.advice(offered)}"
 
     def unknown(self, pin: Pin, chosen: dict[str, str]) -> str | None:
-        """Say that the catalog does not know whether a pinned backend works, and why; None if it knows."""
+        """Return a message that the catalog does not know whether a pinned backend works, and why; None if it knows."""
         if pin.component not in FIELDS:
             return None
         gap = self._gap(pin, self.rules.kernels.find(pin.component, pin.backend), chosen)
@@ -181,7 +180,7 @@ class PinCheck:
         )
 
     def refused_setting(self, setting: Setting, rules: Iterable[Rule], chosen: Mapping[str, str], forced: Mapping[str, str]) -> Rule | None:
-        """The rule that refuses a variable, if the user had set what a pin sets; None if there is none."""
+        """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""
         if not setting.environment:
             return None
         as_if = replace(self.rule_input, environment={**self.rule_input.environment, **setting.environment})
@@ -189,7 +188,7 @@ class PinCheck:
         return next((rule for rule in about if rule.when.holds(as_if, chosen, forced)), None)
 
     def raising(self, component: Component, reason: str) -> str:
-        """Say why vLLM does not start with the model's layers on this GPU."""
+        """Return a message why vLLM does not start with the model's layers on this GPU."""
         use = "Use another vLLM version, other GPUs, or a model with another quantization."
         if component is Component.MOE and self.rule_input.exchanges_tokens:
             use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
@@ -197,7 +196,7 @@ class PinCheck:
         return f"vLLM {self.version.version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
 
     def ignored(self, pin: Pin) -> str | None:
-        """The backend that vLLM takes in place of a pinned one; None if it is not known to take another."""
+        """Return the backend that vLLM uses instead of a pinned one; None if no replacement is known."""
         kernel = self.rules.kernels.find(pin.component, pin.backend)
         if kernel is not None and kernel.fallback is not None:
             works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
@@ -206,16 +205,16 @@ class PinCheck:
         return None if selection is None else selection.ignores.get(pin.backend)
 
     def _running(self, component: Component, accepted: Iterable[str], working: Iterable[str]) -> list[str]:
-        """Those of the accepted backends that run. Some kernels of dense layers accept a GPU that they were not built for."""
+        """Return the accepted backends that run. Some kernels of dense layers accept a GPU that they were not built for."""
         entry = self.rules.kernels.find
         return [name for name in accepted if component is not Component.GEMM or name in working or entry(component, name) is None]
 
     def _settable(self, backends: Iterable[str], ways: tuple[Invocation, ...]) -> list[str]:
-        """Those of the backends that this version has a setting for."""
+        """Return the backends that this version has a setting for."""
         return sorted(name for name in backends if any(way.setting(name, self.table) is not None for way in ways))
 
     def selection(self, component: Component) -> Selection | None:
-        """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
+        """Return the answer of vLLM's selector for this model and GPU; None without an answer."""
         if component is Component.MOE:
             cases = moe_cases(self._with_deep_gemm_set(), self.chosen)
         elif component in QUESTIONS:
@@ -229,30 +228,30 @@ class PinCheck:
         return self._without(found, self._for_deepseek_heads(component))
 
     def asked(self, component: Component) -> str:
-        """The versions whose selectors answer for this one: itself, or those before and after it."""
+        """Return the versions whose selectors answer for this one: the version itself, or its neighbours."""
         releases = nearest(self.rules.selectors.get(component, NO_SELECTORS).versions, self.table.release)
         return ", ".join(".".join(map(str, release)) for release in releases)
 
     def _for_deepseek_heads(self, component: Component) -> frozenset[str]:
-        """Backends that work only with heads of the sizes of DeepSeek R1: the questions about MLA were asked with them."""
+        """Return the backends that work only with the head sizes of DeepSeek R1, for which the MLA questions were asked."""
         with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
         return frozenset(with_them).difference(self.rules.kernels.working(component, self.rule_input, self.chosen))
 
     @staticmethod
     def _without(selection: Selection, backends: frozenset[str]) -> Selection:
-        """The answer if these backends fit less than the selector was told."""
+        """Return the answer without backends that do not suit the actual layers."""
         taken = None if selection.takes in backends else selection.takes
         return replace(selection, takes=taken, accepts=tuple(name for name in selection.accepts if name not in backends))
 
     def _with_deep_gemm_set(self) -> RuleInput:
-        """The deployment as experts see it: a pin of dense layers may have turned DeepGEMM off for them too."""
+        """Return the input with DeepGEMM disabled if a pin of dense layers disables it for experts too."""
         set_for_others = {name: self.environment[name].value or "" for name in DEEP_GEMM if name in self.environment}
         if not set_for_others:
             return self.rule_input
         return replace(self.rule_input, environment={**set_for_others, **self.rule_input.environment})
 
     def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:
-        """Whether the user gives a flag a value that this very version does not have."""
+        """Return whether a flag of the user has a value that exactly this version lacks."""
         taking = [way for way in ways if way.flag is not None and pin.setting is not None and pin.setting.startswith(f"{way.flag} ")]
         known = {name.upper() for way in taking for name in way.backends(self.table)}
         exact = self.is_known_version and self.version.distribution is Distribution.VLLM and pin.component in FIELDS
@@ -260,11 +259,11 @@ class PinCheck:
 
     @property
     def is_known_version(self) -> bool:
-        """Whether the catalog has this very version, not only one that is near."""
+        """Whether the catalog has exactly this version, not only a neighbour."""
         return self.version.is_known
 
     def _gap(self, pin: Pin, kernel: Kernel | None, chosen: dict[str, str]) -> str | None:
-        """What is missing in the catalog about a pin."""
+        """Return which facts the catalog lacks about a pin; None if it lacks none."""
         selection = self.selection(pin.component)
         answered = selection is not None and (pin.backend in selection.accepts or pin.backend in selection.refuses)
         if kernel is None and not answered and not self._is_covered(pin, chosen):
@@ -285,7 +284,7 @@ class PinCheck:
         return f"{listed(named, 'and')} {'is' if len(named) == 1 else 'are'} unknown" if named else None
 
     def _is_covered(self, pin: Pin, chosen: dict[str, str]) -> bool:
-        """Whether a rule chooses the backend here, or says something about the pin."""
+        """Return whether a rule chooses the backend here, or covers the pin."""
         component, backend = pin.component, pin.backend
         choosing = (rule for rule in self.rules.choosing[component] if backend in (rule.backend, *rule.alternatives))
         about = (rule for rule in self.rules.others if backend in rule.when.forced.get(component, ()))

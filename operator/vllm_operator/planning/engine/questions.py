@@ -1,7 +1,7 @@
-"""The questions to vLLM's selectors that a deployment poses, named as the tables of their answers name them.
+"""Keys of a deployment in the tables of vLLM's selectors. Each key (a case) is a question to a selector.
 
 Sources: vllm/v1/attention/selector.py `AttentionSelectorConfig` and vllm/model_executor/layers/fused_moe/oracle (0.33.0). `attention.py`,
-`moe.py` and `gemm.py` in `hack/oracle` ask these questions.
+`moe.py` and `gemm.py` in `hack/oracle` generate the answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ HEAD_SIZES_WITH_SINKS = (64,)
 MLA_HEADS = ((128, 64, 128), (192, 64, 256))
 """Sizes of the nope, rope and value heads of models with MLA, the most frequent first."""
 FEW_HEADS = 16
-"""Selectors of sparse MLA ask whether a GPU has at most so many query heads."""
+"""Maximum number of query heads on a GPU that selectors of sparse MLA treat as few."""
 OTHER_QUESTIONS = frozenset(
     {"--block-size", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "--runner", "--convert", "--dtype"}
 )
-"""Flags that change the question in a way that was not asked."""
+"""Flags that change the question in a way that the tables do not cover."""
 OWN_ATTENTION = frozenset({"deepseek-v4"})
 """Families whose models choose a class of attention themselves (vllm/models/deepseek_v4/nvidia/model.py, 0.23.0:716)."""
 CACHE_TYPES = {"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "fp8_ds_mla": "fp8_ds_mla"}
@@ -35,12 +35,12 @@ COMPONENTS = {
 
 
 def attention_component(rule_input: RuleInput) -> Component:
-    """The component that an attention backend of the user is for."""
+    """Return the component of an attention backend that the user sets."""
     return COMPONENTS[Attention(rule_input.attention)] if rule_input.attention else Component.ATTENTION
 
 
 def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
-    """Name the cases that the prefill of the model's MLA layers may be, the likeliest first; none if the table cannot answer."""
+    """Return the possible cases of the model's MLA prefill, the likeliest first; none if the table cannot answer."""
     if rule_input.attention != Attention.MLA or rule_input.distribution != Distribution.VLLM:
         return ()
     heads = MLA_HEADS if rule_input.mla_dims is None else (rule_input.mla_dims,)
@@ -48,7 +48,7 @@ def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
 
 
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
-    """Name the cases that the model's layers may be, the likeliest first; none if the table cannot answer."""
+    """Return the possible cases of the model's layers, the likeliest first; none if the table cannot answer."""
     kind = Attention(rule_input.attention) if rule_input.attention else None
     cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
     unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
@@ -74,7 +74,7 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
 
 
 def _sparse_cache(rule_input: RuleInput) -> str:
-    """The type of the KV cache that the selector of sparse MLA is told: models before 0.18 replace `fp8` beforehand."""
+    """Return the KV cache type for the selector of sparse MLA. Models before 0.18 replace `fp8` beforehand."""
     given = rule_input.arguments.get("--kv-cache-dtype", "auto")
     return given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
 
@@ -88,15 +88,16 @@ EXPERT_SCHEMES = {
     "MXFP8": ("MXFP8",),
     "INT4": ("INT4", "INT4Group32"),
 }
-"""Formats of weights and activations that a model may have, the most frequent first. Whether INT8 is that of the activations too,
-is not known."""
+"""Formats of weights and activations that a model may have, the most frequent first. Whether INT8 also applies to the activations is
+unknown.
+"""
 PUBLISHED = {
     "modelopt": ("FP8",),
     "tensor": ("FP8",),
     "token": ("FP8Dynamic",),
     "compressed": ("FP8Channel",),
 }
-"""The format of FP8 by the way in which it is published, where that is known."""
+"""FP8 weight formats by publisher."""
 GROUPS_OF_32 = frozenset({"kimi-k2", "kimi-k2-thinking"})
 MODELS = {
     "gpt-oss": "GptOss",
@@ -107,7 +108,7 @@ MODELS = {
     "qwen3.5-moe": "Qwen3.5",
     "deepseek-v4": "DeepSeekV4",
 }
-"""Families with a kind of their own; the others are named by their routing."""
+"""Families with a separate kind. Other families are named by their routing."""
 _COMMON = frozenset({"DeepSeekV3", "MiniMax2", "Renormalize", "Qwen3.5"})
 _GATED_OR_NOT = _COMMON | {"Llama4", "Nemotron"}
 ASKED = {
@@ -119,10 +120,10 @@ ASKED = {
     "NVFP4": _GATED_OR_NOT | {"DeepSeekV4"},
     "MXFP8": _COMMON,
 }
-"""The kinds of models that selectors were asked about, by format; the selectors of other formats do not look at the model."""
+"""Kinds of models in the tables, by format. The selectors of other formats ignore the model."""
 ROUTINGS = frozenset({"DeepSeekV3", "DeepSeekV4", "MiniMax2", "Renormalize", "Llama4"})
 MANY_PARTS = 8
-"""vLLM before 0.15 asks whether an expert is split over so many GPUs."""
+"""Number of GPUs from which vLLM before 0.15 distinguishes split experts."""
 HIDDEN_BLOCK = 512
 EXCHANGE = "allgather_reducescatter"
 """The default of `--all2all-backend`."""
@@ -131,14 +132,14 @@ OTHER_FLAGS = frozenset({"--enable-lora", "--prefill-context-parallel-size", "-p
 EXPERT_VARIABLES = frozenset(
     {"VLLM_BATCH_INVARIANT", "VLLM_TEST_FORCE_FP8_MARLIN", "VLLM_USE_FLASHINFER_MOE_INT4", "VLLM_HUMMING_MOE_GEMM_TYPE"}
 )
-"""Settings that change the question in a way that was not asked."""
+"""Settings that change the question in a way that the tables do not cover."""
 WITH_FLAG = (0, 17, 0)
-"""The first version with `--moe-backend`; before, variables pin a backend."""
+"""First version with `--moe-backend`. In earlier versions, variables pin a backend."""
 PINNING = ("VLLM_USE_FLASHINFER_MOE_", "VLLM_FLASHINFER_MOE_BACKEND", "VLLM_MXFP4_USE_MARLIN")
 
 
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
-    """Name the cases that the model's experts may be, the likeliest first; none if the table cannot answer.
+    """Return the possible cases of the model's experts, the likeliest first; none if the table cannot answer.
 
     Args:
         rule_input: The deployment.
@@ -167,14 +168,14 @@ def _schemes(rule_input: RuleInput, model: str | None) -> Sequence[str]:
 
 
 def _setting(rule_input: RuleInput) -> str | None:
-    """The variable that decides about DeepGEMM; None if others decide."""
+    """Return the case for the variable that enables DeepGEMM; None if other settings decide."""
     environment = rule_input.environment
     if EXPERT_VARIABLES & environment.keys():
         return None
     by_flag = rule_input.release >= WITH_FLAG
     if by_flag and any(name.startswith(PINNING) for name in environment):
         return None
-    # before there was a flag, VLLM_MOE_USE_DEEP_GEMM pins a backend
+    # before the flag existed, VLLM_MOE_USE_DEEP_GEMM pins a backend
     given = [name for name in DEEP_GEMM if name in environment and (by_flag or name == DEEP_GEMM[0])]
     if not given:
         return "Unset"
@@ -193,7 +194,7 @@ def _layout(rule_input: RuleInput, chosen: Mapping[str, str]) -> str | None:
 
 
 def _size(rule_input: RuleInput, scheme: str) -> str:
-    """The mark of a size that a selector asks for. An unknown size is taken to be a usual one."""
+    """Return the key for the size of the experts. An unknown size counts as usual."""
     unusual = scheme == "NVFP4" and rule_input.hidden_size is not None and rule_input.hidden_size % HIDDEN_BLOCK
     return "-hidden" if unusual else ""
 
@@ -205,16 +206,16 @@ GEMM_SCHEMES = {
     Quantization.INT8: ("compressed",),
     Quantization.INT4: ("compressed", "gptq", "awq"),
 }
-"""Ways in which a number format is published, the likeliest first."""
+"""Publishing formats of a number format, the likeliest first."""
 GEMM_QUESTIONS = frozenset({"--quantization", "-q", "--dtype", "--quantization-config", "--load-format"})
 GEMM_VARIABLES = frozenset(
     {"VLLM_TEST_FORCE_FP8_MARLIN", "VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS", "VLLM_USE_FBGEMM", "VLLM_USE_NVFP4_CT_EMULATIONS"}
 )
-"""Flags and variables that change the question in a way that was not asked."""
+"""Flags and variables that change the question in a way that the tables do not cover."""
 
 
 def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
-    """Name the cases that the model's dense layers may be, the likeliest first; none if the table cannot answer."""
+    """Return the possible cases of the model's dense layers, the likeliest first; none if the table cannot answer."""
     unasked = GEMM_QUESTIONS & rule_input.arguments.keys() or GEMM_VARIABLES & rule_input.environment.keys()
     if rule_input.quantization is None or rule_input.distribution != Distribution.VLLM or unasked:
         return ()

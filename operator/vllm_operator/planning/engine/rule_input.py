@@ -1,4 +1,4 @@
-"""The input of rules: model, GPU, parallelism and the user's settings of the engine, in the terms of `when`."""
+"""The input of rules: model, GPU, parallelism and the user's settings of the engine, in the vocabulary of `when`."""
 
 import re
 
@@ -12,8 +12,9 @@ from vllm_operator.pods.reading import read_integer
 
 GIGABYTE = 10**9
 QUANTIZED_MARGIN = 1.18
-"""By how much quantized weights may be larger than an estimate out of the number of parameters, which takes layers that are left in
-16 bits for quantized. Source: 80.6 GB measured, 68.4 GB estimated (NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 on GB10, vLLM 0.19.2)."""
+"""Maximum ratio of actual to estimated size of quantized weights. The estimate from the number of parameters assumes that layers in 16
+bits are quantized. Source: 80.6 GB measured, 68.4 GB estimated (NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 on GB10, vLLM 0.19.2).
+"""
 WIDTH_OF_EXCHANGE = 128
 """Block size in which DeepEP quantizes tokens."""
 DEEPSEEK_HEADS = (128, 64, 128)
@@ -22,7 +23,7 @@ DEEPSEEK_HEADS = (128, 64, 128)
 def describe_rule_input(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> RuleInput:
-    """Describe a VLLMDeployment in the terms of the rules.
+    """Describe a VLLMDeployment in the vocabulary of the rules.
 
     Args:
         spec: The spec.
@@ -80,7 +81,7 @@ def describe_rule_input(
 
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
-    """A parallel size: the user's flag, else the field, else 1."""
+    """Return a parallel size: the user's flag, else the field, else 1."""
     for flag in flags:
         if size := read_integer(arguments.get(flag)):
             return size
@@ -88,7 +89,7 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
 
 
 def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
-    """The size of the weights, at most; None if unknown."""
+    """Return an upper bound of the size of the weights in GB; None if unknown."""
     if facts.weight_bytes is None:
         return None
     estimated = facts.sources.get("weight_bytes") == FROM_TABLE and facts.quantization not in (Quantization.BF16, Quantization.FP16)
@@ -96,13 +97,13 @@ def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
 
 
 def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
-    """Whether a rank's part of an expert is not a multiple of the blocks that share a scale; None if unknown."""
+    """Return whether a rank's part of an expert is not a multiple of the scale blocks; None if unknown."""
     size, block = facts.moe_intermediate_size, facts.block_shape
     return None if size is None or block is None else size % (ranks * block[0]) != 0
 
 
 def _uneven(number: int | None, ranks: int) -> bool | None:
-    """Whether a number cannot be divided evenly; None if it is unknown."""
+    """Return whether a number cannot be divided evenly; None if it is unknown."""
     return None if number is None else number % ranks != 0
 
 

@@ -23,7 +23,7 @@ class ParallelShape:
     expert: bool = False
 
     def __str__(self) -> str:
-        """Short form, such as `tp8` or `tp4-pp2-ep`. A size of 1 is left out, except the tensor parallel size."""
+        """Short form, such as `tp8` or `tp4-pp2-ep`. Sizes of 1 are omitted, except the tensor-parallel size."""
         sizes = [f"tp{self.tensor}", *(f"{name}{size}" for name, size in (("pp", self.pipeline), ("dp", self.data)) if size > 1)]
         return "-".join([*sizes, "ep"] if self.expert else sizes)
 
@@ -40,7 +40,7 @@ class Shape:
     def shards(self) -> int:
         """Number of GPUs that one copy of the weights is spread over.
 
-        Each data-parallel rank has a copy of its own, except of the experts with expert parallelism.
+        Each data-parallel rank has a separate copy, except of the experts with expert parallelism.
         """
         spread = self.parallel.tensor * self.parallel.pipeline
         return spread * self.parallel.data if self.parallel.expert else spread

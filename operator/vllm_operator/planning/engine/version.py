@@ -1,8 +1,8 @@
 """The vLLM version in the image: `spec.engine.version`, else the image tag.
 
-A tag counts only if it is a vLLM release: `vllm/vllm-openai:v0.20.1`, `.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests,
-NVIDIA's calendar versions (25.09-py3), and tags of forks and of images with other names say nothing about the vLLM
-version. Then the user must give it.
+A tag counts only if it is a vLLM release: `vllm/vllm-openai:v0.20.1`, `.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests, NVIDIA's
+calendar versions (25.09-py3), and tags of forks and of images with other names say nothing about the vLLM version. Then the user must set
+it.
 """
 
 import re
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
 class ResolvedVersion:
     """The vLLM version of an image, and the table of the catalog for it.
 
-    `table` is None for a version that is older than all known ones. Then only what is safe everywhere may be set.
+    `table` is None for a version that is older than all known ones. Then only settings that are safe in every version are allowed.
     """
 
     version: str
@@ -40,7 +40,7 @@ class ResolvedVersion:
 
     @property
     def is_known(self) -> bool:
-        """Whether the table is that of this version, not of another one that is near."""
+        """Whether the table belongs to exactly this version, not to a neighbour."""
         return self.table is not None and parse_release(self.version) == self.table.release
 
 
@@ -63,7 +63,7 @@ def version_of_image(image: str) -> str | None:
 
 
 def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVersion | Verdict:
-    """Return the vLLM version, or a verdict that says how to give it."""
+    """Return the vLLM version, or a verdict that says how to set it."""
     engine = engine or EngineSpec()
     distribution = engine.distribution or Distribution.VLLM
     if engine.image is None and engine.version is None and distribution is Distribution.VLLM:
@@ -85,7 +85,7 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
 
 
 def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> ResolvedVersion | Verdict:
-    """Return the version, with a note about an image that may be unable to read the model; or a verdict if the version is."""
+    """Return the version with a note if the image may be unable to read the model; or a verdict without a version."""
     scheme = model.uri.partition("://")[0]
     since = load_engine_facts().object_stores.get(scheme)
     if since is None or isinstance(version, Verdict):
@@ -106,7 +106,7 @@ def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> Resolv
 
 def _normalize(text: str) -> str:
     match = _NUMBER.match(text)
-    assert match is not None  # the schema and _TAG let nothing else through
+    assert match is not None  # the schema and _TAG exclude other values
     return match[1]
 
 

@@ -1,1 +1,1 @@
-"""The GPUs of the cluster: Nodes and ResourceSlices in, pools of equal devices out."""
+"""The GPUs of the cluster: from Nodes and ResourceSlices to pools of equal devices."""

@@ -25,7 +25,7 @@ DRIVER = (f"{PREFIX}cuda.driver-version.full",)
 INVALID = "-MIG-INVALID"
 SHARED = "-SHARED"
 MOST_SLICES = 1024
-"""More Pods than a node can have do not share a GPU."""
+"""Maximum Pods per GPU. A node cannot have more Pods."""
 
 Note = Callable[[str], None]
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeGPULabels:
-    """The GPUs of one node according to its labels. Fields are as in `Pool`.
+    """GPUs of one node according to its labels. Fields are as in `Pool`.
 
     `count` and `replicas` are None if unknown. `product_label` is the unchanged value of gpu.product.
     """
@@ -111,7 +111,7 @@ def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
 
 
 def _gfd_identity(labels: Mapping[str, str], product_label: str | None) -> tuple[tuple[str, str], ...]:
-    """Labels for the node affinity: the product, or the compute capability if the product is unknown."""
+    """Return the labels for the node affinity: the product, or the compute capability if the product is unknown."""
     if product_label:
         return ((PRODUCT, product_label),)
     return ((MAJOR, labels[MAJOR]), (MINOR, labels[MINOR]))

@@ -1,8 +1,7 @@
-"""The inventory: Nodes and ResourceSlices in, pools out.
+"""The inventory: from Nodes and ResourceSlices to pools.
 
-No value of a node raises an error: labels are written by many tools and by hand. An invalid value is noted and treated as
-unknown. Products and architectures come from ResourceSlices, else from labels (see `node_labels`). Resource names and amounts come from
-`status.allocatable`.
+Values of nodes never raise an error, because many tools and users write labels. An invalid value is noted and treated as unknown. Products
+and architectures come from ResourceSlices, else from labels (see `node_labels`). Resource names and amounts come from `status.allocatable`.
 """
 
 from collections import Counter
@@ -114,7 +113,7 @@ class _Node:
         ]
 
     def _resources(self, gpu_labels: NodeGPULabels) -> dict[str, int]:
-        """GPU resources with at least one device. They come from labels if the node has no status, as in a file."""
+        """Return the GPU resources with at least one device. They come from labels if the node has no status, as in a file."""
         if self.allocatable is None:
             offered = (gpu_labels.count or 0) * (1 if gpu_labels.replicas is None else gpu_labels.replicas)
             return {GPU_RESOURCE: offered} if offered else {}
@@ -153,7 +152,6 @@ class _Node:
         return tuple(problems)
 
     def _offered(self, gpu_labels: NodeGPULabels, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
-        """Pools of one extended resource."""
         if resource.startswith(MIG_RESOURCE_PREFIX):
             return [self._pool(self._slice_labels(gpu_labels, resource), resource, amount, problems)]
         if resource == SHARED_GPU_RESOURCE:
@@ -162,7 +160,7 @@ class _Node:
         if gpu_labels.source is Source.CLOUD and labelled is not None and labelled < amount:
             return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
         if gpu_labels.source is Source.GFD and labelled is not None and labelled < amount:
-            # for a node with several kinds of GPU, GFD writes only one product
+            # For a node with several kinds of GPU, GFD writes only one product.
             self.note(f"its labels describe only {labelled} of {amount} GPUs, so the operator ignores them")
             blank = NodeGPULabels(
                 mig_strategy=gpu_labels.mig_strategy, host=gpu_labels.host, driver=gpu_labels.driver, cuda=gpu_labels.cuda
@@ -171,7 +169,7 @@ class _Node:
         return [self._pool(gpu_labels, resource, amount, problems)]
 
     def _slice_labels(self, gpu_labels: NodeGPULabels, resource: str) -> NodeGPULabels:
-        """The labels of a MIG slice with the strategy `mixed`, which has separate labels for the memory of each profile."""
+        """Return the labels of a MIG slice with the strategy `mixed`, which has separate memory labels for each profile."""
         profile = resource.removeprefix(MIG_RESOURCE_PREFIX)
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
@@ -186,7 +184,7 @@ class _Node:
         )
 
     def _with_devices(self, gpu_labels: NodeGPULabels) -> NodeGPULabels:
-        """Prefer the ResourceSlices for devices of the device plugin, if all whole GPUs of the node are equal."""
+        """Prefer ResourceSlices to labels for devices of the device plugin, if all whole GPUs of the node are equal."""
         alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
         if len(alike) != 1:
             return gpu_labels
@@ -204,7 +202,6 @@ class _Node:
         )
 
     def _claimable(self, gpu_labels: NodeGPULabels, problems: tuple[str, ...]) -> list[Pool]:
-        """Pools of devices for ResourceClaims."""
         alike = [(device, replace(device, uuid=None, parent_uuid=None, identity=None)) for device in self.devices]
         kinds = Counter(kind for _, kind in alike)
         return [
@@ -257,12 +254,12 @@ def _is_slice(resource: Any) -> bool:
 
 
 def _is_label(value: Any) -> bool:
-    """Whether type and length are those of a label value. A file may contain anything."""
+    """Return whether a value has the type and length of a label value. A file may contain any value."""
     return isinstance(value, str) and len(value) <= LABEL_LENGTH
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:
-    """Whether the node is ready. A node without conditions, as in a file, is."""
+    """Return whether the node is ready. A node without conditions, as in a file, is ready."""
     return all(
         mapping(condition).get("status") == "True"
         for condition in sequence(status.get("conditions"))

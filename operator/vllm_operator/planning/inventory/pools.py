@@ -1,7 +1,7 @@
 """Pools: nodes with the same GPUs, driver and requirements.
 
-A pool is one kind of device on one kind of node. A node with MIG slices of two profiles belongs to two pools. So does a node whose
-devices are available both from the device plugin and for ResourceClaims.
+A pool is one kind of device on one kind of node. A node with MIG slices of two profiles belongs to two pools. A node whose devices are
+available both from the device plugin and for ResourceClaims also belongs to two pools.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,22 +39,22 @@ class Pool:
         memory_mebibytes: Memory of one GPU or MIG slice; None if unknown (always on GB10).
         count: Devices on each node.
         resource: Extended resource, or device class if `claims` is set.
-        claims: Devices are requested with a ResourceClaim (dynamic resource allocation), not as an extended resource.
+        claims: Whether devices are requested with a ResourceClaim (dynamic resource allocation), not as an extended resource.
         mig_profile: Such as `1g.10gb` if the devices are MIG slices.
         mig_strategy: `single` or `mixed`.
-        shared: Several Pods share a device (time-slicing or MPS).
-        time_slices: How many Pods share a device by time-slicing; None if they do not, or if that is unknown.
+        shared: Whether several Pods share a device (time-slicing or MPS).
+        time_slices: Number of Pods that share a device by time-slicing; None without time-slicing, or if unknown.
         host: CPU architecture of the nodes as in kubernetes.io/arch.
         driver: Version of the GPU driver.
         cuda: Highest CUDA version that the driver supports.
         source: Source of these facts.
-        labels: Labels of all nodes of the pool that identify the GPU.
+        labels: Labels, common to all nodes of the pool, that identify the GPU.
         upgrade_label: Label with the CUDA major of the driver, if the nodes have it.
         problems: Why the nodes are unavailable; empty if they are available.
         uuids: UUIDs of the devices, if ResourceSlices list them.
         devices: Node and identity (see `Device`) of each device for ResourceClaims.
         nodes: Names of the nodes, sorted.
-        provider: What would add such nodes, for example `NodePool gpu`; None if they exist.
+        provider: Source of nodes that do not exist yet, for example `NodePool gpu`; None for existing nodes.
     """
 
     architecture: str | None
@@ -84,9 +84,9 @@ class Pool:
 class Inventory:
     """All GPUs of a cluster.
 
-    `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are those of the nodes with
-    GPUs, by node name. `used` are the devices in use; None if that was not read. `hidden`: it cannot be read. `allocated` are the
-    identities of the devices that ResourceClaims hold, likewise.
+    `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
+    are the devices in use; None if they were not read. `hidden`: they cannot be read. `allocated` are the identities of the devices that
+    ResourceClaims hold; None if they were not read.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -99,7 +99,7 @@ class Inventory:
     allocated: frozenset[str] | None = None
 
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
-        """Add pools of nodes that do not exist, each with the labels that its nodes would have."""
+        """Return the inventory with additional pools of nodes that do not exist, each with the labels that its nodes would have."""
         added = tuple(templates)
         if not added:
             return self
@@ -112,19 +112,19 @@ class Inventory:
         return tuple(sorted({node for pool in self.pools if pool.provider is None for node in pool.nodes}))
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
-        """The taints of the nodes with such a GPU, by node name. None as the architecture matches all."""
+        """Return the taints of the nodes with this GPU, by node name. None as the architecture matches all."""
         pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
         names = {name for pool in pools for name in pool.nodes}
         return {name: taints for name, taints in self.taints.items() if name in names}
 
     def nodes_of(self, resource: str, architecture: str | None, product: str | None) -> tuple[str, ...]:
-        """Return the names of the nodes that exist, can run Pods and have such a GPU, sorted. None matches all."""
+        """Return the names of the existing nodes with this GPU that can run Pods, sorted. None matches all."""
         found = (pool for pool in self.pools if pool.resource == resource and pool.provider is None and not pool.problems)
         alike = (pool for pool in found if architecture in (None, pool.architecture) and product in (None, pool.product))
         return tuple(sorted({name for pool in alike for name in pool.nodes}))
 
     def most_per_node(self, like: Pool) -> int | None:
-        """The largest number of such devices on a node; None if unknown."""
+        """Return the largest number of these devices on a node; None if unknown."""
 
         def kind(pool: Pool) -> tuple[str | None, ...]:
             return pool.architecture, pool.product, pool.mig_profile, pool.resource

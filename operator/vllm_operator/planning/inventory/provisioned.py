@@ -1,7 +1,7 @@
-"""GPUs that could be had: pools of nodes that do not exist yet, and that Karpenter or a cluster autoscaler would add for a Pod.
+"""Provisionable GPUs: pools of nodes that Karpenter or a cluster autoscaler would add for a Pod.
 
-Of Karpenter, a NodePool counts if its requirements name the GPU by a label of a cloud, such as `karpenter.k8s.aws/instance-gpu-name`. The
-affinity uses that label, because both know which nodes they would add only by labels that nodes have from the beginning.
+A NodePool of Karpenter counts if its requirements identify the GPU by a cloud label, such as `karpenter.k8s.aws/instance-gpu-name`. The
+affinity uses that label, because autoscalers know only the labels that new nodes have from the beginning.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ def read_node_pools(node_pools: Iterable[Mapping[str, Any]], gpus: GPUs) -> list
 
 
 def _read_node_pool(name: str, spec: Mapping[str, Any], gpus: GPUs) -> list[Template]:
-    """One pool for each GPU that the requirements allow."""
+    """Return one pool for each GPU that the requirements allow."""
     template = mapping(spec, "template")
     labels = {key: value for key, value in mapping(template, "metadata", "labels").items() if isinstance(value, str)}
     allowed = {str(each.get("key")): _values(each) for each in objects(template, "spec", "requirements") if each.get("operator") == "In"}

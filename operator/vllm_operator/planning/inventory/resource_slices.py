@@ -15,7 +15,7 @@ UNKNOWN_PROFILE = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or MIG slice. `product` is spelled as in the label gpu.product. `identity` is what a ResourceClaim calls it: POOL/NAME."""
+    """One GPU or MIG slice. `product` is spelled as in the label gpu.product. `identity` is its name in a ResourceClaim: POOL/NAME."""
 
     architecture: str | None
     product: str | None
@@ -31,8 +31,8 @@ class Device:
 def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, ...]]:
     """Return the devices by node name.
 
-    ResourceSlices of other drivers, and those without a single node, are ignored. So is a whole GPU that is listed beside its
-    MIG devices: it cannot be allocated.
+    ResourceSlices of other drivers or without a single node are ignored. A whole GPU that is listed together with its MIG devices is
+    ignored, because it cannot be allocated.
     """
     found: dict[str, list[Device]] = {}
     for entry in slices:
@@ -46,7 +46,7 @@ def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, 
 
 
 def device_identity(pool: str, name: str) -> str | None:
-    """What tells the devices of a driver apart; None if a part is missing."""
+    """Return the unique identity of a device of a driver; None if a part is missing."""
     return f"{pool}/{name}" if pool and name else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 GPU_TAINT = "nvidia.com/gpu"
-"""Key of the taint of GPU nodes, which Pods of a plan tolerate."""
+"""Key of the taint of GPU nodes. Pods of a plan tolerate it."""
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 _MOST_TAINTS = 16
 _OF_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
@@ -30,17 +30,17 @@ class Taint:
 
     @property
     def is_passing(self) -> bool:
-        """Whether Kubernetes set it because of the state of the node, and removes it again."""
+        """Whether Kubernetes sets the taint for a state of the node, and removes it again."""
         return self.key.startswith(_OF_KUBERNETES)
 
     @property
     def toleration(self) -> str:
-        """The toleration for it, as YAML in one line."""
+        """The matching toleration, as YAML in one line."""
         match = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
         return f"{{key: {self.key}, {match}, effect: {self.effect}}}"
 
     def is_tolerated(self, tolerations: Any) -> bool:
-        """Whether one of the tolerations of a Pod matches. Any value is valid input."""
+        """Return whether one of the tolerations of a Pod matches. Any value is valid input."""
         return any(self._matches(mapping(each)) for each in sequence(tolerations))
 
     def _matches(self, toleration: Mapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ class Taint:
 
 
 def read_taints(spec: Any) -> tuple[Taint, ...]:
-    """The taints in the spec of a node that keep Pods off, sorted. Any value is valid input."""
+    """Return the taints of a node that keep Pods off, sorted. Any value is valid input."""
     found = (mapping(entry) for entry in sequence(mapping(spec).get("taints")))
     return tuple(sorted(_taints(found))[:_MOST_TAINTS])
 

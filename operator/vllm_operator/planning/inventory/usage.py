@@ -1,4 +1,4 @@
-"""Devices in use: what the Pods on each node request. New plans and `kubectl vllm gpus` need it."""
+"""Devices in use: the requests of the Pods on each node. New plans and `kubectl vllm gpus` need it."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """The devices that the Pods of a cluster hold: of all Pods, and of those of each VLLMDeployment. Nothing else of a Pod is kept.
+    """The devices that Pods of the cluster use: of all Pods, and of the Pods of each VLLMDeployment. No other data of Pods is kept.
 
     `claimed` are the identities of the devices that ResourceClaims hold, by the uid of the Pod that owns the claim; None if they were not
     read.
@@ -30,12 +30,12 @@ class HeldDevices:
     claimed: Mapping[str, frozenset[str]] | None = None
 
     def without(self, owner: Owner) -> Usage:
-        """What the others hold. The Pods of a VLLMDeployment do not count for its new plan, which replaces them."""
+        """Return the usage of all other Pods. A new plan replaces the Pods of its VLLMDeployment, so they do not count."""
         own = self.own.get(owner)
         return self.all if own is None else {place: amount - own.get(place, 0) for place, amount in self.all.items()}
 
     def claimed_by_others(self, pods: Collection[str] = ()) -> frozenset[str] | None:
-        """The devices that the ResourceClaims of other Pods than these hold, by uid; None if they were not read."""
+        """Return the devices of ResourceClaims of all Pods except these (by uid); None if claims were not read."""
         if self.claimed is None:
             return None
         return frozenset(device for pod, devices in self.claimed.items() if pod not in pods for device in devices)
@@ -58,7 +58,7 @@ def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[s
 
 
 def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> HeldDevices:
-    """Add up what Pods on nodes request. Pods that have ended hold no device. Any value is valid input.
+    """Add up the requests of Pods on nodes. Pods that have ended hold no device. Any value is valid input.
 
     `claims` are the ResourceClaims of the cluster; None if they were not read.
     """
@@ -77,12 +77,12 @@ def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, A
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether a Pod has ended, and so holds no device."""
+    """Return whether a Pod has ended, and so uses no device."""
     return text(pod, "status", "phase") in ENDED
 
 
 def requested_devices(pod: Mapping[str, Any]) -> Mapping[str, int]:
-    """Devices of a Pod by extended resource: those of all containers, or of one init container if that needs more."""
+    """Return the devices of a Pod by extended resource: the sum of all containers, or an init container if it needs more."""
     found: dict[str, int] = {}
     for container in objects(pod, "spec", "containers"):
         for name, amount in _devices(container).items():
@@ -99,6 +99,6 @@ def _devices(container: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def deployment_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Namespace and name of the VLLMDeployment that a Pod belongs to; None if it is of somebody else."""
+    """Return namespace and name of the VLLMDeployment that a Pod belongs to; None if there is none."""
     name = instance_of(pod)
     return (text(pod, "metadata", "namespace"), name) if name is not None else None

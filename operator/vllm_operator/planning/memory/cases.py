@@ -1,6 +1,6 @@
-"""Cases: engines whose memory is estimated from a line of JSON, such as those that were measured.
+"""Cases: engines, for example measured ones, whose memory is estimated from a line of JSON.
 
-A line is untrusted. A field that cannot be read is unknown; a case without what the estimate needs has the outcome `unknown`.
+A line is untrusted. An unreadable field is unknown; a case without the input of the estimate has the outcome `unknown`.
 """
 
 import re
@@ -29,27 +29,28 @@ from vllm_operator.planning.memory.resolve import (
 from vllm_operator.planning.memory.weights import weigh
 from vllm_operator.pods.reading import mapping, read_integer, text
 
-# What people and logs write in the fields of a case: versions, types of the KV cache, lengths, flags in a note. All of it is untrusted.
+# Values in the fields of a case, as written by people and logs: versions, types of the KV cache, lengths, flags in a note. All are
+# untrusted.
 
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
-"""The versions between which the rules changed. Without a version the smaller KV cache of the two counts."""
+"""Range of versions in which the rules changed. Without a version, the smaller KV cache of both ends counts."""
 MAIN = frozenset({"main", "nightly", "latest", "master", "head"})
 UNTAGGED = (0, 2, 0)
-"""A build of a clone without tags calls itself 0.1.dev1."""
+"""A build of a clone without tags has the version 0.1.dev1."""
 IMAGES = 20
-"""`25.09` is the year and month of an image of NVIDIA, not a version of vLLM."""
+"""`25.09` is the year and month of an NVIDIA image, not a version of vLLM."""
 COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
 NEARER_COMMITS = 300
-"""Half of the commits between two minor releases of vLLM, about."""
+"""About half of the commits between two minor releases of vLLM."""
 FLAG = re.compile(r"(--[a-z][a-z0-9-]{1,60}(?:\.[a-z_]{1,40}){0,2})(?:[= ]([^\s,;-][^\s,;]{0,200}))?")
 RUNNER = re.compile(VARIABLE + r"=([01])")
 
 
 def read_releases(version: str) -> tuple[Release, ...]:
-    """The release whose rules hold; two if the version is unknown.
+    """Return the release whose rules apply; two if the version is unknown.
 
-    `0.19.2rc1.dev134` is the main branch, 134 commits after 0.19.2rc0 was tagged there. It is nearer to the release before, or to the next
-    minor one. `0.20.1.dev0`, without a candidate, is a build of the release before.
+    `0.19.2rc1.dev134` is the main branch, 134 commits after 0.19.2rc0 was tagged there. It counts as the previous release or the next minor
+    one, whichever is nearer. `0.20.1.dev0`, without a candidate, is a build of the previous release.
     """
     release = parse_release(version.strip())
     if release is None or release < UNTAGGED or release[0] >= IMAGES:
@@ -62,18 +63,18 @@ def read_releases(version: str) -> tuple[Release, ...]:
 
 
 def read_cache_type(written: str) -> str:
-    """The `--kv-cache-dtype`; `auto` where none is stated."""
+    """Return the `--kv-cache-dtype`; `auto` if none is given."""
     name = written.strip().lower()[:40]
     return "auto" if name in NO_NAME or name == "none" else name
 
 
 def read_tokens(written: Any) -> int | None:
-    """A number of tokens as vLLM reads it, such as `32k`; None for anything else."""
+    """Return a number of tokens in vLLM's notation, such as `32k`; None for other values."""
     return read_size(written.strip()) if isinstance(written, str) else None
 
 
 def read_note(note: str) -> Options:
-    """The flags and variables of vLLM in a note. Those that cannot be read are left out."""
+    """Return the flags and variables of vLLM in a note, without unreadable ones."""
     written = {name: value or None for name, value in FLAG.findall(note)}
     flags = read_flags(written) or Options()
     runner = RUNNER.search(note)
@@ -87,7 +88,7 @@ DRAFT_TOKENS = 1
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
 """Layers of each pipeline stage, in the note of a case."""
 HOSTED = ("on the host", "host memory", "offload")
-"""Words of a format or note for a part in the host's memory."""
+"""Words in a format or note that mean that a part is in host memory."""
 BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
 """A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 
@@ -98,9 +99,10 @@ class Case:
 
     Attributes:
         releases: The version; several if it is unknown.
-        hosted: A part of the weights or of the KV cache is in the host's memory; how much is unknown.
+        hosted: Whether an unknown part of the weights or the KV cache is in host memory.
 
-    What was measured (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) is never read: it is the result.
+    The measurements (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) are never read, because they are
+    the result.
     """
 
     name: str
@@ -116,7 +118,7 @@ class Case:
 
 
 def read_case(line: Mapping[str, Any]) -> Case:
-    """Read a case; fields that cannot be read are left at their defaults."""
+    """Read a case. Unreadable fields keep their defaults."""
     label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
     note = text(line, "note")[:500]
     flags = read_note(note)
@@ -190,7 +192,7 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
 
 
 def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
-    """Return the estimate of an engine that starts, as `tight` if the context is longer than that of the model."""
+    """Return the estimate, changed to `tight` if the engine starts but the context is longer than the model's."""
     own, asked = model.shape.max_length, options.max_length
     if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
         return made
@@ -201,7 +203,7 @@ def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimat
 def predict_model(
     model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
 ) -> Estimate:
-    """Estimate an engine of a resolved model, with measured weights where its format is not known module by module."""
+    """Estimate an engine of a resolved model. Use measured weights if the format of its modules is unknown."""
     if options.checkpoint_bytes != model.checkpoint_bytes:
         options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
     if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
@@ -213,7 +215,7 @@ def predict_model(
 
 
 def as_line(name: str, made: Estimate) -> dict[str, Any]:
-    """The prediction as a line of JSON. A figure that is unknown is null."""
+    """Return the prediction as a line of JSON. Unknown figures are null."""
     return {
         "id": name,
         "weightsGiB": _rounded(made.weights, 3),
@@ -238,7 +240,7 @@ def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
 
 
 def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
-    """The memory of the GPU of each pipeline stage, where a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
+    """Return the GPU memory of each pipeline stage if a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
     names = case.device_name.split("+")
     if len(names) < 2 or len(names) != case.parallel.pipeline:
         return ()
@@ -250,7 +252,7 @@ def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ..
 
 
 def _name(value: Any) -> str:
-    """The id of a case, which may also be a number."""
+    """Return the id of a case, which may also be a number."""
     number = None if isinstance(value, str | bool) else read_integer(value)
     return str(number) if number is not None else text(value)[:200]
 

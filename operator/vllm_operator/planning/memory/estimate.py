@@ -1,4 +1,4 @@
-"""The estimate: will an engine start on a GPU, and what KV cache has it then.
+"""The estimate: whether an engine starts on a GPU, and the size of its KV cache.
 
     KV cache = utilization x total - weights - activation peak - outside of PyTorch - CUDA graphs
 
@@ -35,7 +35,7 @@ MIB_PER_GIB = 1024
 
 
 class Prediction(StrEnum):
-    """What becomes of the start."""
+    """Predicted outcome of a start."""
 
     STARTED = "started"
     TIGHT = "tight"
@@ -56,13 +56,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Flags of the engine that decide about memory. None is vLLM's default.
+    """Flags of the engine that affect memory. None is vLLM's default.
 
-    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured, with those of adapters.
-    `partition` are the layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ.
-    `runner_v2` is what VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than
-    estimated. `adapters` are the LoRA adapters that a batch may use, with ranks up to `adapter_rank`.
-    `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or the profiling of the encoder off.
+    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the measured weights on one GPU, including adapters. `partition` are the
+    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is the value
+    of VLLM_USE_V2_MODEL_RUNNER. `more_gib` is the memory, except weights and KV cache, that an earlier start used beyond the estimate.
+    `adapters` is the number of LoRA adapters in a batch, with ranks up to `adapter_rank`. `fused_reduction` and `profiled_encoder` are
+    false if flags turn fuse_allreduce_rms or the profiling of the encoder off.
     """
 
     utilization: float | None = None
@@ -93,22 +93,22 @@ class Options:
 
     @property
     def drafts_without_model(self) -> bool:
-        """Drafts are proposed by n-gram or suffix."""
+        """Whether drafts come from n-gram or suffix matching."""
         return self.speculative > 0 and not (self.own_draft_layers or self.eagle or self.separate_draft_layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of the fullest GPU in GiB. A part that is None is unknown.
+    """The memory of the fullest GPU in GiB. None: unknown.
 
     Attributes:
         kv_cache: Memory for the KV cache; negative if the rest does not fit.
         kv_needed: Memory for one request of the maximum length.
         tokens: Tokens in the KV cache, as vLLM logs them.
         longest: The longest context that fits.
-        comfortable: The same with the margin left free.
+        comfortable: The longest context that leaves the margin free.
         concurrency: Requests of the maximum length at a time.
-        limit: What decides, as a sentence.
+        limit: The deciding limit, as a sentence.
     """
 
     prediction: Prediction
@@ -141,7 +141,7 @@ def estimate(
     Args:
         shape: The model.
         form: Bytes per element of its weights.
-        device: The GPU; all GPUs of the engine are equal.
+        device: The GPU. All GPUs of the engine are equal.
         parallel: The sizes of the engine.
         options: Its flags.
         facts: The constants.
@@ -212,7 +212,7 @@ def _weights_by_stage(
     facts: MemoryFacts,
     release: Release,
 ) -> list[float]:
-    """The weights on a GPU of each pipeline stage, in GiB."""
+    """Return the weights on a GPU of each pipeline stage, in GiB."""
     if options.weights_gib is not None:
         return [max(options.weights_gib - options.offload_gib, 0.0)] * parallel.pipeline
     made = weigh_stages(
@@ -236,7 +236,7 @@ def _weights_by_stage(
 def _batch(
     shape: ModelShape, device: Device, total: float, options: Options, max_length: int, facts: MemoryFacts, release: Release
 ) -> Batch:
-    """Tokens and requests of a step: the flags, or the defaults of the version for the GPU."""
+    """Return the tokens and requests of a step: the flags, or the version's defaults for the GPU."""
     usual = default_batch(facts, release, total, device.architecture, device.title)
     sequences = options.sequences or usual.sequences
     usual_tokens = usual.tokens
@@ -252,7 +252,7 @@ def _batch(
 class _Parts:
     """Parts of the memory in GiB.
 
-    `counted` are the CUDA graphs that vLLM subtracts, `uncounted` what model runner V1 would subtract besides and V2 does not.
+    `counted` are the CUDA graphs that vLLM subtracts. `uncounted` are those that model runner V1 subtracts in addition and V2 does not.
     """
 
     weights: float
@@ -303,7 +303,7 @@ def _judge(
     max_length: int,
     facts: MemoryFacts,
 ) -> Estimate:
-    """Compare the parts with the GPU: the limit with the least slack decides."""
+    """Compare the parts with the GPU. The limit with the least slack decides."""
     margin = max(facts.margin.gib, facts.margin.share * parts.total)
     free = parts.total - (facts.usable_memory.unified_host_gib if device.unified else facts.context_gib)
     needed = tokens = longest = concurrency = comfortable = None
@@ -368,7 +368,7 @@ def _with_verdict(
 
 
 def predict_memory(made: Estimate) -> PlannedMemory | None:
-    """Return the prediction to keep in the plan, to compare with what the engine measures; None if there is none."""
+    """Return the prediction to store in the plan for comparison with the engine's measurements; None if there is none."""
     if made.weights is None or made.kv_cache is None:
         return None
     return PlannedMemory(

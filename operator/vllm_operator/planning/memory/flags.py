@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that decide about memory, as the user writes them."""
+"""The user's flags of `vllm serve` that affect memory."""
 
 import json
 import re
@@ -8,20 +8,20 @@ from vllm_operator.planning.memory.estimate import Options
 from vllm_operator.pods.reading import mapping
 
 UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--num-gpu-blocks-override")
-"""Flags whose effect on memory is not modelled: with one of them, nothing is said about the size."""
+"""Flags whose effect on memory is not modelled. With one of them, the size is unknown."""
 USUAL_ADAPTERS, USUAL_RANK = "1", "16"
 """Defaults of --max-loras and --max-lora-rank (vllm/config/lora.py, 0.11.0 to 0.33.0)."""
 MODALITIES = ("image", "video")
 """Inputs that need the encoder."""
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
-"""Flags that give the weights on the GPU another size than in the files."""
+"""Flags that make the weights on the GPU differ in size from the files."""
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40
 
 
 def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
-    """Read the flags; None if one of them has an effect that is not modelled, or a value that cannot be read."""
+    """Read the flags; None if a flag has an effect that is not modelled, or an unreadable value."""
     if any(name in arguments for name in UNREADABLE):
         return None
     length = arguments.get("--max-model-len")
@@ -73,12 +73,12 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
 
 
 def read_offload(arguments: Mapping[str, str | None]) -> float:
-    """Weights in the host's memory for each GPU, in GiB; 0 if the flag is not set or cannot be read."""
+    """Return the weights in host memory per GPU, in GiB; 0 if the flag is absent or unreadable."""
     return _number(arguments.get("--cpu-offload-gb")) or 0.0
 
 
 def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
-    """Whether all-reduce and norm may be one kernel; False if the user turns it off."""
+    """Return whether all-reduce and norm may be one kernel; False if the user disables it."""
     if (arguments.get(FUSED) or "").lower() == "false":
         return False
     try:
@@ -89,7 +89,7 @@ def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
 
 
 def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
-    """Whether no images and videos are allowed. vLLM does not load the encoder then."""
+    """Return whether images and videos are disabled. vLLM does not load the encoder then."""
     flag = "--limit-mm-per-prompt"
     try:
         limits = mapping(json.loads(arguments.get(flag) or "{}"))
@@ -100,7 +100,7 @@ def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
 
 
 def read_size(value: str | None) -> int | None:
-    """A number of tokens as vLLM reads it: 32768, 32k, 32K, 1.5k."""
+    """Return a number of tokens in vLLM's notation: 32768, 32k, 32K, 1.5k."""
     found = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,3})?)([kmgKMG]?)", value or "")
     size = int(float(found[1]) * UNITS[found[2]]) if found else 0
     return size if 0 < size < LARGEST else None
@@ -112,7 +112,7 @@ def _number(value: str | None) -> float | None:
 
 
 def _speculative(value: str | None) -> tuple[int, bool] | None:
-    """Tokens of a draft, and whether its layers are in the checkpoint; None for a separate model, whose size is unknown."""
+    """Return the tokens of a draft, and whether its layers are in the checkpoint; None for a separate model, whose size is unknown."""
     try:
         written = json.loads(value or "")
     except (ValueError, RecursionError):

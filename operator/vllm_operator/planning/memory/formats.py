@@ -1,7 +1,7 @@
-"""How many bytes the weights of each module take, by rules for paths of modules.
+"""Bytes of the weights of each module, from rules for module paths.
 
-What a checkpoint leaves in 16 bits is the largest source of error, so the lists of config.json are read. Their patterns are untrusted: they
-are read as globs, never run as regular expressions.
+The modules that a checkpoint leaves in 16 bits are the largest source of error, so the lists of config.json are read. Their patterns are
+untrusted: they are parsed as globs, never run as regular expressions.
 """
 
 import re
@@ -18,7 +18,7 @@ from vllm_operator.pods.reading import mapping, read_integer
 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
 RULES_LIMIT = 256
-"""Paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
+"""Maximum number of paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
 SCALE_BYTES = 2
 """Bytes of a scale or a zero point of a group of weights."""
 FP8_BYTES, NVFP4_BYTES, MXFP4_BYTES, MXFP8_BYTES = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32, 1 + 1 / 32
@@ -27,18 +27,18 @@ NF4_BYTES = 0.5 + 4 / 64
 """4 bits, and 32 bits for each 64 weights, also with double quantization (model_loader/bitsandbytes_loader.py, 0.20.0)."""
 FEW_EXPERTS = 8
 MOST_EXPRESSIONS, MOST_GROUPS, MOST_CHOICES = 512, 4, 64
-"""Regular expressions of a list, groups of alternatives in one, and globs that come of it: expressions are untrusted."""
+"""Limits for untrusted expressions: regular expressions of a list, groups of alternatives in one, and resulting globs."""
 MARKS = ("lm_head", "embed_tokens", "vision_tower")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Modules whose path inside a layer matches; `layers` is None for all layers."""
+    """A size for modules whose path inside a layer matches; `layers` is None for all layers."""
 
     pattern: str
     layers: frozenset[int] | None
     size: float | None
-    """Bytes per element; None for that of the model."""
+    """Bytes per element; None for the size of the model's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class WeightFormat:
     """Bytes per element of each module.
 
     Attributes:
-        name: Name of the format for people, such as NVFP4.
+        name: Display name of the format, such as NVFP4.
         size: Bytes per element of quantized linear modules.
-        rules: Modules with another size. The first that matches counts.
-        experts_only: Only the routed experts are quantized.
-        assumed: Which modules are quantized is an assumption: the checkpoint's config.json was not read.
+        rules: Modules with another size. The first match counts.
+        experts_only: Whether only the routed experts are quantized.
+        assumed: Whether the set of quantized modules is an assumption, because config.json was not read.
         blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
         group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
-        narrow_cache: The checkpoint asks for a KV cache in FP8.
-        wide_drafts: Layers for multi-token prediction are not quantized.
-        measured: What the tensors of the checkpoint take, by family. It counts before everything else.
+        narrow_cache: Whether the checkpoint requests a KV cache in FP8.
+        wide_drafts: Whether layers for multi-token prediction are not quantized.
+        measured: Sizes of the checkpoint's tensors, by family. They take precedence.
         outside: The same for modules outside of layers, in bytes of the whole module.
         draft_size: The same for layers for multi-token prediction, in bytes per element; None if unknown.
     """
@@ -90,13 +90,13 @@ class WeightFormat:
         return self.size < 2 or any(rule.size is not None and rule.size < 2 for rule in self.rules)
 
     def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
-        """The same as `bytes_of` for a module of the layers for multi-token prediction."""
+        """Return `bytes_of` for a module of the layers for multi-token prediction."""
         if self.draft_size is not None:
             return module.total * self.draft_size
         return module.total * wide if self.wide_drafts else self.bytes_of(module, wide)
 
     def bytes_of(self, module: Module, wide: int = 2) -> float:
-        """Bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
+        """Return the bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
         if self.outside and (known := dict(self.outside).get(module.name)) is not None:
             return known
         if not module.linear:
@@ -127,7 +127,7 @@ def grouped_bytes(bits: int, group: int) -> float:
 
 
 def read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
-    """Rules for the modules of a list, such as `model.layers.3.self_attn*` or `re:.*shared_experts.*`."""
+    """Return rules for the modules of a list, such as `model.layers.3.self_attn*` or `re:.*shared_experts.*`."""
     layers: dict[str, set[int] | None] = {}
     named: dict[str, set[str]] = {}
     expressions = 0
@@ -156,7 +156,7 @@ _REPEATED = re.compile(r"(?:\\d|\\w|\[0-9\]|\[\^\.\]|\.)[+*]")
 
 
 def _globs(name: str) -> list[str]:
-    """The globs that a name or a regular expression means; none for an expression with conditions."""
+    """Return the globs for a name or a regular expression; none for an expression with conditions."""
     if not name.startswith("re:"):
         return [name]
     if "(?!" in name or "(?<" in name or "(?=" in name:
@@ -212,11 +212,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether `parts` are adjacent parts of the path `own`."""
+    """Return whether `parts` are adjacent parts of the path `own`."""
     return any(list(own[at : at + len(parts)]) == list(parts) for at in range(len(own) - len(parts) + 1))
 
 
-# How many bytes the weights of each module take, as config.json states it in `quantization_config`.
+# Bytes of the weights of each module, from `quantization_config` in config.json.
 #
 # Each kind of checkpoint says in its own words which modules have another format: lists of modules that are not quantized, formats by
 # pattern (`dynamic` of GPTQModel, `extra_config` of AutoRound, `layer_quant_config` of Quark), groups with targets (compressed-tensors), or
@@ -241,7 +241,7 @@ ALGORITHMS = (
     ("W8A8", 1.0),
     ("INT8", 1.0),
 )
-"""Formats of NVIDIA ModelOpt by a part of their name; the first counts."""
+"""Formats of NVIDIA ModelOpt by a part of their name. The first match counts."""
 GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
 USUAL_GROUP = 128
 CLASSES = ("Linear", "FusedMoE", "MoE")
@@ -249,7 +249,7 @@ CLASSES = ("Linear", "FusedMoE", "MoE")
 
 
 def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
-    """The format that a config.json states; 16 bits if it states none."""
+    """Return the format in a config.json; 16 bits without one."""
     form = _read_format(config, shape)
     drafts = any("mtp" in rule.pattern for rule in form.rules if rule.size is None)
     return replace(form, wide_drafts=drafts, narrow_cache=_has_narrow_cache(config))
@@ -307,12 +307,12 @@ def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
 
 
 def _grouped(written: Mapping[str, Any], method: str, rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
-    """AWQ, GPTQ, AutoRound: integers with a common scale, and other formats by pattern."""
+    """Return the format of AWQ, GPTQ or AutoRound: integers with a common scale, and other formats by pattern."""
     bits, group = _bits(written, 4), read_integer(written.get("group_size")) or USUAL_GROUP
     zeros = bits / 8 / group if group > 0 and method.startswith(("awq", "auto_awq")) else 0.0
     named: dict[float | None, list[str]] = {}
     for pattern, how in islice(mapping(written.get("dynamic")).items(), PATTERN_LIMIT):
-        # Regular expressions; a minus means that the modules are not quantized.
+        # Regular expressions. A minus means that the modules are not quantized.
         size = None if pattern.startswith("-:") else _element_bytes(mapping(how), bits, group)
         named.setdefault(size, []).append("re:" + pattern.removeprefix("-:").removeprefix("+:"))
     for pattern, how in islice(mapping(written.get("extra_config")).items(), PATTERN_LIMIT):
@@ -324,14 +324,14 @@ def _grouped(written: Mapping[str, Any], method: str, rules: tuple[Rule, ...], s
 
 
 def _element_bytes(how: Mapping[str, Any], bits: int, group: int) -> float | None:
-    """Bytes of a weight with these settings; None for 16 bits."""
+    """Return the bytes of a weight with these settings; None for 16 bits."""
     own = _bits(how, bits, most=16)
     written = read_integer(how.get("group_size"))
     return None if own >= 16 else grouped_bytes(own, written if written is not None else group)
 
 
 def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
-    """compressed-tensors: groups of layers, each with a format. That for a whole class counts where no other group names a layer."""
+    """Return the format of compressed-tensors: groups of layers with formats. A group for a whole class has the lowest precedence."""
     groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
     usual = [group for group in groups if any(target in CLASSES for target in _targets(group))]
     form = _compressed_group(usual[0] if usual else (groups[0] if groups else {}), written)
@@ -341,7 +341,7 @@ def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFo
         if group not in usual
         for rule in read_rules([target for target in _targets(group) if target not in CLASSES], _compressed_group(group, written).size)
     ]
-    if groups and not usual and own:  # only what is named is quantized
+    if groups and not usual and own:  # only named modules are quantized
         return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=(*rules, *own))
     return replace(form, rules=(*rules, *own))
 
@@ -373,7 +373,7 @@ def _compressed_group(group: Mapping[str, Any], written: Mapping[str, Any]) -> W
 
 
 def _quark(written: Mapping[str, Any], rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
-    """AMD Quark: one format for all, and others by pattern."""
+    """Return the format of AMD Quark: one format for all, and others by pattern."""
     usual = _quark_bytes(mapping(written.get("global_quant_config")))
     named: dict[float | None, list[str]] = {}
     for pattern, how in islice(mapping(written.get("layer_quant_config")).items(), PATTERN_LIMIT):
@@ -385,7 +385,7 @@ def _quark(written: Mapping[str, Any], rules: tuple[Rule, ...], shape: ModelShap
 
 
 def _quark_bytes(how: Mapping[str, Any]) -> float | None:
-    """Bytes of a weight; None for 16 bits. Formats with two steps are lists, of which the first has the values."""
+    """Return the bytes of a weight; None for 16 bits. Formats with two steps are lists, whose first entry has the values."""
     weight = how.get("weight")
     weight = mapping(weight[0] if isinstance(weight, list) and weight else weight)
     kind = str(weight.get("dtype") or "")[:20].lower()
@@ -400,7 +400,7 @@ def _quark_bytes(how: Mapping[str, Any]) -> float | None:
 
 
 def _mixed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
-    """Mixed precision of NVIDIA ModelOpt: each quantized layer is named with its format; what is not named has 16 bits."""
+    """Return the format of NVIDIA ModelOpt's mixed precision: each quantized layer is named with its format, others have 16 bits."""
     layers = mapping(written.get("quantized_layers")) or mapping(mapping(written.get("quantization")).get("quantized_layers"))
     if layers:
         named: dict[float, list[str]] = {}
@@ -433,10 +433,10 @@ def _rules_of(written: Mapping[str, Any]) -> tuple[Rule, ...]:
     return read_rules([name for name in listed if isinstance(name, str)], None)
 
 
-# How many bytes the weights of each module take, from the name of a format: as people and logs write it, or in the name of a model.
+# Bytes of the weights of each module, from the name of a format: as people and logs write it, or in the name of a model.
 
 NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/a", "-", "?"})
-"""What stands for a format that was not written down: that of the checkpoint."""
+"""Values for a format that is not given. The format of the checkpoint applies."""
 GGUF_BITS = {
     "q2_k": 3.16,
     "iq2_m": 2.93,
@@ -468,16 +468,16 @@ BLOCKED = ("qwen/", "deepseek-ai/", "minimaxai/")
 
 
 def find_format(name: str, known: str) -> str:
-    """Return the format in the name of a checkpoint (`awq` of `Qwen3-8B-AWQ`), empty if there is none besides that of the known model."""
+    """Return the format in the name of a checkpoint (`awq` of `Qwen3-8B-AWQ`); empty without one besides the known model's."""
     found = [each for each in dict.fromkeys(IN_NAME.findall(name.lower()[:200])) if each not in known.lower()]
     return "fp8_block" if found == ["fp8"] and name.lower().startswith(BLOCKED) else " ".join(found)
 
 
 def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
-    """The format that a name means, such as `fp8_block` or `int4 (experts, group 32)`; None if it means none or is not known.
+    """Return the format for a name, such as `fp8_block` or `int4 (experts, group 32)`; None if it is empty or unknown.
 
-    Which modules are quantized follows what is usual for the format and the kind of model. Layers for multi-token prediction are
-    usually left out where weights have 4 bits.
+    The set of quantized modules is the usual one for the format and the kind of model. Layers for multi-token prediction are usually left
+    out where weights have 4 bits.
     """
     form = _name_format(label, shape)
     return replace(form, wide_drafts=True) if form is not None and form.name in ("NVFP4", "INT4") else form
@@ -525,15 +525,15 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
 
 
 def _gguf(shape: ModelShape, name: str, size: float) -> WeightFormat:
-    """GGUF: nearly all tensors are quantized, also the embedding, to several types."""
+    """Return a GGUF format: nearly all tensors are quantized, including the embedding, to several types."""
     outside = tuple((each.name, round(each.total * size)) for each in shape.modules if each.shard is Shard.VOCABULARY)
     return WeightFormat(name.upper(), size, outside=outside)
 
 
 def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
-    """NVIDIA's checkpoints: experts in 4 bits and the rest in 16; with mixed precision, and for dense hybrids, attention in FP8.
+    """Return NVIDIA's usual format: experts in 4 bits, the rest in 16; attention in FP8 with mixed precision and for dense hybrids.
 
-    Where attention has FP8, so has the KV cache, as ModelOpt does it by default (hf_ptq.py --kv_cache_qformat).
+    With attention in FP8 the KV cache has FP8 too, ModelOpt's default (hf_ptq.py --kv_cache_qformat).
     """
     hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
     if moe and not mixed:
@@ -546,15 +546,15 @@ def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
     return WeightFormat("NVFP4", NVFP4_BYTES, assumed=True)
 
 
-# The format of weights by the tensors of a checkpoint: how many bytes the modules of each layer take.
+# The format of weights from the tensors of a checkpoint: bytes of the modules of each layer.
 
 LEAST, MOST = 0.25, 4.5
-"""Bytes of an element: fewer or more means that the names were not understood."""
+"""Bounds for the bytes of an element. Values outside mean that the names were not understood."""
 DIGITS = 4
 
 
 def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) -> WeightFormat | None:
-    """Return the format with the bytes that the tensors take; None if the names of the tensors are not those of the model.
+    """Return the format with the measured bytes of the tensors; None if the tensor names do not match the model.
 
     Args:
         form: The format that config.json states.
@@ -580,7 +580,7 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
 
 
 def _elements(modules: Iterable[Module]) -> Counter[tuple[str, int]]:
-    """Elements of the linear modules by family and layer."""
+    """Return the elements of the linear modules by family and layer."""
     counted: Counter[tuple[str, int]] = Counter()
     for module in modules:
         if module.in_layers and module.linear and module.elements:

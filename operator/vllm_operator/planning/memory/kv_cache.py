@@ -1,7 +1,7 @@
-"""The KV cache: bytes of a block, blocks of a request, and what a given memory holds.
+"""The KV cache: bytes of a block, blocks of a request, and capacity of a given memory.
 
-It follows vLLM: layers that keep the same form a type; types are divided into groups with an equal number of layers; a block
-of every group takes the same memory; a request takes blocks of each group.
+It follows vLLM: layers with equal caches form a type; types are divided into groups with an equal number of layers; blocks of all groups
+have the same size; a request takes blocks of each group.
 Sources: vllm/v1/core/kv_cache_utils.py (0.11.0 to 0.25.1), vllm/v1/core/kv_cache_planning.py (0.33.0),
 vllm/model_executor/models/config.py (0.19.0, hybrid block size).
 """
@@ -15,27 +15,27 @@ from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.shape import Cache, CachedLayers, CompressedAttention, ModelShape
 
 LONGEST = 1 << 27
-"""Tokens above which no context is asked for."""
+"""Maximum context in tokens. Longer contexts are not considered."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What decides about the KV cache besides the model.
+    """Inputs of the KV cache layout in addition to the model.
 
     Attributes:
         element_bytes: Bytes of a key or value: 2, or 1 for FP8.
-        packed_latent: Bytes of a token of sparse MLA in a form of its own, which keeps a part in 16 bits; 0 for none.
+        packed_latent: Bytes of a token of sparse MLA in its packed form, which keeps a part in 16 bits; 0 without it.
         scale_bytes: Bytes of the scales of a token and KV head.
         tokens_in_flight: Tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0.
         block: Tokens of a block.
         speculative: Tokens that a draft proposes at a time; 0 without.
-        draft_layers: Layers of a draft in the checkpoint, which are like those of the model.
-        separate_draft_layers: Layers of another model as the draft.
+        draft_layers: Draft layers in the checkpoint, which are equal to the model's layers.
+        separate_draft_layers: Layers of a separate draft model.
         prefix_caching: None for vLLM's default.
         context_parallel: `--decode-context-parallel-size`.
-        layers_share: The part of the layers that the pipeline stage has; None if the stages are equal.
-        wide_ends: First and last layers that keep the type of the model; 0 if none do.
-        compressed_row: Bytes of one row of DeepSeek V4's cache in FP8, and what its pages are a multiple of (`alignment`).
+        layers_share: Fraction of the layers in the pipeline stage; None if the stages are equal.
+        wide_ends: Number of first and last layers that keep the model's type.
+        compressed_row: Bytes of one row of DeepSeek V4's cache in FP8, and the `alignment` of its pages.
     """
 
     element_bytes: float
@@ -55,20 +55,20 @@ class CacheOptions:
 
 
 def find_cache_type(name: str, facts: MemoryFacts) -> CacheType | None:
-    """Return what is known about a `--kv-cache-dtype`; None for that of the model (`auto`), and for one that is not modelled."""
+    """Return the facts about a `--kv-cache-dtype`; None for the model's type (`auto`), and for a type that is not modelled."""
     return next((each for each in facts.kv_cache.types if name.lower().startswith(each.name)), None)
 
 
 def is_modelled(name: str, facts: MemoryFacts) -> bool:
-    """Whether a `--kv-cache-dtype` is modelled."""
+    """Return whether a `--kv-cache-dtype` is modelled."""
     return name.lower() == "auto" or find_cache_type(name, facts) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers with one block table. `window` is the most tokens that a request keeps, None for all; `states` are blocks of a state.
+    """Layers with one block table. `window` is the maximum of a request's kept tokens, None for all; `states` are blocks of a state.
 
-    `page` are the bytes of its layers in a block where groups differ in that; 0 where they are equal.
+    `page` is the size in bytes of its layers in a block if groups differ; 0 if they are equal.
     """
 
     layers: int
@@ -79,7 +79,7 @@ class _Group:
     page: int = 0
 
     def blocks(self, tokens: int, options: CacheOptions) -> int:
-        """Blocks of a request with this many tokens."""
+        """Return the blocks of a request with this many tokens."""
         if self.states:
             return self.states
         if self.window is None:
@@ -93,7 +93,7 @@ class _Group:
 class CacheLayout:
     """The groups of a model's KV cache on one GPU, and the bytes of one block of each group.
 
-    `needed_bytes` are those of a block where vLLM checks whether one request fits, if it counts otherwise; 0 if not.
+    `needed_bytes` are the bytes of a block in vLLM's check whether one request fits, if they differ; else 0.
     """
 
     groups: tuple[_Group, ...]
@@ -103,16 +103,16 @@ class CacheLayout:
     needed_bytes: int = 0
 
     def need(self, tokens: int) -> int:
-        """Bytes of one request with this many tokens."""
+        """Return the bytes of one request with this many tokens."""
         return (self.needed_bytes or self.block_bytes) * sum(group.blocks(tokens, self.options) for group in self.groups)
 
     def concurrency(self, memory: float, tokens: int) -> float:
-        """Requests of this many tokens at a time."""
+        """Return the number of concurrent requests with this many tokens."""
         wanted = self._blocks(tokens)
         return int(memory // self.block_bytes) / wanted if wanted and memory > 0 else 0.0
 
     def tokens(self, memory: float, longest: int) -> int:
-        """Tokens as vLLM logs them (`GPU KV cache size`). Up to 0.20.0 this was counted by groups."""
+        """Return the tokens that vLLM logs (`GPU KV cache size`). Up to 0.20.0, vLLM counted them per group."""
         blocks = int(memory // self.block_bytes) if memory > 0 else 0
         if self.counts_by_concurrency:
             wanted = self._blocks(longest)
@@ -120,7 +120,7 @@ class CacheLayout:
         return blocks // len(self.groups) * min(group.block for group in self.groups) * self.options.context_parallel
 
     def longest(self, memory: float, limit: int) -> int:
-        """The longest context of one request, in tokens."""
+        """Return the longest context of one request, in tokens."""
         if memory < self.need(1):
             return 0
         low, high = 1, min(limit, LONGEST)
@@ -132,7 +132,7 @@ class CacheLayout:
         return low
 
     def _blocks(self, tokens: int) -> int:
-        """Blocks of a request. Where groups differ, vLLM counts their bytes in blocks of the first one."""
+        """Return the blocks of a request. If groups differ, vLLM counts their bytes in blocks of the first one."""
         first = self.groups[0].page
         if first:
             return ceil(sum(group.blocks(tokens, self.options) * group.page for group in self.groups) / first)
@@ -140,7 +140,7 @@ class CacheLayout:
 
 
 def lay_out(shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts, release: Release) -> CacheLayout | None:
-    """Return the layout of the KV cache on one GPU; None if the model's layers are not all understood, or none has a cache."""
+    """Return the layout of the KV cache on one GPU; None if some layers are unknown, or no layer has a cache."""
     if shape.compressed is not None:
         made: CacheLayout | None = None if options.wide_ends else _lay_out_compressed(shape.compressed, options)
     elif shape.cache_known and shape.cached:
@@ -153,7 +153,6 @@ def lay_out(shape: ModelShape, parallel: ParallelShape, options: CacheOptions, f
 def _lay_out_groups(
     shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts, release: Release
 ) -> CacheLayout | None:
-    """Divide the layers into groups."""
     types = _separate(shape.cached, facts, release)
     share = 1 / parallel.pipeline if options.layers_share is None else options.layers_share
     types = _with_draft(_per_stage(types, share), options)
@@ -189,13 +188,13 @@ def _lay_out_groups(
             groups += [_Group(size, block, states=states)] * number
             continue
         own = ceil(block * _token_bytes(each, shape, parallel, options, facts))
-        larger = block * (page // max(own, 1))  # smaller pages get more tokens; what is left over is padding
+        larger = block * (page // max(own, 1))  # smaller pages get more tokens; the remainder is padding
         groups += [_Group(size, larger, each.reach or None, chunk=each.kind is Cache.CHUNK)] * number
     return CacheLayout(tuple(groups), page * size, options, by_concurrency)
 
 
 def _separate(cached: tuple[CachedLayers, ...], facts: MemoryFacts, release: Release) -> list[CachedLayers]:
-    """Layers with a window or a chunk keep all tokens in versions that do not tell them from full attention."""
+    """Make layers with a window or chunk keep all tokens, in versions that treat them as full attention."""
     since = {Cache.WINDOW: facts.kv_cache.windows_since, Cache.CHUNK: facts.kv_cache.chunks_since}
     mixed = len({each.kind for each in cached}) > 1
     return [
@@ -208,7 +207,7 @@ STATE_BLOCKS = {4: 4, 128: 8}
 
 
 def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> CacheLayout:
-    """The layout of DeepSeek V4: full blocks of compressed tokens, windows, and states of the compressors.
+    """Return the layout of DeepSeek V4: full blocks of compressed tokens, windows, and states of the compressors.
 
     States are padded to the pages of the layers that compress four tokens. Source: vllm/models/deepseek_v4 (attention.py, compressor.py)
     and vllm/v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_groups, _get_kv_cache_config_packed and
@@ -239,18 +238,18 @@ def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> Ca
 
 
 def _span(each: CachedLayers) -> tuple[bool, int]:
-    """Types with an equal span keep the same tokens."""
+    """Return a key for the kept tokens. Types with equal keys keep the same tokens."""
     return each.kind is Cache.CHUNK, each.reach
 
 
 def _per_stage(cached: list[CachedLayers], share: float) -> list[CachedLayers]:
-    """The layers of a pipeline stage that has this part of them."""
+    """Return the layers of a pipeline stage with this fraction of them."""
     present = [each for each in cached if each.count > 0]
     return present if share == 1 else [replace(each, count=ceil(round(each.count * share, 6))) for each in present]
 
 
 def _with_wide_ends(types: list[CachedLayers], wide: int) -> list[CachedLayers]:
-    """The layers with full attention in two types where some keep the type of the model; hybrid models have none such."""
+    """Split full-attention layers into two types if some keep the model's type. Hybrid models have no such layers."""
     if not wide or any(each.kind is Cache.STATE for each in types):
         return types
     kept = [replace(each, count=min(wide, each.count), wide=True) for each in types[:1]]
@@ -267,7 +266,7 @@ def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[Cached
 
 
 def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts) -> float:
-    """Bytes of one token in one layer on one GPU."""
+    """Return the bytes of one token in one layer on one GPU."""
     if each.kind is Cache.LATENT:
         latent = options.packed_latent if options.packed_latent and each.index_bytes else each.width * options.element_bytes
         return float(latent + each.index_bytes * (each.index_share if each.index_bytes else 0))
@@ -276,13 +275,13 @@ def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape,
 
 
 def _state_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions) -> int:
-    """Bytes of the state of one request in one layer on one GPU."""
+    """Return the bytes of the state of one request in one layer on one GPU."""
     rows = each.conv_kernel + options.speculative
     conv = each.conv // max(each.conv_kernel, 1) * rows * shape.element_bytes
     return ceil((conv + each.state * (shape.state_bytes or shape.element_bytes)) / parallel.tensor)
 
 
 def _group_size(counts: list[int], ratio: float) -> int:
-    """Layers of a group: the smallest type, or the largest where that wastes little."""
+    """Return the group size: the smallest layer count, or the largest if padding costs less than `ratio`."""
     smallest, largest = min(counts), max(counts)
     return largest if largest < smallest * ratio else smallest

@@ -1,4 +1,4 @@
-"""What an engine takes besides weights and KV cache: activations of the profiling run, CUDA graphs, NCCL, workspaces.
+"""Memory of an engine except weights and KV cache: activations of the profiling run, CUDA graphs, NCCL, workspaces.
 
 The constants and their sources are in `catalog/data/memory.yaml`.
 """
@@ -25,20 +25,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How the engine computes its profiling run.
+    """Parameters of the engine's profiling run.
 
     Attributes:
         batch: Tokens and requests.
         max_length: Longest context in tokens.
-        eager: Without torch.compile and CUDA graphs.
-        speculative: A draft proposes tokens.
-        vision: The encoder for images is loaded.
-        first, last: This is the first or last stage of a pipeline.
-        v2: With model runner V2.
-        shared: The kernels of the experts take their buffers from vLLM's shared workspace, which stays.
-        architecture: That of the GPU.
-        compiled: With torch.compile.
-        fused: All-reduce and norm are one kernel where the version does that by default.
+        eager: Whether torch.compile and CUDA graphs are disabled.
+        speculative: Whether a draft proposes tokens.
+        vision: Whether the encoder for images is loaded.
+        first, last: Whether this is the first or last stage of a pipeline.
+        v2: Whether the engine has model runner V2.
+        shared: Whether the expert kernels take their buffers from vLLM's persistent shared workspace.
+        architecture: Architecture of the GPU.
+        compiled: Whether torch.compile is enabled.
+        fused: Whether all-reduce and norm are one kernel if the version does that by default.
     """
 
     batch: Batch
@@ -66,7 +66,7 @@ def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, archi
 
 
 def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Return the peak of the profiling run on one GPU: what stays, and the sampler, the forward pass or the encoder."""
+    """Return the peak of the profiling run on one GPU: persistent buffers plus the sampler, the forward pass or the encoder."""
     known, tokens = facts.activation, run.batch.tokens
     rows = known.sparse_rows * run.max_length / (4 if shape.compressed else 1) if shape.index_top else 0
     gathered, logits = rows * known.sparse_row_bytes, known.indexer_logits_gib * GIB if shape.index_top else 0.0
@@ -84,7 +84,7 @@ def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts
 
 
 def has_shared_workspace(form: WeightFormat, architecture: str | None, facts: MemoryFacts, release: Release) -> bool:
-    """Whether the kernels for experts in this format take their buffers from the shared workspace."""
+    """Return whether the expert kernels for this format take their buffers from the shared workspace."""
     name = "MXFP4Native" if form.name == "MXFP4" and not form.experts_only else form.name
     rules = [
         rule
@@ -95,7 +95,7 @@ def has_shared_workspace(form: WeightFormat, architecture: str | None, facts: Me
 
 
 def _expert_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Buffers of the experts' two products: as many rows as tokens times experts for each, as wide as the layer or the experts."""
+    """Return the buffers of the experts' two products: tokens times experts rows each, as wide as the layer or the experts."""
     width = shape.expert_width / (1 if parallel.expert else parallel.tensor)
     chunk = facts.activation.expert_chunk if release < facts.activation.expert_chunk_before else run.batch.tokens
     tokens = min(run.batch.tokens, chunk)
@@ -103,7 +103,7 @@ def _expert_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: M
 
 
 def _sampler_bytes(shape: ModelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Logits and what the sampler makes of them, while the hidden states are alive."""
+    """Return the logits and the sampler's copies, while the hidden states are alive."""
     known = facts.activation
     rows = min(run.batch.sequences, run.batch.tokens)
     hidden = 2 * shape.hidden * (run.batch.tokens + 2 * rows)
@@ -111,7 +111,7 @@ def _sampler_bytes(shape: ModelShape, run: Run, facts: MemoryFacts, release: Rel
         return value_at(known.sampler_v2, release) * rows * shape.vocabulary * 4 + hidden
     factor = value_at(known.sampler, release)
     factor += known.rejection_sampler if run.speculative else 0
-    if release >= known.sampler_rows_since:  # a row of its own for each of the GPU's processors
+    if release >= known.sampler_rows_since:  # one row for each of the GPU's processors
         factor += min(known.sampler_rows, rows) / max(rows, 1)
     return factor * rows * shape.vocabulary * 4 + hidden
 
@@ -125,11 +125,11 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
     else:
         width = known.hidden_compiled if run.compiled and not run.eager else known.hidden_eager
         forward = run.batch.tokens * 2 * (known.forward_dense * shape.intermediate / parallel.tensor + width * shape.hidden)
-    if shape.compressed:  # queries, and outputs for which the kernel wants at least 64 heads
+    if shape.compressed:  # queries, and outputs, which the kernel pads to at least 64 heads
         own = shape.heads / parallel.tensor
         padded = 2 * known.padded_heads * -(-own // known.padded_heads)
         forward = max(forward, run.batch.tokens * 2 * ((padded + own) * shape.compressed.width + (2 + 2 * shape.streams) * shape.hidden))
-    if shape.latent and not shape.index_top:  # keys and values of a long context, as MLA projects them at most at a time
+    if shape.latent and not shape.index_top:  # keys and values of a long context, up to the maximum that MLA projects at a time
         context = max(min(8 * run.max_length, known.projected_tokens), run.batch.sequences * facts.kv_cache.latent_block)
         projected = min(context, known.projected_tokens) * shape.projected / parallel.tensor
         forward = max(forward, 2 * (projected + 4 * run.batch.tokens * shape.hidden))
@@ -137,7 +137,7 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
 
 
 def _encoder_bytes(shape: ModelShape, parallel: ParallelShape, tokens: int, facts: MemoryFacts) -> float:
-    """The encoder with as many of its largest images as the budget of tokens allows, at least one."""
+    """Return the encoder's peak with as many of its largest images as fit into the token budget, at least one."""
     known, encoder = facts.activation, _encoder(shape.architecture, facts.activation.encoders)
     items = max(tokens // encoder.item_tokens, 1)
     width = shape.vision_width or encoder.width
@@ -150,7 +150,7 @@ def _encoder(architecture: str, encoders: tuple[Encoder, ...]) -> Encoder:
 
 
 def graph_bytes(shape: ModelShape, layers: int, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Return the memory of CUDA graphs on one GPU with this many layers: piecewise for all sizes, whole ones for up to the requests."""
+    """Return the memory of CUDA graphs on one GPU: piecewise graphs for all sizes, full graphs up to the request limit."""
     known, batch = facts.graphs, run.batch
     large = release >= known.large_architectures_since and run.architecture in known.large_architectures
     most = known.large if large else known.most
@@ -163,12 +163,12 @@ def graph_bytes(shape: ModelShape, layers: int, run: Run, facts: MemoryFacts, re
 
 
 def captured_sizes(largest: int) -> int:
-    """Number of batch sizes with a graph: 1, 2, 4, then every 8 up to 256, then every 16."""
+    """Return the number of batch sizes with a graph: 1, 2, 4, then every 8 up to 256, then every 16."""
     return sum(size <= largest for size in (1, 2, 4)) + min(largest, 256) // 8 + max(largest - 256, 0) // 16
 
 
 def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, facts: MemoryFacts, release: Release) -> float:
-    """Return what is allocated outside of PyTorch: the libraries' workspaces, NCCL's buffers; with unified memory the process itself."""
+    """Return the allocations outside of PyTorch: library workspaces, NCCL buffers; with unified memory also the process itself."""
     known, size = facts.non_torch, parallel.tensor
     outside = facts.context_gib if release < facts.context_counted_before else 0.0
     if parallel.tensor == 1:
@@ -181,7 +181,7 @@ def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, f
 
 
 def reduction_bytes(parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Return the workspace of FlashInfer's kernel that joins all-reduce and norm, outside of PyTorch."""
+    """Return the workspace, outside of PyTorch, of FlashInfer's kernel for all-reduce and norm."""
     known = facts.non_torch.fused_reduction
     if release < known.since or run.eager or not run.fused or run.architecture not in known.architectures:
         return 0.0
@@ -191,31 +191,31 @@ def reduction_bytes(parallel: ParallelShape, run: Run, facts: MemoryFacts, relea
 
 
 def _at(values: Mapping[int, float], size: int) -> float:
-    """The value of the next smaller size."""
+    """Return the value of the next smaller size."""
     known = [key for key in values if key <= size]
     return float(values[max(known)]) if known else 0.0
 
 
-# Which model runner of vLLM an engine has. V1 and V2 profile different memory.
+# The model runner of an engine. V1 and V2 profile different memory.
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def read_runner(variables: Mapping[str, str | None]) -> bool | None:
-    """Whether the environment asks for V2 or V1; None if it leaves this to vLLM, or the value is unknown."""
+    """Return whether the environment requests V2 (True) or V1 (False); None if vLLM decides, or the value is unknown."""
     return {"0": False, "1": True}.get((variables.get(VARIABLE) or "").strip())
 
 
 def has_runner_v2(
     shape: ModelShape, quantized: bool, asked: bool | None, without_model: bool, facts: MemoryFacts, release: Release
 ) -> bool:
-    """Whether the engine has model runner V2.
+    """Return whether the engine has model runner V2.
 
     Args:
         shape: The model.
-        quantized: Its weights are quantized.
-        asked: What the environment asks for; None for nothing.
-        without_model: Drafts are proposed without a model (n-gram, suffix).
+        quantized: Whether its weights are quantized.
+        asked: The result of `read_runner`.
+        without_model: Whether drafts are proposed without a model (n-gram, suffix).
         facts: The rules.
         release: The vLLM version.
     """
@@ -231,7 +231,7 @@ def has_runner_v2(
 
 
 def steps_in_flight(v2: bool, pipeline: int, without_model: bool) -> int:
-    """Steps that are scheduled at a time (vllm/config/vllm.py max_concurrent_batches, 0.26.0).
+    """Return the number of steps that are scheduled concurrently (vllm/config/vllm.py max_concurrent_batches, 0.26.0).
 
     Scheduling is asynchronous unless drafts are proposed without a model. V1 has no asynchronous scheduling with a pipeline.
     """

@@ -1,7 +1,7 @@
-"""Models and GPUs for an estimate, and the sizes of an engine that suit both.
+"""Models, GPUs and parallel sizes for an estimate.
 
-The shape of a model and the format of its weights come from the first source that has them: config.json and the index of the
-safetensors, then the table of well-known models. What no source has is unknown.
+The shape of a model and the format of its weights come from the first source that has them: config.json and the index of the safetensors,
+then the table of well-known models. Facts without a source are unknown.
 """
 
 import re
@@ -21,21 +21,21 @@ from vllm_operator.planning.model.tensors import TensorSizes
 
 GIB = 1 << 30
 FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
-"""Where the sizes of a model are from."""
+"""Sources of a model's sizes."""
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
-"""A format may state what is loaded, such as `4-bit (19.78 GiB loaded)`."""
+"""Loaded size in a format label, such as `4-bit (19.78 GiB loaded)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """What is known about the memory of a model.
+    """Known facts about the memory of a model.
 
     Attributes:
         shape: Its sizes.
         form: The format of its weights.
-        source: Where the sizes are from.
+        source: Source of the sizes.
         known: Its entry in the table of well-known models.
-        label: The format by name, if one was given.
+        label: Name of the format, if given.
         checkpoint_bytes: Size of all tensors; None if unknown.
     """
 
@@ -47,7 +47,7 @@ class SizedModel:
     checkpoint_bytes: int | None = None
 
     def measured_weights(self, parallel: ParallelShape, expected: float) -> float | None:
-        """Weights on one GPU in GiB where a start-up log says it, for a format whose layers are not known.
+        """Return the weights on one GPU in GiB from a start-up log, for a format whose layers are unknown; None without one.
 
         Args:
             parallel: The sizes of the engine.
@@ -75,15 +75,15 @@ def resolve_model(
     label: str = "",
     tensors: TensorSizes | None = None,
 ) -> SizedModel | None:
-    """Return what is known about a model; None if its sizes are unknown.
+    """Return the known facts about a model; None if its sizes are unknown.
 
     Args:
         name: `organisation/name`.
         table: The table of well-known models.
         config: Content of its config.json, if it was read.
         checkpoint_bytes: Size of its tensors, if it was read.
-        label: The format by name, such as `fp8_block`; empty for that in config.json.
-        tensors: The tensors of the checkpoint, if they were read. They do not count if a format is named.
+        label: Name of the format, such as `fp8_block`; empty for the format in config.json.
+        tensors: The tensors of the checkpoint, if they were read. They are ignored if a format is named.
     """
     if config is None:
         return _resolve_known(name, table, checkpoint_bytes, label)
@@ -117,7 +117,7 @@ def _resolve(
     named = name_format(label, shape) if label else None
     form = named if named is not None else own
     if named is not None and own.quantized and own.name == named.name:
-        form = own  # config.json also says what is not quantized
+        form = own  # config.json also lists modules that are not quantized
     if checkpoint_bytes is None and known is not None and known.checkpoint_gib and form.name == own.name and _is_dated(name, known.name):
         checkpoint_bytes = int(known.checkpoint_gib * GIB)
     if named is not None and form.name != own.name:
@@ -126,16 +126,16 @@ def _resolve(
 
 
 def _is_dated(name: str, known: str) -> bool:
-    """Whether a name is that of an entry, or of a later state of the same checkpoint, such as `-0731`."""
+    """Return whether a name is that of an entry, or of a later state of the same checkpoint, such as `-0731`."""
     return re.fullmatch(r"(-[0-9]{4})?", name[len(known) :]) is not None if name.lower().startswith(known.lower()) else False
 
 
-# GPUs as the estimate sees them: memory that CUDA reports, architecture, unified memory.
+# GPUs in the estimate: memory that CUDA reports, architecture, unified memory.
 
 MIB_PER_GIB = 1024
 LABEL_LIMIT = 120
 SAME_MEMORY = 0.1
-"""A stated size that differs by less from that of the product is its nominal size."""
+"""Maximum relative difference at which a stated size counts as the nominal size of the product."""
 SIZE = re.compile(r"(?<![a-z0-9.-])([0-9]{1,4}) ?(?:gb|gib|(?<=[0-9]{2})g)(?![a-z0-9])|-([0-9]{2,3})gb(?![a-z0-9])")
 COUNT = re.compile(r"^\W*[0-9]{1,3}(?: *[x*\u00d7] *| +(?=[a-z]))(?![0-9]+gb)|[ (]+[x*\u00d7] *[0-9]{1,3}\W*$|\([0-9]{1,3} *[x*\u00d7]\)")
 JOINED = re.compile(r"\b(rtx|[0-9]{4})(?=[0-9d])([0-9]{4}|d\b)")
@@ -161,16 +161,16 @@ COMMON = frozenset(
         *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"),
     )
 )
-"""Words of names that do not tell products apart."""
+"""Words that do not distinguish products."""
 
 
 def device_of(product: Product | None, architecture: str | None, memory_mebibytes: int | None, gpus: GPUs, facts: MemoryFacts) -> Device:
     """Return a GPU of the cluster.
 
     Args:
-        product: What is known about it; None if unknown.
+        product: Its entry in the table; None if unknown.
         architecture: Such as sm_90.
-        memory_mebibytes: Memory by the node label; None for that of the product.
+        memory_mebibytes: Memory from the node label; None for the product's memory.
         gpus: The table of GPUs.
         facts: The constants.
     """
@@ -189,7 +189,7 @@ def device_of(product: Product | None, architecture: str | None, memory_mebibyte
 
 
 def find_product(name: str, gpus: GPUs) -> Product | None:
-    """Return the GPU that a name means: a label value, a title, or as people and logs write it, such as `8x H100` or `RTX 5090`."""
+    """Return the GPU for a name: a label value, a title, or the notation of people and logs, such as `8x H100` or `RTX 5090`."""
     exact = gpus.product(name)
     if exact is not None:
         return exact
@@ -205,7 +205,7 @@ def find_product(name: str, gpus: GPUs) -> Product | None:
 
 
 def stated_mebibytes(name: str, product: Product | None) -> int | None:
-    """Return the memory that a name states, such as `24 GB class`; None if it states none, or that of the product."""
+    """Return the memory in a name, such as `24 GB class`; None without one, or if it is the product's nominal size."""
     _, sizes = _words(name)
     if len(sizes) != 1 or (product is not None and sizes <= _words(product.name)[1]):
         return None
@@ -215,7 +215,7 @@ def stated_mebibytes(name: str, product: Product | None) -> int | None:
 
 
 def smallest_named(name: str, gpus: GPUs) -> Product | None:
-    """Return the GPU that a name means; of several (`RTX 5070 Ti + RTX 5090`) that with the least memory, None if one is unknown."""
+    """Return the GPU for a name; of several (`RTX 5070 Ti + RTX 5090`) the one with the least memory, None if one is unknown."""
     found = [find_product(each, gpus) for each in name[:LABEL_LIMIT].split("+")]
     known = [product for product in found if product is not None]
     return min(known, key=lambda product: product.memory_mebibytes or 0) if len(known) == len(found) else None
@@ -223,7 +223,7 @@ def smallest_named(name: str, gpus: GPUs) -> Product | None:
 
 @lru_cache(maxsize=512)
 def _words(name: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The words that tell products apart, and the sizes of the memory."""
+    """Return the words that distinguish products, and the memory sizes."""
     text = SIZE.sub(lambda found: f" {found[1] or found[2]}gb ", name[:LABEL_LIMIT].lower())
     text = COUNT.sub(" ", JOINED.sub(r"\1 \2", text))
     words = frozenset(re.findall(r"[a-z0-9]+", text)) - COMMON
@@ -231,17 +231,17 @@ def _words(name: str) -> tuple[frozenset[str], frozenset[str]]:
     return words - sizes, sizes
 
 
-# Sizes of an engine that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
+# Parallel sizes that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
 #
 # Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
 # quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
 
 TENSOR_SIZES = (1, 2, 4, 8)
-"""Tensor-parallel sizes to choose from: GPUs of one node."""
+"""Tensor-parallel sizes to choose from, limited to the GPUs of one node."""
 
 
 def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1) -> str | None:
-    """Return None if vLLM accepts the sizes, else why it does not. `context` is --decode-context-parallel-size."""
+    """Return why vLLM refuses the sizes; None if it accepts them. `context` is --decode-context-parallel-size."""
     tensor = parallel.tensor
     if parallel.expert and not shape.experts:
         return "It has no experts to spread. Remove expert parallelism."
@@ -263,7 +263,7 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, cont
 
 
 def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None:
-    """Why the KV cache cannot be divided by tokens."""
+    """Return why the KV cache cannot be divided by tokens."""
     most = tensor if shape.latent or shape.compressed else tensor // max(shape.kv_heads, 1)
     queries = shape.heads // max(shape.kv_heads, 1)
     if tensor % context:
@@ -277,7 +277,7 @@ def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None
 
 
 def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
-    """Why a dense module cannot be divided; None if all can."""
+    """Return why a dense module cannot be divided; None if all can."""
     modules = {module.name: module for module in shape.modules}
     for name, width in shape.widths if tensor > 1 else ():
         if width % tensor:
@@ -290,7 +290,7 @@ def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | 
 
 
 def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
-    """Return the sizes within one node with up to this many GPUs, smallest first. Expert parallelism only where it is needed."""
+    """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed."""
     found = []
     for tensor in TENSOR_SIZES:
         if tensor > most:

@@ -1,6 +1,6 @@
 """The shape of a model from its config.json, by the rules of vLLM and Transformers.
 
-No content of the file raises an error: it is untrusted. A model whose sizes are missing or impossible has no shape.
+The file is untrusted, so its content never raises an error. A model with missing or impossible sizes has no shape.
 Sources: the models in vllm/model_executor/models and vllm/transformers_utils/model_arch_config_convertor.py (0.33.0).
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from vllm_operator.pods.reading import mapping, read_integer, sequence
 
-# The parts of a model that take memory: its weights by module, and its layers with a cache.
+# Parts of a model that use memory: its weights by module, and its layers with a cache.
 #
 # Sizes are numbers of elements. How many bytes an element takes, and on how many GPUs it is spread, is decided elsewhere.
 
 
 class Shard(Enum):
-    """How a module is spread over the GPUs of one engine."""
+    """Distribution of a module over the GPUs of one engine."""
 
     REPLICATED = "replicated"
     TENSOR = "tensor"
@@ -37,7 +37,7 @@ class Module:
         name: Path inside a layer, such as `self_attn.k_proj`, or of the module itself outside of layers (`lm_head`).
         elements: Elements in one layer; of all experts together.
         layers: The layers that have it; empty outside of layers.
-        linear: It may be quantized.
+        linear: Whether it may be quantized.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Module:
 
 
 class Cache(Enum):
-    """What a layer keeps for each request."""
+    """The cache of a layer for each request."""
 
     FULL = "full attention"
     WINDOW = "sliding window"
@@ -69,17 +69,17 @@ class Cache(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CachedLayers:
-    """Layers that keep the same for a request.
+    """Layers with equal caches.
 
     Attributes:
         kv_heads: KV heads in the whole model.
         width: Elements of key and value together, of one token and KV head; of one token for MLA.
-        reach: Tokens of the window or of the chunk; 0 without.
-        index_bytes: Bytes per token of the indexer of sparse MLA; 0 without.
-        index_share: The part of the layers that have an indexer of their own.
+        reach: Tokens of the window or chunk; 0 without one.
+        index_bytes: Bytes per token of the indexer of sparse MLA; 0 without one.
+        index_share: Fraction of the layers with a separate indexer.
         conv, state: Elements of one state in the whole model: of the convolution, which is also sharded, and of the recurrence.
         conv_kernel: Width of the convolution minus 1; `conv` has this many rows.
-        wide: Keys and values have the type of the model, whatever the type of the KV cache.
+        wide: Whether keys and values have the model's type, regardless of the type of the KV cache.
     """
 
     kind: Cache
@@ -117,24 +117,24 @@ class CompressedAttention:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model's config.json says about its memory.
+    """Facts in a model's config.json about its memory.
 
     Attributes:
         vocabulary, hidden, layers, heads: Sizes.
         max_length: Longest context of the model in tokens; None if unknown.
-        usual_length: What vLLM takes by default, if it is less (LongRoPE since 0.11.1).
+        usual_length: vLLM's default context length if it is shorter (LongRoPE since 0.11.1).
         intermediate: Width of the dense MLP; 0 without one.
-        experts, experts_per_token, expert_width: Of the routed experts; 0 without.
+        experts, experts_per_token, expert_width: Sizes of the routed experts; 0 without.
         cached: The layers with a cache. Empty for a model without one.
-        cache_known: The cache layers are all understood.
+        cache_known: Whether all layers with a cache are understood.
         compressed: Set for DeepSeek V4, which has no other cache.
         recurrent_width: Width of the recurrent layers; 0 without.
         rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
-        sections: Positions have a time, a height and a width, so the rotary table is longer than the context.
+        sections: Whether positions have a time, a height and a width, so that the rotary table is longer than the context.
         state_bytes: Bytes per element of a recurrent state; None for that of the model.
-        vision: The model has an encoder for images or the like.
+        vision: Whether the model has an encoder for images or similar input.
         vision_width: Size of a patch in it; 0 if unknown.
-        latent: MLA.
+        latent: Whether attention is MLA.
         projected: Elements of one token that MLA projects from the latent vector: keys and values of all heads.
         streams: Copies of the hidden state of a token between layers (hyper connections).
         index_top: Tokens that sparse attention looks at; 0 without.
@@ -175,12 +175,12 @@ class ModelShape:
     widths: tuple[tuple[str, int], ...] = ()
 
     def __hash__(self) -> int:
-        """By the main sizes only: estimates are kept by shape."""
+        """Hash only the main sizes. Estimates are cached by shape."""
         return hash((self.architecture, self.hidden, self.layers, self.heads, self.vocabulary, self.max_length))
 
     @property
     def has_cache(self) -> bool:
-        """Whether some layer has a KV cache or a state, also one that is not understood."""
+        """Whether some layer has a KV cache or a state, even an unknown one."""
         return bool(self.cached) or self.compressed is not None or not self.cache_known
 
     @property
@@ -189,14 +189,14 @@ class ModelShape:
         return sum(module.total for module in self.modules)
 
 
-# What vLLM divides by the tensor-parallel size, and refuses if it cannot: heads of recurrent layers, widths of dense modules.
+# Sizes that vLLM divides by the tensor-parallel size, and refuses if it cannot: heads of recurrent layers, widths of dense modules.
 
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-"""Keys of config.json that have the number of routed experts."""
+"""Keys of config.json for the number of routed experts."""
 
 
 ReadSize = Callable[..., int]
-"""Returns the first of these keys of config.json that has a size; 0 if none has."""
+"""Returns the first of these keys of config.json that is a size; 0 if none is."""
 
 
 def heads_by_kind(size: ReadSize) -> tuple[tuple[str, int], ...]:
@@ -239,7 +239,7 @@ def divided_widths(size: ReadSize, architecture: str, kinds: tuple[str, ...], he
     return tuple((name, found) for name, found in known if found)
 
 
-# Layers with an input embedding of their own, and layers that read the keys and values of another layer (Gemma 4 E2B and E4B).
+# Layers with a separate input embedding, and layers that read the keys and values of another layer (Gemma 4 E2B and E4B).
 #
 # Source: vllm/model_executor/models/gemma4.py, 0.20.0.
 
@@ -259,13 +259,13 @@ def per_layer_modules(size: ReadSize, layers: int, hidden: int) -> list[Module]:
 
 
 def first_shared_layer(size: ReadSize, layers: int) -> int:
-    """Return the first of the last layers, which keep no keys and values; the number of layers without them."""
+    """Return the first of the last layers, which store no keys and values; the number of layers without them."""
     shared = size("num_kv_shared_layers")
     return layers - shared if 0 < shared < layers else layers
 
 
 def dense_modules(size: ReadSize, layers: int, elements: int, *, doubled: bool) -> list[Module]:
-    """Return the MLPs; `doubled` if those of layers that share keys and values are twice as wide."""
+    """Return the MLPs; `doubled` if the MLPs of layers that share keys and values are twice as wide."""
     first = first_shared_layer(size, layers) if doubled else layers
     made = [Module("mlp.down_proj", elements, Shard.TENSOR, tuple(range(first)))]
     return made if first == layers else [*made, Module("mlp.down_proj", 2 * elements, Shard.TENSOR, tuple(range(first, layers)))]
@@ -274,24 +274,24 @@ def dense_modules(size: ReadSize, layers: int, elements: int, *, doubled: bool) 
 # The tables of rotary embeddings, which vLLM computes for all positions of a model and keeps on every GPU.
 
 TWO_TABLES = ("gemma3", "gemma4", "laguna")
-"""Models whose layers with a window have a rotary embedding of their own."""
+"""Models whose layers with a window have a separate rotary embedding."""
 MOST = 64
-"""Larger factors are not read."""
+"""Maximum accepted scaling factor."""
 MOST_SCALED, LONGEST = 1024, 1 << 30
-"""The same for YaRN, and for the length that it scales."""
+"""Maximum accepted factor and original length of YaRN."""
 
 
 WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
-"""Models whose positions have a time, a height and a width (`mrope_section`), for files that do not say it."""
+"""Models whose positions have a time, a height and a width (`mrope_section`), for files without this key."""
 
 
 def has_sections(config: Mapping[str, Any], architecture: str) -> bool:
-    """Whether positions have sections for time, height and width. vLLM makes their tables longer than the context."""
+    """Return whether positions have sections for time, height and width. vLLM makes their tables longer than the context."""
     return bool(_parameters(config).get("mrope_section")) or any(name in architecture for name in WITH_SECTIONS)
 
 
 def rotary_share(config: Mapping[str, Any]) -> float:
-    """Return the part of a head that is rotated."""
+    """Return the fraction of a head that is rotated."""
     places = (config, _parameters(config), mapping(_parameters(config), "full_attention"))
     for value in (place.get("partial_rotary_factor") for place in places):
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
@@ -312,9 +312,9 @@ def rotary_width(config: Mapping[str, Any], architecture: str, width: int, secon
 
 
 def scaled_length(config: Mapping[str, Any], length: int) -> int:
-    """Return the longest context that vLLM accepts: with YaRN as many times the original one as its factor says, else that of the file.
+    """Return the longest context that vLLM accepts: with YaRN the original length times its factor, else the length in the file.
 
-    Linear and dynamic scaling multiply that of the file, except for Gemma 3.
+    Linear and dynamic scaling multiply the length in the file, except for Gemma 3.
     Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
     """
     written = _parameters(config)
@@ -329,7 +329,7 @@ def scaled_length(config: Mapping[str, Any], length: int) -> int:
 
 
 def usual_length(config: Mapping[str, Any]) -> int | None:
-    """Return the context that vLLM takes by default where it is not the longest: with LongRoPE that before scaling."""
+    """Return vLLM's default context if it is not the longest one: with LongRoPE the length before scaling."""
     written = _parameters(config)
     original = read_integer(config.get("original_max_position_embeddings"))
     longer = written.get("rope_type", written.get("type")) in ("longrope", "su")
@@ -337,7 +337,7 @@ def usual_length(config: Mapping[str, Any]) -> int | None:
 
 
 def _factor(config: Mapping[str, Any]) -> int:
-    """How many times as long linear scaling makes a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0)."""
+    """Return the factor by which linear scaling extends a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0)."""
     written = _parameters(config)
     scaling = mapping(written, "full_attention") or written
     factor = scaling.get("factor")
@@ -358,11 +358,11 @@ MOST_STREAMS = 64
 DEFAULT_STREAMS, DEFAULT_WINDOW = 4, 128
 BY_FOUR, BY_MANY = 4, 128
 WIDE = 2
-"""What has 32 bits counts as so many elements of 16."""
+"""Size of a 32-bit value in 16-bit elements."""
 
 
 def _ratios(text: Mapping[str, Any], layers: int) -> list[int]:
-    """The compression of each layer. The table of shapes has counts, config.json a list; counts have no order."""
+    """Return the compression of each layer. The table of shapes has unordered counts, config.json a list."""
     written = text.get("compress_ratios")
     if isinstance(written, list) and len(written) <= MOST_LAYERS:
         return [read_integer(ratio) or 0 for ratio in written[:layers]]
@@ -384,18 +384,18 @@ def read_compression(text: Mapping[str, Any], size: ReadSize, layers: int) -> Co
 
 
 def read_streams(compressed: CompressedAttention | None, size: ReadSize) -> int:
-    """Return how many copies of the hidden state of a token there are between layers."""
+    """Return the number of copies of a token's hidden state between layers."""
     return min(size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS)
 
 
 def compressed_rotary(compressed: CompressedAttention, size: ReadSize) -> int:
-    """Return the elements of the rotary tables for one position. They have 32 bits, and layers without compression a table of their own."""
+    """Return the elements of the rotary tables for one position. They have 32 bits; uncompressed layers have a separate table."""
     tables = 2 if compressed.by_four + compressed.by_many < compressed.layers else 1
     return WIDE * tables * size("qk_rope_head_dim")
 
 
 def compressed_modules(text: Mapping[str, Any], size: ReadSize, layers: int) -> list[Module]:
-    """Return the weights of attention, and of what mixes the copies of the hidden state."""
+    """Return the weights of attention, and of the modules that mix the copies of the hidden state."""
     ratios, every = _ratios(text, layers), tuple(range(layers))
     four = tuple(layer for layer, ratio in enumerate(ratios) if ratio == BY_FOUR)
     many = tuple(layer for layer, ratio in enumerate(ratios) if ratio == BY_MANY)
@@ -411,7 +411,7 @@ def compressed_modules(text: Mapping[str, Any], size: ReadSize, layers: int) -> 
         Module("attn.wo_a", heads * head_dim * rank, Shard.TENSOR, every),
         Module("attn.wo_b", size("o_groups") * rank * hidden, Shard.TENSOR, every),
         Module("hyper_connections", WIDE * mixed, Shard.REPLICATED, every, linear=False),
-        # Keys, values and their weights; with a compression of four of two overlapping groups, and the same for the indexer.
+        # Keys, values and their weights; a compression of four has two overlapping groups. The indexer has the same modules.
         Module("attn.compressor", 4 * hidden * head_dim, Shard.REPLICATED, four, linear=False),
         Module("attn.compressor", 2 * hidden * head_dim, Shard.REPLICATED, many, linear=False),
         Module("attn.indexer.compressor", 4 * hidden * index_dim, Shard.REPLICATED, four, linear=False),
@@ -421,7 +421,7 @@ def compressed_modules(text: Mapping[str, Any], size: ReadSize, layers: int) -> 
 
 
 LARGEST = 1 << 40
-"""Sizes above this are not sizes. It keeps the arithmetic short."""
+"""Maximum of a size. Larger values are invalid. The limit keeps the arithmetic short."""
 MOST_LAYERS, MOST_WIDTH = 4096, 1 << 16
 CHUNKED_EVERY = 4
 """Llama 4: every fourth layer has full attention (no_rope_layer_interval)."""
@@ -429,7 +429,7 @@ INDEX_SCALE_BYTES = 4
 LINEAR_KINDS = ("linear_attention", "mamba", "M")
 FULL_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", "*")
 WINDOW_PATTERNS = {"gemma3": 6, "gemma2": 2, "cohere2": 4}
-"""One layer in so many has full attention, where config.json does not say it (Transformers' defaults)."""
+"""Period of layers with full attention if config.json does not state it (Transformers' defaults)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,7 @@ class _Config:
     whole: Mapping[str, Any]
 
     def size(self, *keys: str, default: int = 0) -> int:
-        """The first of these keys that has a size."""
+        """Return the first of these keys that has a size."""
         for key in keys:
             value = read_integer(self.text.get(key))
             if value is not None and 0 <= value < LARGEST:
@@ -448,7 +448,7 @@ class _Config:
         return default
 
     def flag(self, key: str) -> bool:
-        """Whether this key is true."""
+        """Return whether this key is true."""
         return self.text.get(key) is True
 
 
@@ -516,14 +516,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _architecture(read: _Config) -> str:
-    """The name of the model's class, or of its type, in lower case without separators."""
+    """Return the model's class, or its type, in lower case without separators."""
     names = read.whole.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else read.text.get("model_type")
     return re.sub(r"[_\-.]", "", name[:128].lower()) if isinstance(name, str) else ""
 
 
 def _layer_kinds(read: _Config) -> tuple[str, ...]:
-    """The kind of each layer in order; where only counts per kind are known, in any order."""
+    """Return the kind of each layer in order; in any order if only counts per kind are known."""
     pattern = read.text.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern and len(pattern) <= MOST_LAYERS:
         return tuple(pattern)
@@ -550,7 +550,7 @@ def _layer_kinds(read: _Config) -> tuple[str, ...]:
 
 
 def _window_kinds(read: _Config, layers: int) -> tuple[str, ...]:
-    """Kinds of layers by the model's own rule for sliding windows."""
+    """Return the kinds of layers by the model's rule for sliding windows."""
     if not read.size("sliding_window") or read.text.get("use_sliding_window") is False:
         return ("full_attention",) * layers
     architecture = _architecture(read)
@@ -568,7 +568,7 @@ def _window_kinds(read: _Config, layers: int) -> tuple[str, ...]:
 def _attention(
     read: _Config, architecture: str, kinds: tuple[str, ...], hidden: int, heads: int
 ) -> tuple[list[Module], tuple[CachedLayers, ...], bool]:
-    """Weights of attention, its caches, and whether all of them are understood."""
+    """Return the weights of attention, its caches, and whether all of them are understood."""
     head_dim = read.size("head_dim", default=hidden // heads) or hidden // heads
     kv_heads = read.size("num_key_value_heads", default=heads) or heads
     where = {kind: tuple(layer for layer, own in enumerate(kinds) if own == kind) for kind in dict.fromkeys(kinds)}
@@ -618,7 +618,7 @@ def _attention(
 
 
 def _heads_by_layer(read: _Config, layers: tuple[int, ...], heads: int) -> dict[int, tuple[int, ...]]:
-    """The layers by their number of attention heads (Laguna states one for each layer)."""
+    """Return the layers by their number of attention heads (Laguna states one for each layer)."""
     written = read.text.get("num_attention_heads_per_layer")
     if not isinstance(written, list) or not layers or len(written) <= max(layers):
         return {heads: layers}
@@ -646,7 +646,7 @@ def _latent_attention(read: _Config, layers: tuple[int, ...], hidden: int, heads
         modules.append(Module("self_attn.q_proj", hidden * heads * (nope + rope), Shard.TENSOR, layers))
     index_heads, index_dim = read.size("index_n_heads"), read.size("index_head_dim")
     every, offset = read.size("index_topk_freq", default=1) or 1, read.size("index_skip_topk_offset", default=2)
-    own = tuple(layer for layer in layers if max(layer - offset + 1, 0) % every == 0)  # the others use the one before
+    own = tuple(layer for layer in layers if max(layer - offset + 1, 0) % every == 0)  # the others use the preceding one
     if index_heads and index_dim:
         modules += [
             Module("self_attn.indexer.wq_b", query * index_heads * index_dim, Shard.REPLICATED, own),
@@ -664,7 +664,7 @@ def _recurrent_width(read: _Config) -> int:
 
 
 def _recurrent(read: _Config, layers: tuple[int, ...], hidden: int) -> tuple[list[Module], CachedLayers | None]:
-    """Gated delta net (Qwen3-Next) or Mamba 2: weights, and the state of one request."""
+    """Return weights and state of a request for a gated delta net (Qwen3-Next) or Mamba 2."""
     value_heads = read.size("linear_num_value_heads")
     if value_heads:
         key_width = read.size("linear_num_key_heads") * read.size("linear_key_head_dim")
@@ -697,7 +697,7 @@ def _recurrent(read: _Config, layers: tuple[int, ...], hidden: int) -> tuple[lis
 
 
 def _feed_forward(read: _Config, architecture: str, kinds: tuple[str, ...], hidden: int) -> list[Module]:
-    """Weights of MLPs and experts."""
+    """Return the weights of MLPs and experts."""
     experts = read.size(*EXPERT_KEYS)
     nemotron = any(kind in ("E", "-", "moe", "mlp") for kind in kinds)
     if nemotron:
@@ -733,7 +733,7 @@ def _feed_forward(read: _Config, architecture: str, kinds: tuple[str, ...], hidd
 
 
 def _nemotron_blocks(read: _Config, kinds: tuple[str, ...], hidden: int, experts: int) -> list[Module]:
-    """Layers that are attention, Mamba, or a feed-forward block without a gate (vllm/model_executor/models/nemotron_h.py)."""
+    """Return layers that are attention, Mamba, or a feed-forward block without a gate (vllm/model_executor/models/nemotron_h.py)."""
     moe = tuple(layer for layer, kind in enumerate(kinds) if kind in ("E", "moe"))
     dense = tuple(layer for layer, kind in enumerate(kinds) if kind in ("-", "mlp"))
     latent = read.size("moe_latent_size")
@@ -752,7 +752,7 @@ def _nemotron_blocks(read: _Config, kinds: tuple[str, ...], hidden: int, experts
 
 
 def _drafts(read: _Config, kinds: tuple[str, ...], hidden: int, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
-    """Layers for multi-token prediction: like the last layer (in Nemotron 3 the last of each kind), and a projection."""
+    """Return the layers for multi-token prediction: like the last layer (in Nemotron 3 the last of each kind), and a projection."""
     count = read.size("num_nextn_predict_layers", "mtp_num_hidden_layers")
     if not count or count > MOST_LAYERS or not blocks:
         return ()
@@ -766,7 +766,7 @@ def _drafts(read: _Config, kinds: tuple[str, ...], hidden: int, blocks: tuple[Mo
 
 
 def _vision_elements(read: _Config) -> int:
-    """Parameters of the encoder for images: from its sizes, or as the table of well-known models has them."""
+    """Return the parameters of the image encoder: from its sizes, or from the table of well-known models."""
     stated = read.size("vision_params")
     if stated:
         return stated

@@ -1,4 +1,4 @@
-"""The weights on one GPU: what is sharded, replicated, padded and left out.
+"""The weights on one GPU: sharded, replicated, padded and omitted modules.
 
 Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fused_moe, mla.py), 0.33.0.
 """
@@ -19,9 +19,9 @@ INDEX_BYTES = 4
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
 ENCODER = "vision_tower"
 MOST_LARGER = 1.25
-"""A checkpoint that is larger than its modules by more has something that is not loaded."""
+"""Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded."""
 VALUE_SHARE = 16 / 17
-"""The part of MXFP4 weights that is values: 32 of 4 bits have a scale of 8 bits."""
+"""Fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits."""
 
 
 def weigh(
@@ -44,10 +44,10 @@ def weigh(
         parallel: The sizes of the engine.
         facts: The constants.
         release: The vLLM version.
-        architecture: That of the GPU.
-        drafts: The layers for speculative decoding are loaded too.
-        checkpoint: Bytes of all tensors in the checkpoint. It corrects what config.json does not say about the format.
-        vision: The encoder for images is loaded.
+        architecture: Architecture of the GPU.
+        drafts: Whether the layers for speculative decoding are loaded.
+        checkpoint: Bytes of all tensors in the checkpoint. It corrects for format details that config.json omits.
+        vision: Whether the encoder for images is loaded.
     """
     stages = weigh_stages(
         shape, form, parallel, facts, release, architecture=architecture, drafts=drafts, checkpoint=checkpoint, vision=vision
@@ -68,7 +68,7 @@ def weigh_stages(
     vision: bool = True,
     partition: tuple[int, ...] = (),
 ) -> list[float]:
-    """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are the layers of each; the rest is as for `weigh`."""
+    """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are its layers. Other arguments: see `weigh`."""
     wide = shape.element_bytes
     loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != ENCODER]
     loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if drafts else []
@@ -83,7 +83,7 @@ def weigh_stages(
         if module.shard is Shard.EXPERTS:
             held *= experts
         if module.name == "self_attn.kv_b_proj" and size < module.total * wide:
-            held += module.total * wide / parallel.tensor  # MLA computes with a copy in 16 bits of what is quantized
+            held += module.total * wide / parallel.tensor  # MLA computes with a 16-bit copy of quantized weights
         if module.in_layers and parallel.pipeline > 1:
             for layer in module.layers:
                 stages[min(bisect_right(ends, layer), parallel.pipeline - 1)] += held / len(module.layers)
@@ -99,7 +99,6 @@ def weigh_stages(
 
 
 def _positions(shape: ModelShape, facts: MemoryFacts, release: Release) -> int:
-    """Positions of the rotary tables."""
     factors = [
         each.factor
         for each in facts.weights.section_positions
@@ -111,7 +110,7 @@ def _positions(shape: ModelShape, facts: MemoryFacts, release: Release) -> int:
 def buffer_bytes(shape: ModelShape, tokens: int) -> int:
     """Return the bytes of buffers for a step with this many tokens, which the model allocates with its weights.
 
-    Sparse MLA keeps which tokens it looks at. DeepSeek V4 keeps its hidden states for a draft, also without one.
+    Sparse MLA stores the indexes of selected tokens. DeepSeek V4 stores its hidden states for a draft, even without one.
     Sources: topk_indices_buffer in vllm/model_executor/models/deepseek_v2.py, 0.19.0; also _mtp_hidden_buffer in
     vllm/models/deepseek_v4/nvidia/model.py, 0.25.0.
     """
@@ -129,7 +128,7 @@ def eagle_bytes(shape: ModelShape) -> int:
 
 
 def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:
-    """Return the layers of each pipeline stage, as vLLM divides them (vllm/distributed/utils.py get_pp_indices, 0.12.0)."""
+    """Return the layers of each pipeline stage, divided like in vLLM (vllm/distributed/utils.py get_pp_indices, 0.12.0)."""
     if len(partition) == stages and sum(partition) == layers:
         return list(partition)
     made = [layers // stages] * stages
@@ -139,10 +138,10 @@ def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> l
 
 
 def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
-    """How much larger the checkpoint is than its modules by config.json.
+    """Return the ratio of the checkpoint's size to its modules' size by config.json.
 
-    It may lack the layers of a draft or the encoder: what is nearest counts. One that is twice as large has a second copy of its
-    weights (gpt-oss, Mistral), or 32 bits where 16 are loaded. One that is larger otherwise says nothing about what is loaded.
+    A checkpoint may lack the layers of a draft or the encoder, so the nearest match counts. A ratio of two means a second copy of the
+    weights (gpt-oss, Mistral), or 32 bits for weights that are loaded with 16. Other larger ratios say nothing about the loaded weights.
     """
     if checkpoint is None or checkpoint <= 0 or form.measured:
         return 1.0
@@ -160,7 +159,7 @@ def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, w
 
 
 def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: MemoryFacts) -> float:
-    """The part of a module that one GPU of a pipeline stage holds, more than 1 / size where it is replicated or padded."""
+    """Return the fraction of a module on one GPU of a pipeline stage, more than 1 / size if it is replicated or padded."""
     match module.shard:
         case Shard.REPLICATED:
             return 1.0
@@ -180,7 +179,7 @@ def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: Me
 def _expert_padding(
     shape: ModelShape, form: WeightFormat, parallel: ParallelShape, architecture: str | None, facts: MemoryFacts, release: Release
 ) -> float:
-    """How much larger the kernel makes MXFP4 experts."""
+    """Return the factor by which the kernel enlarges MXFP4 experts."""
     if form.name != "MXFP4" or not form.experts_only or not shape.expert_width:
         return 1.0
     rules = [
@@ -207,13 +206,13 @@ def _round_up(size: float, multiple: int) -> int:
 # Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
 
 MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
-"""Modules of a shape that stand for several layers: the two projections up and that down."""
+"""Modules of a shape that consist of several layers: two projections up and one down."""
 
 
 def adapter_bytes(shape: ModelShape, parallel: ParallelShape, slots: int, rank: int) -> float:
     """Return the bytes on one GPU for this many adapters of a batch.
 
-    It is an upper bound: it takes each linear layer for one that vLLM can adapt, and each to have the hidden size on one side.
+    This is an upper bound: it assumes that vLLM can adapt every linear layer, and that each has the hidden size on one side.
     """
     if not slots or not shape.hidden:
         return 0.0

@@ -1,6 +1,6 @@
-"""Facts in a model's config.json, read by the same rules as in vLLM.
+"""Facts in a model's config.json, read by the rules of vLLM.
 
-No content of the file raises an error. A fact that it does not contain is unknown. Multimodal
+The content of the file never raises an error. A missing fact is unknown. Multimodal
 models keep the language model's configuration under `text_config`.
 Source of the rules: vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py, 0.33.0.
 """
@@ -54,7 +54,7 @@ def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
 
 
 def _head_size(text: Mapping[str, Any], heads: int | None) -> int | None:
-    """The size of a head without MLA; vLLM divides the width if the file does not say it."""
+    """Return the size of a head without MLA. Without a value in the file, vLLM divides the width."""
     if read_integer(text.get("kv_lora_rank")):
         return None
     hidden = read_integer(text.get("hidden_size"))
@@ -102,7 +102,7 @@ def _quantization(text: Mapping[str, Any], config: Mapping[str, Any]) -> Quantiz
 
 
 def _scheme(quantization: Mapping[str, Any]) -> str | None:
-    """How the weights are published, as `hack/oracle/gemm.py` names it; None where the number format says it all."""
+    """Return the publishing format of the weights, as named in `hack/oracle/gemm.py`; None if the number format is sufficient."""
     method = quantization.get("quant_method")
     if method == "fp8":
         schemes = {"static": "tensor", "dynamic": "token"}

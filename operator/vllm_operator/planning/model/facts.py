@@ -1,4 +1,4 @@
-"""Model facts: what is known about a model and matters for the choice of backends.
+"""Model facts that affect the choice of backends.
 
 Each fact comes from the first source that has it: `spec.model.facts`, the model's files (config.json and the index of the
 weights), the table of well-known models. A fact without a source is unknown. The plan stores the facts with their sources,
@@ -25,17 +25,17 @@ FROM_CONFIG = "config.json"
 FROM_WEIGHTS = "weight files"
 FROM_TABLE = "table of well-known models"
 VALUE_LIMIT = 128
-"""Characters of a fact in a plan."""
+"""Maximum characters of a fact in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What was read from the files of a LoRA adapter on the hub.
+    """Files of a LoRA adapter on the hub.
 
     Attributes:
         config: Content of adapter_config.json; None if it was not read.
         trouble: Why it could not be read, as a sentence; None if it was read or not requested.
-        refused: The hub answered that there is no such adapter, or that this token has no access to it.
+        refused: Whether the hub reported that the adapter does not exist, or that this token has no access to it.
     """
 
     config: Mapping[str, Any] | None = None
@@ -45,15 +45,15 @@ class AdapterFiles:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What was read from a model's files on the hub.
+    """Files of a model on the hub.
 
     Attributes:
         config: Content of config.json; None if it was not read.
         weight_bytes: Size of the weight files in bytes, from their index or the hub; None if unknown.
-        tensors: What their headers say; None if not all of them were read.
+        tensors: Tensor sizes from their headers; None if not all of them were read.
         trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
-        refused: The hub answered that there is no such model, or that this token has no access to it.
-        adapters: What was read of the adapters of `spec.adapters`, by name.
+        refused: Whether the hub reported that the model does not exist, or that this token has no access to it.
+        adapters: Files of the adapters of `spec.adapters`, by name.
     """
 
     config: Mapping[str, Any] | None = None
@@ -76,7 +76,7 @@ class ResolvedFacts(Facts):
 
 
 def model_name(model: ModelSpec) -> str:
-    """The part of the URI that names the model: `organisation/name`, or the last part of a path on a PVC."""
+    """Return the model name in a URI: `organisation/name`, or the last part of a path on a PVC."""
     scheme, _, path = model.uri.partition("://")
     path = path.rstrip("/")
     return path if scheme == "hf" else path.rpartition("/")[2]
@@ -88,7 +88,7 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     Args:
         model: The model in the spec.
         models: The table of well-known models.
-        files: What was read from the model's files.
+        files: The model's files.
         remembered: Facts from an earlier reading of the files, for use if they were not read now.
     """
     name = model_name(model)
@@ -111,7 +111,7 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
 
 
 def _given(facts: ModelFacts | None) -> Facts:
-    """The facts that the user gives."""
+    """Return the user's facts."""
     if facts is None:
         return NO_FACTS
     return Facts(
@@ -124,7 +124,7 @@ def _given(facts: ModelFacts | None) -> Facts:
 
 
 def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:
-    """The fact, or an estimate, from the table of well-known models."""
+    """Return the fact, or an estimate, from the table of well-known models."""
     match fact:
         case "quantization":
             return models.quantization(name, family)
@@ -137,7 +137,7 @@ def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, kn
 
 
 def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
-    """The known facts as a plan stores them."""
+    """Return the known facts in the form of a plan."""
     kept = []
     for name, source in facts.sources.items():
         value = getattr(facts, name)
@@ -147,7 +147,7 @@ def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
 
 
 def recall_facts(plan: Plan) -> Facts:
-    """The facts from the model's files in a plan. A value that cannot be read is unknown."""
+    """Return the facts from the model's files in a plan. Unreadable values are unknown."""
     names = {_spell(name): name for name in FACTS}
     stored = {
         names[fact.name]: fact.value for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS) and fact.name in names
@@ -156,7 +156,7 @@ def recall_facts(plan: Plan) -> Facts:
 
 
 def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
-    """Notes about facts that are unknown, and about a hub that refuses the model."""
+    """Return notes about unknown facts, and about a hub that refuses the model."""
     unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
     severity = Severity.FAILURE if files.refused else Severity.INFO
     sentences = [files.trouble] if files.trouble is not None else []

@@ -1,9 +1,9 @@
 """The sizes of a checkpoint's tensors, from the headers of its safetensors files.
 
-A header says which tensors a file has, of which type and how large. From it follows how many bytes the weights of each layer take,
-whatever config.json says about their format. A file begins with the length of its header in 8 bytes, then comes a JSON object:
+A header lists the tensors of a file with types and sizes. They give the bytes of the weights of each layer, independent of config.json. A
+file begins with the length of its header in 8 bytes, then comes a JSON object:
 `{"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, "__metadata__": {...}}`.
-Source: https://github.com/huggingface/safetensors#format. Headers are untrusted: what cannot be read counts as not there.
+Source: https://github.com/huggingface/safetensors#format. Headers are untrusted: unreadable entries are ignored.
 """
 
 import json
@@ -17,7 +17,7 @@ from vllm_operator.pods.reading import read_integer
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 2 * 1024 * 1024
-"""Bytes of a header. That of a file with 5 GB has up to some hundred KB, even with thousands of experts."""
+"""Maximum bytes of a header. A file with 5 GB has a header of up to some hundred KB, even with thousands of experts."""
 TENSORS_LIMIT, NAME_LIMIT, SIZE_LIMIT = 100_000, 300, 1 << 46
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,3})\.(.+)$")
 ENCODERS = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|multimodal|mm_|patch_merger|pre_mm|image)")
@@ -25,7 +25,7 @@ DRAFTS = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|draft)")
 ENDS = {"embed_tokens": "embed_tokens", "wte": "embed_tokens", "embeddings": "embed_tokens", "embed": "embed_tokens", "lm_head": "lm_head"}
 ENDS |= {"head": "lm_head", "output": "lm_head", "tok_embeddings": "embed_tokens"}
 NOT_LINEAR = ("norm", "compressor", "weights_proj", "g_idx")
-"""Parts of names of tensors that are small, are not kept, or are counted besides."""
+"""Parts of names of tensors that are small, are not loaded, or are counted separately."""
 ALIASES = {
     "block_sparse_moe": "mlp",
     "ffn": "mlp",
@@ -34,7 +34,7 @@ ALIASES = {
     "shared_expert": "shared_experts",
     "router": "gate",
 }
-"""Other names of modules, by the name that this package uses."""
+"""Aliases of modules, with the name in this package."""
 
 
 FAMILIES = frozenset({"self_attn", "linear_attn", "mixer", "mlp", "experts", "shared_experts"})
@@ -45,10 +45,10 @@ class TensorSizes:
     """Bytes of all tensors of a checkpoint.
 
     Attributes:
-        layers: By family of modules (such as `self_attn`, `experts`) and layer.
-        ends: Of the embedding and the output.
-        encoder: Of the encoder for images.
-        drafts: Of layers for multi-token prediction with names of their own.
+        layers: Bytes by family of modules (such as `self_attn`, `experts`) and layer.
+        ends: Bytes of the embedding and the output.
+        encoder: Bytes of the encoder for images.
+        drafts: Bytes of layers for multi-token prediction with separate names.
     """
 
     layers: tuple[tuple[str, int, int], ...]
@@ -63,13 +63,13 @@ class TensorSizes:
 
 
 def header_length(beginning: bytes) -> int | None:
-    """Return the length of the header that the first 8 bytes of a file state; None if it is not believable."""
+    """Return the length of the header from the first 8 bytes of a file; None if it is implausible."""
     length = int.from_bytes(beginning[:LENGTH_BYTES], "little") if len(beginning) >= LENGTH_BYTES else 0
     return length if 2 <= length <= HEADER_LIMIT else None
 
 
 def read_header(header: bytes) -> dict[str, int] | None:
-    """Return the bytes that each tensor takes in the engine, by name; None if this is no header. Weights in 32 bits are loaded in 16."""
+    """Return the bytes of each tensor in the engine, by name; None if this is no header. 32-bit weights are loaded with 16 bits."""
     try:
         content = json.loads(header)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def read_header(header: bytes) -> dict[str, int] | None:
 
 
 def add_up(tensors: Mapping[str, int]) -> TensorSizes:
-    """Return the sizes of the tensors of one file together."""
+    """Return the sums of the tensors of one file."""
     layers: Counter[tuple[str, int]] = Counter()
     ends: Counter[str] = Counter()
     encoder = drafts = 0
@@ -106,7 +106,7 @@ def add_up(tensors: Mapping[str, int]) -> TensorSizes:
 
 
 def combine(files: Iterable[TensorSizes]) -> TensorSizes:
-    """Return the sizes of all files together."""
+    """Return the sums of all files."""
     layers: Counter[tuple[str, int]] = Counter()
     ends: Counter[str] = Counter()
     encoder = drafts = 0
@@ -124,7 +124,7 @@ def _as_sizes(layers: Mapping[tuple[str, int], int], ends: Mapping[str, int], en
 
 @lru_cache(maxsize=1024)
 def _family_of_tensor(path: str) -> str:
-    """The family of a tensor inside a layer; empty for norms, biases and the router, which always have 16 bits or more."""
+    """Return the family of a tensor inside a layer; empty for norms, biases and the router, which always have 16 bits or more."""
     parts = path.split(".")
     if (
         any(word in path for word in NOT_LINEAR)

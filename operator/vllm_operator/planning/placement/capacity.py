@@ -1,7 +1,7 @@
-"""Free capacity: how many replicas the free devices hold that a Pod of the plan could get.
+"""Free capacity: the number of replicas that fit on the free devices available to a Pod of the plan.
 
-Pools whose nodes the node affinity of a plan cannot tell apart count together. Nodes with a taint that the Pod does not tolerate have
-nothing free for it.
+Pools whose nodes the node affinity of a plan cannot tell apart count together. Nodes with a taint that the Pod does not tolerate have no
+free devices for it.
 """
 
 from collections import Counter
@@ -13,20 +13,20 @@ from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.inventory.taints import GPU_TAINT
 
 DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
-"""What every Pod of a plan tolerates: clouds taint their GPU nodes with this key and different values."""
+"""Tolerations of every Pod of a plan: clouds taint their GPU nodes with this key and different values."""
 Alike = tuple[str, tuple[tuple[str, str], ...], str | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The free devices of each node, by what the node affinity and the requests of a Pod tell apart; empty if they are unknown."""
+    """Free devices of each node, grouped by node affinity and requests of a Pod; empty if unknown."""
 
     known: bool = False
     known_claims: bool = False
     by_kind: Mapping[Alike, Mapping[str, int]] = field(default_factory=dict)
 
     def replicas(self, pool: Pool, count: int) -> int | None:
-        """How many replicas with so many devices the free ones hold; None if it is unknown what is free."""
+        """Return how many replicas with `count` devices fit on the free devices; None if unknown."""
         if pool.provider is not None:
             return 0
         if not (self.known_claims if pool.claims else self.known):
@@ -43,7 +43,7 @@ def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations
     Args:
         inventory: The GPUs of the cluster, and the devices in use.
         selector: Labels that the user requires on the nodes.
-        tolerations: Those of `spec.podTemplate`. Any value is valid input.
+        tolerations: The tolerations of `spec.podTemplate`. Any value is valid input.
     """
     used, allocated = inventory.used, inventory.allocated
     if used is None and allocated is None:

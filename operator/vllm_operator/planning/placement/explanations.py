@@ -1,4 +1,4 @@
-"""What is said about the GPU and the size of a replica: why they were chosen, what may not fit, and what would fit instead."""
+"""Messages about the GPU and the size of a replica: reasons for the choice, risks, and alternatives that would fit."""
 
 import json
 import shlex
@@ -25,24 +25,24 @@ from vllm_operator.planning.placement.target import Rank
 from vllm_operator.text.wording import count as counted
 
 WAYS_LIMIT = 3
-"""Ways that a message names."""
+"""Maximum number of alternatives in a message."""
 MODEL_NAME_LIMIT = 63
-"""Characters of the name of a model in a message."""
+"""Maximum characters of a model name in a message."""
 
 
 def short_name(resource: VLLMDeployment) -> str:
-    """The name of the model in messages."""
+    """Return the name of the model in messages."""
     return model_name(resource.spec.model)[:MODEL_NAME_LIMIT]
 
 
 def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str, *, sized: bool) -> list[Note]:
-    """What a user should know about the size.
+    """Return notes about the size.
 
     Args:
-        chosen: The GPU and the size; None if it was not judged.
-        sizing: How it was judged; None likewise.
+        chosen: The GPU and the size; None if they were not judged.
+        sizing: The inputs of the judgement; None if there was none.
         name: Name of the model.
-        sized: The operator chose the number of GPUs.
+        sized: Whether the operator chose the number of GPUs.
     """
     if chosen is None or sizing is None:
         return []
@@ -114,7 +114,7 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
 
 
 def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note]:
-    """What data parallelism would hold: tensor parallelism keeps the whole latent KV cache of MLA on each GPU."""
+    """Return a note about data parallelism, because tensor parallelism stores the whole latent KV cache of MLA on each GPU."""
     model, tensor, tokens = sizing.model, chosen.shape.parallel.tensor, chosen.judgement.made.tokens
     if model is None or not (model.shape.latent and model.shape.experts) or tensor == 1 or not tokens:
         return []
@@ -132,12 +132,12 @@ def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:
-    """Say that a model does not fit, and the nearest ways that would, with their commands.
+    """Return a message that a model does not fit, with the nearest alternatives and their commands.
 
     Args:
         resource: The VLLMDeployment.
-        refused: The best of what its spec allows.
-        sizing: How it was judged.
+        refused: The best candidate that the spec allows.
+        sizing: The inputs of the judgement.
         others: Other GPUs and sizes in the cluster.
         shapes: The table of well-known models.
     """
@@ -175,15 +175,15 @@ class Way:
 def find_ways(
     resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes, limit: int
 ) -> list[Way]:
-    """Return the nearest ways to a start, at most `limit`.
+    """Return the nearest alternatives that would start, at most `limit`.
 
     Args:
         resource: The VLLMDeployment that does not fit.
-        refused: The best of what its spec allows.
-        sizing: How it was judged.
+        refused: The best candidate that the spec allows.
+        sizing: The inputs of the judgement.
         others: Other GPUs and sizes in the cluster.
         shapes: The table of well-known models.
-        limit: The most ways.
+        limit: Maximum number of alternatives.
     """
     ways = _shorter_context(resource, refused, sizing)
     ways += [_other_gpus(resource, each, refused) for each in _nearest(others)]
@@ -191,7 +191,7 @@ def find_ways(
 
 
 def devices(candidate: Candidate) -> str:
-    """The GPUs or MIG slices of a replica, in words."""
+    """Return the GPUs or MIG slices of a replica, in words."""
     count, profile = candidate.shape.count, candidate.target.pool.mig_profile
     slices = candidate.target.pool.time_slices
     shared = f" shared by {slices} Pods" if slices is not None else ""
@@ -201,7 +201,7 @@ def devices(candidate: Candidate) -> str:
 
 
 def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
-    """The smallest size of each GPU on which the model fits with a useful context, the fewest GPUs first."""
+    """Return the smallest size of each GPU on which the model fits with a useful context, the fewest GPUs first."""
     fitting = [each for each in others if each.judgement.room <= Room.SHORT and not each.target.pool.shared]
     useful = [each for each in fitting if each.judgement.room <= Room.FEW]
     found: dict[tuple[str, str | None], Candidate] = {}
@@ -213,7 +213,7 @@ def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _larger_part(refused: Candidate, sizing: Sizing) -> list[Way]:
-    """More of a GPU that Pods share, of which only the user knows whether others need it."""
+    """Suggest a larger part of a shared GPU. Only the user knows whether others need it."""
     unset = sizing.options is not None and sizing.options.utilization is None
     if refused.target.pool.time_slices is None or not unset:
         return []
@@ -221,7 +221,7 @@ def _larger_part(refused: Candidate, sizing: Sizing) -> list[Way]:
 
 
 def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[Way]:
-    """A context that fits, if the spec asks for a longer one."""
+    """Suggest a context that fits, if the spec asks for a longer one."""
     longest = (refused.judgement.made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
     if sizing.options is None or not sizing.options.max_length or longest < LEAST_CONTEXT:
         return []
@@ -244,7 +244,7 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
 
 
 def _other_gpus(resource: VLLMDeployment, candidate: Candidate, refused: Candidate) -> Way:
-    """Other GPUs, or more of them."""
+    """Suggest other GPUs, or more of them."""
     spec = resource.spec
     changes = {"accelerator": _accelerator(spec, candidate, refused), "parallelism": _parallelism(spec, candidate)}
     return Way(f"use {devices(candidate)}", _command(resource, {"spec": {name: change for name, change in changes.items() if change}}))
@@ -271,7 +271,7 @@ def _accelerator(spec: VLLMDeploymentSpec, candidate: Candidate, refused: Candid
 
 
 def profile_in_spec(label: str) -> str:
-    """Spell a MIG profile as in a spec: labels cannot contain `+`, so `1g.10gb+me` is `1g.10gb.me` there."""
+    """Return a MIG profile in the spelling of a spec: labels cannot contain `+`, so `1g.10gb+me` is `1g.10gb.me` there."""
     first, _, rest = label.partition("gb.")
     return f"{first}gb+{rest}" if rest else label
 
@@ -286,7 +286,7 @@ def _parallelism(spec: VLLMDeploymentSpec, candidate: Candidate) -> dict[str, An
 
 
 def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, shapes: KnownShapes) -> list[Way]:
-    """A quantized checkpoint of the same model: one of the table, or a format in which the model would fit."""
+    """Suggest a quantized checkpoint of the same model: one of the table, or a format in which the model would fit."""
     if sizing.model is None:
         return []
     pool, parallel = refused.target.pool, refused.shape.parallel
@@ -313,15 +313,15 @@ def _command(resource: VLLMDeployment, patch: dict[str, Any] | Sequence[Mapping[
 def notes_about_choice(
     chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking, name: str, *, kept: bool
 ) -> list[Note]:
-    """Return what the user should know about the choice.
+    """Return notes about the choice.
 
     Args:
         chosen: The GPU of the plan.
         compared: All GPUs and sizes that were judged.
-        sizing: How they were judged; None if they were not.
+        sizing: The inputs of the judgement; None if there was none.
         ranking: The order of the GPUs.
         name: Name of the model.
-        kept: The GPU was in use before.
+        kept: Whether the GPU was in use before.
     """
     notes = _about_policy(chosen, ranking)
     if not kept:
@@ -336,7 +336,7 @@ def notes_about_choice(
 
 
 def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
-    """That the policy could not decide."""
+    """Return a note if the policy could not decide."""
     if ranking.policy is not AcceleratorPolicy.MOST_FREE or chosen.target.free is not None:
         return []
     unknown = chosen.judgement.room is Room.UNKNOWN
@@ -350,7 +350,7 @@ def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
 
 
 def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> list[Note]:
-    """That other GPUs were not free, or that Pods must wait for these."""
+    """Return a note if other GPUs were not free, or if Pods must wait for these."""
     target, replicas = chosen.target, max(ranking.replicas, 1)
     if target.rank is Rank.WAITING and target.pool.provider is None and target.free is not None:
         return [Note(Severity.RISK, _waiting(chosen, compared, replicas))]
@@ -369,7 +369,7 @@ def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], sizing: Si
 
 
 def _waiting(chosen: Candidate, compared: Sequence[Candidate], replicas: int) -> str:
-    """That Pods wait for a GPU, and what the user can do."""
+    """Return a message that Pods wait for a GPU, with the user's options."""
     some = "Some Pods wait" if chosen.target.free else "Pods wait"
     fitting = (each for each in compared if group_of(each.judgement.room) == group_of(chosen.judgement.room))
     added = next((pool for each in fitting if (pool := each.target.pool).provider is not None and pool.product is not None), None)
@@ -383,7 +383,7 @@ def _waiting(chosen: Candidate, compared: Sequence[Candidate], replicas: int) ->
 
 
 def _passed_over(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> Candidate | None:
-    """The GPU that would have been chosen if it were free; None if this is the chosen one, or if the sizes are unknown."""
+    """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown."""
     if sizing is None or chosen.judgement.room is Room.UNKNOWN:
         return None
     places = {id(each): place for place, each in enumerate(ranking.preferred_order(compared, sizing))}
@@ -401,7 +401,7 @@ def _passed_over(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizin
 
 
 def _shortage(candidate: Candidate, replicas: int) -> str:
-    """How many replicas the free devices hold, as a clause."""
+    """Return how many replicas fit on the free devices, as a clause."""
     target = candidate.target
     count, free = target.count, target.free or 0
     if free:
@@ -412,7 +412,7 @@ def _shortage(candidate: Candidate, replicas: int) -> str:
 
 
 def _product(pool: Pool) -> str | None:
-    """The value of spec.accelerator.products that means these GPUs, and no others."""
+    """Return the value of spec.accelerator.products that selects exactly these GPUs; None if there is none."""
     if pool.product is None:
         return None
     return f"{pool.product}-MIG-{pool.mig_profile}" if pool.mig_profile else pool.product

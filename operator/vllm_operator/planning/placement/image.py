@@ -1,7 +1,7 @@
-"""The choice of image, and whether it suits the GPU driver of the nodes.
+"""The choice of image, and its compatibility with the GPU driver of the nodes.
 
-Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an
-older driver gets the variant with CUDA 12 instead of 13, and so does an unknown one. An image in the spec is taken or refused.
+Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an older or
+unknown driver gets the variant with CUDA 12 instead of 13. An image in the spec is accepted or refused.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class ImageOption:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether an image suits the driver and the GPU of a pool.
+    """Compatibility of an image with the driver and the GPU of a pool.
 
-    `problem` says why it does not, and `remedy` what the user can do. `compatibility`: the image's forward compatibility
-    package must be loaded.
+    `problem` is the incompatibility, and `remedy` the user's option. `compatibility`: the image's forward compatibility package must be
+    loaded.
     """
 
     option: ImageOption
@@ -52,7 +52,7 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
     """Return the possible images, the preferred one first: the image in the spec, or those of the vLLM project."""
     image, table = resolved.image, resolved.table
     built_with = parse_version(table.bundle.cuda) if table and table.bundle.cuda and images.is_official(image) else None
-    # a digest can be that of any image of a release
+    # A digest can be that of any image of a release.
     default = ImageOption(image, cuda_of_tag(image) or (None if "@" in image else built_with))
     if (engine and engine.image) or not image.startswith(f"{images.repository}:"):
         return (default,)
@@ -67,11 +67,11 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
         pool: The nodes.
         gpus: The GPUs of the catalog.
         images: The images of the catalog.
-        forced: The user allows an image that is known not to suit the driver. Such an image is the last resort, because the
-            annotation may be there for another reason.
-        compatible: This vLLM version can load the forward compatibility package.
+        forced: Whether the user allows an image that is known to be incompatible with the driver. Such an image is the last resort, because
+            the annotation may have another reason.
+        compatible: Whether this vLLM version can load the forward compatibility package.
     """
-    if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; of equal ones, the image of the release
+    if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; among equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
     judge = _Judge(pool, gpus, images, compatible=compatible)
     fits = [judge.fit(option) for option in options]
@@ -82,7 +82,7 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Judges images for the nodes of one pool."""
+    """Checks images for the nodes of one pool."""
 
     pool: Pool
     gpus: GPUs
@@ -115,7 +115,7 @@ class _Judge:
         return self._on_older_driver(option, option.cuda, self.pool.cuda, forced=forced)
 
     def _by_driver_branch(self, option: ImageOption, cuda: Version, *, forced: bool) -> Fit:
-        """Judge by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
+        """Check by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
         needed = self.images.drivers.get(cuda[0])
         if self.pool.driver is None or needed is None or self.pool.driver[0] >= needed or forced:
             return Fit(option)
@@ -163,7 +163,7 @@ def show_version(version: Version) -> str:
 
 
 def compatibility_variables(fit: Fit, images: Images) -> list[PlannedVariable]:
-    """The variable that loads the forward compatibility package, if the image needs it."""
+    """Return the variable that loads the forward compatibility package, if the image needs it."""
     if not fit.compatibility:
         return []
     reason = "The GPU driver is older than the CUDA version of the image."

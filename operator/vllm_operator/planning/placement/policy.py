@@ -1,4 +1,4 @@
-"""The policy for GPUs: in which order those are taken on which the model fits, and what is said about the others."""
+"""The policy for GPUs: the order of GPUs on which the model fits, and reasons for and against each."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from vllm_operator.planning.placement.target import InUse, Rank, Target, in_use_
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
-"""Kinds of GPUs that a plan lists."""
+"""Maximum number of kinds of GPUs in a plan."""
 TEXT_LIMIT = 200
-"""Characters of a reason."""
+"""Maximum characters of a reason."""
 USEFUL = ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,))
-"""How well a model may fit, the best first. A candidate comes before all candidates of a later group."""
+"""Groups of fit, the best first. A candidate precedes all candidates of a later group."""
 Kind = tuple[str, str | None, str, bool]
-"""GPUs that are alike: title, MIG profile, resource, and whether Pods share them."""
+"""Kind of GPU for users: title, MIG profile, resource, and whether Pods share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What the order of GPUs depends on. `accelerator` is that of the spec; its policy is None if there is none."""
+    """Inputs of the order of GPUs. `accelerator` is that of the spec; its policy is None if there is none."""
 
     accelerator: AcceleratorSpec
     replicas: int
@@ -38,11 +38,11 @@ class Ranking:
 
     @property
     def compares_sizes(self) -> bool:
-        """Whether a GPU of which more are needed may come before one of which fewer are."""
+        """Whether a candidate with more GPUs may rank above one with fewer."""
         return self.policy not in (None, AcceleratorPolicy.SMALLEST_THAT_FITS)
 
     def key(self, target: Target, count: int) -> tuple[object, ...]:
-        """The place of a GPU in the order of the policy, apart from what its memory decides."""
+        """Return the sort key of a GPU in the policy, apart from memory."""
         pool = target.pool
         match self.policy:
             case AcceleratorPolicy.MOST_CAPABLE:
@@ -53,7 +53,7 @@ class Ranking:
                 return ()
 
     def order(self, targets: Iterable[Target], preferred: InUse | None) -> tuple[Target, ...]:
-        """Order GPUs for a model of unknown size: the one in use first, and MIG slices last."""
+        """Order GPUs for a model of unknown size: the GPU in use first, MIG slices last."""
 
         def place(target: Target) -> tuple[object, ...]:
             other = preferred is not None and preferred != in_use_of(target.pool)
@@ -62,7 +62,7 @@ class Ranking:
         return tuple(sorted(targets, key=place))
 
     def choose(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
-        """Return the candidates of the size to use, the best GPU first. Of each kind of GPU the smallest size that fits is compared."""
+        """Return the candidates of the size to use, the best GPU first. The smallest size that fits is compared for each kind of GPU."""
         for rooms in USEFUL:
             smallest: dict[Kind, Candidate] = {}
             for each in candidates:
@@ -79,25 +79,25 @@ class Ranking:
         return [each for each in candidates if each.shape == largest]
 
     def _place(self, candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
-        """The place of a candidate that fits: GPUs that are there first; where the policy sees no difference, the smallest."""
+        """Return the sort key of a candidate that fits: existing GPUs first; if the policy sees no difference, the smallest GPU."""
         count, target = candidate.shape.count, candidate.target
         return (target.rank, self.key(target, count), count, size_of(candidate, sizing))
 
     def about(self, target: Target) -> str:
-        """Return how many replicas the free devices hold, if the policy compares that; otherwise an empty text."""
+        """Return how many replicas fit on the free devices, if the policy compares that; otherwise an empty text."""
         if self.policy is not AcceleratorPolicy.MOST_FREE or target.pool.provider is not None:
             return ""
         return "it is unknown what is free" if target.free is None else f"room for {counted(target.free, 'replica')}"
 
     def preferred_order(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
-        """The GPUs on which the model fits as they would be chosen if all were free, the best first."""
+        """Return the GPUs on which the model fits in the order if all were free, the best first."""
         if keeps_order(self, sizing):
             return list(candidates)
         return sorted(candidates, key=lambda each: (self.key(each.target, each.shape.count), each.shape.count, size_of(each, sizing)[1:]))
 
 
 def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
-    """The order of GPUs for a spec."""
+    """Return the ranking for a spec."""
     return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus)
 
 
@@ -112,7 +112,7 @@ def choose_candidates(
 
     Args:
         found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: How they were judged.
+        sizing: The inputs of the judgement.
         ranking: The order of the policy.
         preferred: The GPU in use, which stays if the model fits on it.
         count: The number of GPUs in use, which stays too.
@@ -124,14 +124,14 @@ def choose_candidates(
 
 
 def keeps_order(ranking: Ranking, sizing: Sizing) -> bool:
-    """Whether GPUs keep the order of `find_targets`: nothing is known about their memory, or the spec lists several without a policy."""
+    """Return whether GPUs keep the order of `find_targets`: their memory is unknown, or the spec lists several without a policy."""
     accelerator = ranking.accelerator
     listed = any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
     return sizing.options is None or (listed and ranking.policy is None)
 
 
 def kind_of(target: Target) -> Kind:
-    """GPUs that are alike for a user."""
+    """Return the kind of a GPU for users."""
     return target.title, target.pool.mig_profile, target.pool.resource, target.pool.shared
 
 
@@ -143,7 +143,7 @@ def describe_candidates(
     sizing: Sizing | None,
     ranking: Ranking,
 ) -> list[GPUCandidate]:
-    """List each kind of GPU once: the chosen one, those on which the model fits, those on which it does not, those that are not allowed."""
+    """List each kind of GPU once: the chosen kind, the kinds that fit, the kinds that do not fit, the kinds that are not allowed."""
     by_kind: dict[Kind, Candidate] = {}
     for each in sorted([*best, *found], key=_nearness):
         by_kind.setdefault(kind_of(each.target), each)
@@ -172,13 +172,13 @@ def describe_candidates(
 
 
 def _nearness(candidate: Candidate) -> tuple[int, int, int]:
-    """Of one kind of GPU, the smallest size that fits comes first; if none fits, the largest."""
+    """Return the sort key within one kind of GPU: the smallest size that fits first; if none fits, the largest."""
     room, count = candidate.judgement.room, candidate.shape.count
     return group_of(room), candidate.target.rank, -count if room is Room.NONE else count
 
 
 def group_of(room: Room) -> int:
-    """The index in `USEFUL`; its length if the model does not fit."""
+    """Return the index of a fit in `USEFUL`; its length if the model does not fit."""
     return next((place for place, rooms in enumerate(USEFUL) if room in rooms), len(USEFUL))
 
 
@@ -187,7 +187,7 @@ def _entry(target: Target, count: int, verdict: str) -> GPUCandidate:
 
 
 def gpu_name(target: Target) -> str:
-    """The name of a GPU, MIG slice or shared GPU in messages."""
+    """Return the name of a GPU, MIG slice or shared GPU in messages."""
     return _name(target.title, target.pool)
 
 
@@ -199,7 +199,7 @@ def _name(title: str, pool: Pool) -> str:
 
 
 def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
-    """Why a GPU was chosen, or why not."""
+    """Return why a GPU was chosen, or not chosen."""
     made, room = each.judgement.made, each.judgement.room
     provider = each.target.pool.provider
     about = "; ".join(filter(None, (ranking.about(each.target), f"{provider} would add a node" if provider else "")))
@@ -237,7 +237,7 @@ def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranki
 
 
 def _when_busy(target: Target, ranking: Ranking) -> str:
-    """That too few are free, as the continuation of a verdict; empty if enough are, or if that is unknown."""
+    """Return that too few GPUs are free, as the continuation of a verdict; empty if enough are free, or if unknown."""
     if target.rank is not Rank.WAITING or target.pool.provider is not None:
         return ""
     if not target.free:

@@ -1,8 +1,8 @@
 """GPUs that Pods share by time-slicing.
 
-Each Pod sees the memory of the whole GPU, and nothing keeps it from taking more than its part. vLLM takes the part of the memory that
-`--gpu-memory-utilization` names, so the operator sets this flag to the part of one Pod. MPS limits the memory of each Pod by itself; how
-vLLM sees this limit is not known, so such GPUs are used only if the spec names them.
+Each Pod sees the memory of the whole GPU, and no mechanism limits it to its part. vLLM uses the fraction of the memory in
+`--gpu-memory-utilization`, so the operator sets this flag to the part of one Pod. MPS limits the memory of each Pod; how vLLM sees this
+limit is unknown, so such GPUs are used only if the spec names them.
 
 Source: https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html ("no memory or fault-isolation between
 replicas").
@@ -23,7 +23,7 @@ MIB_PER_GIB = 1024
 
 
 def part_of_memory(pool: Pool, facts: MemoryFacts, release: Release) -> float | None:
-    """The part of the memory of a GPU for the budget of one engine, as the flag has it; None if Pods do not share the GPU.
+    """Return the fraction of a GPU's memory for one engine, as the value of the flag; None if Pods do not share the GPU.
 
     The CUDA context of each engine lies outside of its budget.
     """
@@ -35,7 +35,7 @@ def part_of_memory(pool: Pool, facts: MemoryFacts, release: Release) -> float | 
 
 
 def sharing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) -> list[PlannedArgument]:
-    """The flag that keeps an engine to its part of a GPU."""
+    """Return the flag that limits an engine to its part of a GPU."""
     release = parse_release(version or "")
     part = part_of_memory(pool, facts, release) if release is not None else None
     if part is None:
@@ -45,7 +45,7 @@ def sharing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) -> li
 
 
 def notes_about_sharing(target: Target) -> list[Note]:
-    """That nothing isolates the memory of a shared GPU, and what the user can do."""
+    """Return a note that the memory of a shared GPU is not isolated, with the user's options."""
     pool = target.pool
     if not pool.shared:
         return []

@@ -1,4 +1,4 @@
-"""The message if no GPU fits: what was requested, what the cluster has, what the user can do."""
+"""The message if no GPU fits: the request, the GPUs of the cluster, the user's options."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _NO_SLICE_IS_ENOUGH = "None of the MIG slices is large enough for the model. Cha
 
 
 class Obstacle(IntEnum):
-    """Why a pool does not serve a request. The higher the value, the nearer the pool is to the request."""
+    """Why a pool does not match a request. The higher the value, the nearer the pool is to a match."""
 
     ARCHITECTURE = 0
     UNKNOWN = 1
@@ -57,7 +57,7 @@ def explain(
     gpus: GPUs,
     large_enough: Callable[[Pool], bool | None] | None = None,
 ) -> str:
-    """Return the message. Of several MIG slices it names the smallest that is large enough."""
+    """Return the message. It names the smallest of several MIG slices that are large enough."""
     if not rejections:
         return _no_gpu_at_all(_asked(wanted, count, gpus) + _with_labels(selector))
 
@@ -79,7 +79,7 @@ def explain(
 
 
 def why_rejected(rejection: Rejection) -> str:
-    """Say in a few words why a pool was rejected."""
+    """Return in a few words why a pool was rejected."""
     pool = rejection.pool
     match rejection.obstacle:
         case Obstacle.ARCHITECTURE:
@@ -118,7 +118,7 @@ def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> 
 
 
 def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> list[str]:
-    """Name kinds of nodes, such as "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
+    """Return kinds of nodes, such as "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
 
     The kind of `nearest` comes first, then the most frequent ones. All MIG slices of a node are one kind.
     """
@@ -132,7 +132,7 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
 
 
 def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:
-    """The kinds of devices by nodes. All MIG slices of one GPU on a node are one kind."""
+    """Return the kinds of devices by nodes. All MIG slices of one GPU on a node are one kind."""
     found: dict[tuple[str, ...], dict[tuple[str, bool, str], list[str]]] = {}
     for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
         sliced = pool.mig_profile is not None
@@ -184,7 +184,7 @@ def _no_gpu_at_all(asked: str) -> str:
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
-    """Architectures that would serve the request, the most capable first."""
+    """Return the architectures that would match the request, the most capable first."""
     found = {
         pool.architecture
         for rejection in rejections
@@ -198,14 +198,14 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
 
 
 def _may_serve(pool: Pool, wanted: AcceleratorSpec, count: int) -> bool:
-    """Whether the request allows whole GPUs, or MIG slices, whichever the pool has."""
+    """Return whether the request allows the pool's devices: whole GPUs or MIG slices."""
     if pool.mig_profile is None:
         return not wanted.sliced
     return count == 1 if wanted.sliced is None else wanted.sliced
 
 
 def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
-    """The products that nodes have, the most similar to the requested ones first."""
+    """Return the products of the nodes, the most similar to the requested ones first."""
     names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
     alike = {name: max(_likeness(name, other) for other in wanted.products or [""]) for name in names}
     ordered = sorted(names, key=lambda name: (-alike[name], name))[:PRODUCTS_LIMIT]
@@ -217,7 +217,7 @@ def _likeness(one: str, other: str) -> float:
 
 
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
-    """What the user can do about the obstacle of the nearest pool, as sentences."""
+    """Return the user's options for the obstacle of the nearest pool, as sentences."""
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
@@ -274,13 +274,13 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
 
 
 def _could_be_sliced(rejections: Sequence[Rejection], gpus: GPUs) -> bool:
-    """Whether one of the GPUs supports MIG, or may do so."""
+    """Return whether one of the GPUs supports MIG, or may support it."""
     pools = [rejection.pool for rejection in rejections if rejection.obstacle is Obstacle.NOT_SLICED]
     return any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in pools)
 
 
 def _share(pool: Pool) -> str:
-    """How to accept a shared GPU. Its product must be named, with the suffix."""
+    """Return how to accept a shared GPU. Its product must be named with the suffix."""
     if pool.product is None:
         return "Disable sharing on a node, or add nodes."
     profile = f"-MIG-{pool.mig_profile}" if pool.mig_profile else ""

@@ -1,7 +1,7 @@
-"""Which GPUs are large enough, and how many of them a replica needs.
+"""The GPUs that are large enough, and the number of GPUs of a replica.
 
-Each GPU of the cluster is judged with the estimate of `planning.memory`. Without a size in the spec, the smallest number of GPUs of
-one node is chosen on which the model fits with a useful context. Among GPUs that fit, the one with the least memory is chosen.
+Each GPU of the cluster is judged with the estimate of `planning.memory`. Without a size in the spec, the smallest number of GPUs of one
+node that fits the model with a useful context is chosen. Among GPUs that fit, the one with the least memory is chosen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from vllm_operator.planning.placement.shares import part_of_memory
 from vllm_operator.planning.placement.target import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
 
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
-"""A context that is shortened to fit has at least so many tokens; the smaller number only if no number of GPUs allows the larger."""
+"""Minimum tokens of a context that is shortened to fit. The smaller minimum applies only if no number of GPUs allows the larger one."""
 ROUNDED_TO = 1024
 SMALLER_FORMATS = (("fp8", "an FP8"), ("awq", "a 4-bit"))
 NO_FP8 = ("sm_70", "sm_75")
@@ -46,7 +46,7 @@ FORMATS = {
     Quantization.INT4: "awq",
     Quantization.INT8: "int8",
 }
-"""Formats of weights by the name that `name_format` reads."""
+"""Formats of weights, by the name for `name_format`."""
 
 
 class Room(IntEnum):
@@ -55,7 +55,7 @@ class Room(IntEnum):
     WHOLE = 0
     SHORTENED = 1
     FEW = 2
-    """The engine starts, but its KV cache does not hold as many requests as wanted."""
+    """The engine starts, but its KV cache holds fewer requests than wanted."""
     SHORT = 3
     TIGHT = 4
     UNKNOWN = 5
@@ -64,10 +64,10 @@ class Room(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is expected of a model on a GPU.
+    """The expected fit of a model on a GPU.
 
-    `length` is the context to set; None for that of the model or the user. `held`: requests of `Sizing.request_length` that the KV cache
-    holds; None if no number of them is wanted.
+    `length` is the context to set; None for the model's or user's value. `held`: number of requests of `Sizing.request_length` in the KV
+    cache; None if the spec wants no number.
     """
 
     room: Room
@@ -77,21 +77,21 @@ class Judgement:
 
 
 UNKNOWN = Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
-"""Nothing is known about the memory that the model needs."""
+"""The memory of the model is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What the estimates of one VLLMDeployment have in common.
+    """Common inputs of the estimates of one VLLMDeployment.
 
     Attributes:
-        model: What is known about the model; None if its sizes are unknown.
-        options: The flags of the user; None if one of them has an effect that is not modelled.
+        model: Known facts about the model; None if its sizes are unknown.
+        options: The user's flags; None if one has an effect that is not modelled.
         release: The vLLM version.
         facts: The constants.
         gpus: The table of GPUs.
         images: The images of the catalog.
-        concurrency: Requests that the KV cache should hold at a time.
+        concurrency: Number of concurrent requests that the KV cache should hold.
     """
 
     model: SizedModel | None
@@ -105,7 +105,7 @@ class Sizing:
 
     @property
     def certain(self) -> bool:
-        """Whether a model that does not fit may be refused: its size is that of its files or of the table, and nothing is assumed."""
+        """Whether a model that does not fit may be refused: its size comes from its files or the table, without assumptions."""
         if self.model is None or self.model.form.assumed:
             return False
         return self.model.checkpoint_bytes is not None or self.model.known is not None
@@ -135,13 +135,13 @@ class Sizing:
 
     @property
     def request_length(self) -> int:
-        """Tokens of the requests that are counted: the context that the user wants, or a useful part of that of the model."""
+        """Tokens of the counted requests: the context in the spec, or a useful part of the model's context."""
         own = self.model.shape.max_length if self.model is not None else None
         wanted = self.options.max_length if self.options is not None else None
         return wanted or min(own or USEFUL_CONTEXT, USEFUL_CONTEXT)
 
     def _with_requests(self, judgement: Judgement, pool: Pool, parallel: ParallelShape, options: Options) -> Judgement:
-        """Add how many requests the KV cache holds, if a number of them is wanted."""
+        """Add the number of requests in the KV cache, if the spec wants a number."""
         if self.concurrency <= 1:
             return judgement
         made = judgement.made
@@ -151,18 +151,18 @@ class Sizing:
         return replace(judgement, room=Room.FEW if few else judgement.room, held=made.concurrency)
 
     def holds(self, pool: Pool) -> bool | None:
-        """Whether one GPU or MIG slice of a pool is enough; None if that is unknown."""
+        """Return whether one GPU or MIG slice of a pool is sufficient; None if unknown."""
         room = self.judge(pool, ParallelShape()).room
         return None if room is Room.UNKNOWN else room <= Room.SHORT
 
     def shapes(self, most: int) -> list[Shape]:
-        """Sizes to choose from, up to this many GPUs of one node."""
+        """Return the sizes to choose from, with at most this many GPUs of one node."""
         if self.model is None:
             return []
         return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
-        """Name a format of the weights, with its article, in which the model would fit on these GPUs."""
+        """Return a format of the weights, with its article, in which the model would fit on these GPUs; None if there is none."""
         for label, name in SMALLER_FORMATS if self.model is not None else ():
             form = name_format(label, self.model.shape) if self.model is not None else None
             if self.model is None or form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
@@ -173,15 +173,15 @@ class Sizing:
         return None
 
     def _estimate(self, pool: Pool, parallel: ParallelShape, options: Options) -> Estimate:
-        assert self.model is not None  # `judge` has checked it
+        assert self.model is not None  # checked in `judge`
         device = device_of(self.gpus.product(pool.product), pool.architecture, pool.memory_mebibytes, self.gpus, self.facts)
         key = (parallel, pool.architecture)
         made = predict_model(self.model, parallel, device, replace(options, weights_gib=self._weighed.get(key)), self.facts, self.release)
-        self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # the same on every GPU of an architecture
+        self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # equal on every GPU of an architecture
         return made
 
     def is_native(self, pool: Pool) -> bool:
-        """Whether a GPU computes in the format of the weights."""
+        """Return whether a GPU computes in the format of the weights."""
         family, name = self.gpus.architectures.get(pool.architecture or ""), self.model.form.name if self.model else ""
         if family is None:
             return False
@@ -196,20 +196,20 @@ def resolve_sizing(
     files: ModelFiles,
     catalog: Catalog,
 ) -> Sizing:
-    """Collect what the estimates for a spec need.
+    """Collect the inputs of the estimates for a spec.
 
     Args:
         spec: The spec of the VLLMDeployment.
         overrides: The flags and variables of the user.
         release: The vLLM version.
-        facts: What is known about the model.
-        files: What was read from its files.
+        facts: Known facts about the model.
+        files: The model's files.
         catalog: The catalog.
     """
     arguments, read = overrides.arguments, read_flags(overrides.arguments)
     active, rank = active_adapters(spec), highest_rank(spec, files.adapters)
     asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
-    if asked is not None and active:  # the flags for adapters are those of spec.adapters
+    if asked is not None and active:  # the flags for adapters come from spec.adapters
         asked = replace(asked, adapters=active, adapter_rank=rank)
     config, label = files.config, arguments.get("--quantization") or ""
     if not label and config is None and facts.quantization is not None:
@@ -227,7 +227,7 @@ def resolve_sizing(
 
 
 def wanted_length(spec: VLLMDeploymentSpec, sizing: Sizing | None) -> int | None:
-    """The context that the spec wants, as far as the model has it."""
+    """Return the context in the spec, limited to the model's context."""
     wanted = spec.sizing.context_length if spec.sizing else None
     own = sizing.model.shape.max_length if sizing is not None and sizing.model is not None else None
     return wanted if wanted is None or own is None else min(wanted, own)
@@ -245,18 +245,18 @@ class Candidate:
 def find_candidates(
     request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, *, in_use: int | None = None
 ) -> list[Candidate]:
-    """Return each size with each GPU that can run it, judged: for each size the GPUs in the order of `find_targets`.
+    """Return judged candidates for each size and each GPU that can run it: for each size the GPUs in the order of `find_targets`.
 
     Args:
         request: What a replica needs, apart from the number of GPUs.
         shapes: Sizes in ascending order.
-        sizing: How they are judged.
+        sizing: The inputs of the judgement.
         inventory: The GPUs of the cluster.
-        in_use: The number of GPUs in use. Of each kind of GPU, sizes that are larger than this are left out if a smaller one fits.
+        in_use: The number of GPUs in use. Larger sizes of a kind of GPU are omitted if a smaller one fits.
     """
     found: list[Candidate] = []
     done: set[Pool] = set()
-    capacity, request = capacity_for(request, inventory), replace(request, weight_bytes=None)  # the estimate knows better
+    capacity, request = capacity_for(request, inventory), replace(request, weight_bytes=None)  # the estimate is more exact
     targets: tuple[Target, ...] | Verdict | None = None
     for shape in shapes:
         if targets is None:  # a GPU that can run a larger size can run the smallest
@@ -277,7 +277,7 @@ def find_candidates(
 
 
 def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[Candidate]:
-    """Return all sizes and GPUs of the cluster, also those that the spec does not allow."""
+    """Return all sizes and GPUs of the cluster, including those that the spec does not allow."""
     unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
     accelerator = request.accelerator.model_copy(update=unlimited)
     whole = replace(request, accelerator=accelerator, preferred=None)
@@ -285,7 +285,7 @@ def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[
 
 
 def most_gpus(inventory: Inventory) -> int:
-    """The most whole GPUs of a node."""
+    """Return the largest number of whole GPUs on a node."""
     return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
 
 
@@ -301,10 +301,10 @@ def choose(
 
     Args:
         candidates: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: How they were judged.
+        sizing: The inputs of the judgement.
         preferred: The GPU in use, which is kept if the model fits on it.
         preferred_count: The number of GPUs in use, which is kept too.
-        ordered: The user gives an order of GPUs, or nothing is known about the sizes: the order stays.
+        ordered: Whether to keep the order, because the user gives one or the sizes are unknown.
     """
     own = in_use(candidates, preferred, preferred_count)
     for group in (own, candidates):
@@ -312,7 +312,7 @@ def choose(
             fitting = nearest([each for each in group if each.judgement.room in rooms])
             if not fitting or (group is own and Room.UNKNOWN in rooms):
                 continue
-            # no size holds as many requests as wanted: the one that holds the most
+            # No size holds as many requests as wanted, so use the one that holds the most.
             first = max(fitting, key=lambda each: each.judgement.held or 0) if Room.FEW in rooms else fitting[0]
             same = [each for each in group if each.shape == first.shape]
             best = [each for each in same if each.judgement.room in rooms]
@@ -327,28 +327,28 @@ def choose(
 
 
 def nearest(candidates: list[Candidate]) -> list[Candidate]:
-    """Those of the lowest `Target.rank`."""
+    """Return the candidates with the best (lowest) rank."""
     lowest = min((each.target.rank for each in candidates), default=0)
     return [each for each in candidates if each.target.rank == lowest]
 
 
 def in_use(candidates: Iterable[Candidate], preferred: InUse | None, preferred_count: int | None) -> list[Candidate]:
-    """The GPUs in use, in the number in use."""
+    """Return the GPUs in use, in the number in use."""
     own = (each for each in candidates if preferred == in_use_of(each.target.pool))
     return [each for each in own if each.shape.count == preferred_count]
 
 
 def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
-    """The place of a GPU among those of which equally many are needed: the smallest first."""
+    """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
     pool = candidate.target.pool
     family = sizing.gpus.architectures.get(pool.architecture or "")
     unified = family is None or family.unified_memory
-    linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # one GPU needs none and leaves it to others
+    linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # a single GPU needs no NVLink and leaves it to others
     place = (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
-    return (candidate.target.rank, *place, pool.provider is None)  # a new node comes before waiting for an equal GPU
+    return (candidate.target.rank, *place, pool.provider is None)  # a new node is preferred to waiting for an equal GPU
 
 
 def has_nvlink(pool: Pool, gpus: GPUs) -> bool:
-    """Whether NVLink joins the GPUs of a machine, as far as their product says. Slices of MIG have no links."""
+    """Return whether NVLink joins the GPUs of a machine, according to their product. MIG slices have no links."""
     product = gpus.product(pool.product)
     return product is not None and product.links == "NVLink" and pool.mig_profile is None

@@ -42,7 +42,7 @@ InUse = tuple[str | None, str | None, str | None, bool]
 
 
 class Rank(IntEnum):
-    """When a GPU on which the model fits is used. One of a lower rank comes first."""
+    """When a GPU on which the model fits is used. The lowest rank is preferred."""
 
     FREE = 0
     """Enough devices are free for all replicas, or it is unknown what is free."""
@@ -59,7 +59,7 @@ GIBIBYTE = 1024 * MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a replica needs of its node.
+    """Requirements of a replica for its node.
 
     Attributes:
         accelerator: The GPUs in the spec.
@@ -67,13 +67,13 @@ class Request:
         replicas: Desired number of replicas.
         options: Possible images, the preferred one first.
         host_architectures: CPU architectures of the image; empty if unknown.
-        forced: The user allows an image that is known not to suit the driver.
-        compatible: This vLLM version can load the forward compatibility package.
-        preferred: The GPU in use. It is kept if it fits, so that an unrelated change of the spec does not move the replicas.
+        forced: Whether the user allows an image that is known to be incompatible with the driver.
+        compatible: Whether this vLLM version can load the forward compatibility package.
+        preferred: The GPU in use. It is kept if it fits, so that unrelated changes of the spec do not move the replicas.
         weight_bytes: Size of the weights on each device; None if unknown.
         selector: Labels that the user requires on the nodes.
-        large_enough: Says whether one device of a pool is large enough for the model, or None if it does not know.
-        tolerations: Those of `spec.podTemplate`. Any value is valid input.
+        large_enough: Returns whether one device of a pool is large enough for the model; None if unknown.
+        tolerations: The tolerations of `spec.podTemplate`. Any value is valid input.
     """
 
     accelerator: AcceleratorSpec
@@ -95,14 +95,14 @@ class Request:
         return self.accelerator.allocation is Allocation.DRA
 
     def allows_slice(self, pool: Pool) -> bool:
-        """Whether a replica may run on the MIG slices of a pool. They cannot access each other's memory."""
+        """Return whether a replica may run on the MIG slices of a pool. Slices cannot access each other's memory."""
         sliced, products = self.accelerator.sliced, self.accelerator.products
         if sliced is not None:
             return sliced
         return self.count == 1 and (not products or any(split_product(name)[1] == pool.mig_profile for name in products))
 
     def allows_sharing(self, pool: Pool) -> bool:
-        """Whether a replica may run on GPUs that Pods share: on one of which its part is known, or on those that the spec names."""
+        """Return whether a replica may run on shared GPUs: on one GPU with a known part, or on GPUs that the spec names."""
         products = self.accelerator.products
         if products:
             return any(split_product(name)[2] for name in products)
@@ -113,7 +113,7 @@ class Request:
 class Target:
     """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set.
 
-    `free`: replicas that the free devices hold; None if it is unknown what is free.
+    `free`: number of replicas that fit on the free devices; None if unknown.
     """
 
     pool: Pool
@@ -134,7 +134,7 @@ class Target:
 
 
 def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
-    """Return the pools that can run a replica, the best first, or a verdict why there is none and what the user can do."""
+    """Return the pools that can run a replica, the best first; or a verdict with the reason and the user's options."""
     candidates, rejections = _sort_out(request, inventory, gpus, images)
     if not candidates:
         message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
@@ -145,12 +145,12 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
 
 
 def capacity_for(request: Request, inventory: Inventory) -> Capacity:
-    """The devices that are free for the Pods of a request."""
+    """Return the free devices for the Pods of a request."""
     return find_capacity(inventory, request.selector, request.tolerations)
 
 
 def with_count(target: Target, count: int, request: Request, inventory: Inventory, capacity: Capacity) -> Target:
-    """The target with so many devices for each replica, and what is free of them."""
+    """Return the target with `count` devices per replica, and the free capacity for them."""
     free = capacity.replicas(target.pool, count)
     return replace(target, count=count, free=free, rank=_rank(target.pool, free, request, inventory))
 
@@ -161,7 +161,7 @@ def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: 
 
 
 def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, Fit]], list[Rejection]]:
-    """The pools that can run a replica, and those that cannot."""
+    """Return the pools that can run a replica, and the pools that cannot."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -198,7 +198,7 @@ def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: 
 
 
 def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> Pool | None:
-    """The pool with only the nodes that match the selector; None if no node matches."""
+    """Return the pool with only the nodes that match the selector; None if no node matches."""
     if not selector:
         return pool
     nodes = tuple(node for node in pool.nodes if selector.items() <= inventory.labels.get(node, {}).items())
@@ -206,7 +206,7 @@ def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> 
 
 
 def may_run_on(pool: Pool, wanted: AcceleratorSpec) -> bool:
-    """Whether the lists of architectures and products in a spec allow a pool."""
+    """Return whether the lists of architectures and products in a spec allow a pool."""
     if wanted.architectures and pool.architecture not in wanted.architectures:
         return False
     return not wanted.products or _product_place(pool, wanted.products) is not None
@@ -264,7 +264,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
 
 
 def _rank(pool: Pool, free: int | None, request: Request, inventory: Inventory) -> Rank:
-    """When a pool is used. Whole GPUs come before slices that nobody asked for and of which it is unknown whether they are free."""
+    """Return the rank of a pool. Whole GPUs precede slices that the spec does not request and whose free capacity is unknown."""
     if _is_too_small(pool, request):
         return Rank.TOO_SMALL
     if pool.shared:
@@ -277,12 +277,12 @@ def _rank(pool: Pool, free: int | None, request: Request, inventory: Inventory) 
 
 
 def in_use_of(pool: Pool) -> InUse:
-    """What identifies the GPU in use."""
+    """Return the identity of the GPU in use."""
     return pool.architecture, pool.product, pool.mig_profile, pool.shared
 
 
 def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
-    """Index of a pool's product in the user's list. A name with a suffix for MIG slices or sharing matches only these."""
+    """Return the index of a pool's product in the user's list. A name with a suffix for MIG slices or sharing matches only these."""
     for place, name in enumerate(products):
         base, profile, shared = split_product(name)
         same = pool.product is not None and product_key(base) == product_key(pool.product)
@@ -292,16 +292,16 @@ def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
 
 
 def _profile_key(profile: str) -> str:
-    """Normalize a MIG profile: labels cannot contain `+`, so `1g.10gb+me` is `1g.10gb.me` there."""
+    """Return a normalized MIG profile: labels cannot contain `+`, so `1g.10gb+me` is `1g.10gb.me` there."""
     return profile.lower().replace("+", ".")
 
 
 def _requirements(pool: Pool, *, has_older_siblings: bool) -> tuple[NodeRequirement, ...]:
-    """The node affinity for the pool, from labels that its nodes have."""
+    """Return the node affinity for the pool, from labels of its nodes."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
     if pool.mig_profile is None and not pool.claims:
-        # with the MIG strategy `single`, a slice has the resource name of a whole GPU
+        # With the MIG strategy `single`, a slice has the resource name of a whole GPU.
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
     if pool.upgrade_label and pool.cuda and has_older_siblings:
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
@@ -309,7 +309,7 @@ def _requirements(pool: Pool, *, has_older_siblings: bool) -> tuple[NodeRequirem
 
 
 def _has_older_siblings(pool: Pool, inventory: Inventory, fit: Fit) -> bool:
-    """Whether the labels also match nodes whose driver does not support the CUDA major of the image."""
+    """Return whether the labels also match nodes whose driver does not support the CUDA major of the image."""
     siblings = (other for other in inventory.pools if other.resource == pool.resource and other.labels == pool.labels)
     major = fit.option.cuda[0] if fit.option.cuda else None
     return major is not None and any(other.cuda is not None and other.cuda[0] < major for other in siblings)
@@ -359,5 +359,5 @@ def _notes(pool: Pool, fit: Fit, request: Request, *, shares_resource: bool) -> 
 
 
 def _shares_resource(pool: Pool, inventory: Inventory) -> bool:
-    """Whether GPUs of another architecture have the same resource name."""
+    """Return whether GPUs of another architecture have the same resource name."""
     return any(other.resource == pool.resource and other.architecture != pool.architecture for other in inventory.pools)

@@ -1,8 +1,8 @@
-"""UUIDs in CUDA_VISIBLE_DEVICES become part of the ResourceClaim.
+"""Conversion of UUIDs in CUDA_VISIBLE_DEVICES to a part of the ResourceClaim.
 
-In a Pod, the variable cannot choose a device. It only hides devices that the Pod was given, and vLLM before 0.24 crashes on a
-UUID. With dynamic resource allocation, the ResourceClaim can request exactly these devices, and the variable is no longer
-needed. In all other cases the rules refuse the variable or warn about it.
+In a Pod, the variable cannot choose a device. It only hides devices of the Pod, and vLLM before 0.24 crashes on a UUID. With dynamic
+resource allocation, the ResourceClaim can request exactly these devices, and the variable is no longer needed. In all other cases the rules
+refuse the variable or warn about it.
 """
 
 import re
@@ -75,7 +75,7 @@ def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]
 
 
 def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:
-    """Number of devices that all replicas need together."""
+    """Return the number of devices that all replicas need together."""
     parallelism = spec.parallelism or ParallelismSpec()
     size = (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
     return spec.replicas * (accelerator.count or size)
