@@ -1,4 +1,4 @@
-"""`spec.adapters` of a VLLMDeployment: LoRA adapters that are served beside the model."""
+"""`spec.adapters` of a VLLMDeployment: LoRA adapters that are served in addition to the model."""
 
 from typing import Annotated
 

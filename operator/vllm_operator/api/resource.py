@@ -33,8 +33,8 @@ class Metadata(Model):
 class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file.
 
-    `pinned` is the plan in force. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset` is
-    what was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`).
+    `pinned` is the plan in force. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
+    was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`).
     """
 
     metadata: Metadata

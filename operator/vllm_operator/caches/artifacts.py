@@ -26,7 +26,7 @@ MAX_REJECTED = 8
 _NOT_IN_PORTABILITY_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
-"""Flags that do not change what is compiled."""
+"""Flags that do not affect compilation."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _MAX_TEXT = 600

@@ -123,7 +123,7 @@ MOST_GENERATIONS = 64
 def next_cache_generation(context: CacheContext) -> int | None:
     """Return the generation for a new plan; None if the directory of the plan is not quarantined, or Pods run with it.
 
-    Running Pods have loaded what they need. They continue when another VLLMDeployment quarantines their directory.
+    Running Pods have loaded their files, and continue when another VLLMDeployment quarantines their directory.
     """
     address = context.address
     if address is None or address == context.live_address or not is_quarantined(context.claim, address.key):

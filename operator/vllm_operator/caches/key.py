@@ -2,7 +2,7 @@
 
 The key names a directory on the PVC. It is derived from exactly the inputs that make compiled files unusable when they change. It does not
 contain the name of the VLLMDeployment, so an object that is deleted and created again finds its caches, nor the model, because the files of
-a model have keys of their own inside the directory.
+a model have separate keys inside the directory.
 
 Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are followed by a digest of all parts.
 """

@@ -1,4 +1,4 @@
-"""Fetch the weights of a model onto their PVC before an engine starts: when, with which Job, and with what result.
+"""Fetch the weights of a model onto their PVC before an engine starts: when to fetch, the Job and its result.
 
 A Job without a GPU downloads the model to the directory where the engines look for it. Until it has finished, no Pod starts with the
 current spec; replicas with the previous one continue. The Job reports the commit that it has downloaded. This is recorded on the PVC
@@ -276,7 +276,6 @@ def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
 
 
 def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
-    """Return the name of the record for a model, revision and directory of the volume."""
     engine = reading.named(template_spec(deployment), CONTAINER, "containers", key="name")
     directory = reading.text(reading.named(engine, WEIGHTS_ROOT, "volumeMounts", key="mountPath"), "subPath")
     model = resource.spec.model

@@ -9,7 +9,7 @@ A cache counts as filled when a Pod with it has been Ready. That is recorded on 
 
 A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress.
 
-An interrupted start does not make a Pod Ready, so it does not count. The next start continues with what is on the volume.
+An interrupted start does not make a Pod Ready, so it does not count. The next start continues with the files on the volume.
 
 VLLMDeployments that share a PVC and a key coordinate by a lease on the PVC. The holder of the lease must exist and have a Pod that
 makes progress. Otherwise another one takes over, so none waits forever.

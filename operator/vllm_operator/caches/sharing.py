@@ -60,13 +60,13 @@ def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) 
 
 
 def find_other_owners(claim: Mapping[str, Any], uid: str) -> tuple[int, ...]:
-    """Return the positions of the owner references of a PVC to other VLLMDeployments than the one with this uid."""
+    """Return the positions of the owner references of a PVC to VLLMDeployments with another uid."""
     owners = enumerate(reading.objects(claim, "metadata", "ownerReferences"))
     return tuple(position for position, owner in owners if _is_vllm_deployment(owner) and owner.get("uid") != uid)
 
 
 def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
-    """Return the VLLMDeployments, other than the one with this uid, that have recorded themselves on a PVC."""
+    """Return the VLLMDeployments with another uid that have recorded themselves on a PVC."""
     users = []
     for annotation, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
         user = str(annotation).removeprefix(SHARED_ANNOTATION_PREFIX)

@@ -5,8 +5,8 @@ again. They share the cache volume in two cases: the caches are on a PVC that th
 of `podTemplate`; or the model is not downloaded from the hub.
 
 The operator writes only to PVCs that it created. Labels and annotations do not show that, because users can copy them.
-`metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to whoever created it, because nobody can
-change them later.
+`metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to its creator, because they are
+immutable.
 
 Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with them
 the whole manifest. The operator therefore does not request such changes, and reports them.

@@ -5,8 +5,8 @@ Modules by subject (the data is in `data/`):
     all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
     machines      gpus (and images); paths (directories inside the container)
     vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
-    models        models (families, and sizes of well-known ones), memory (what else an engine takes)
-    decisions     rules, rule_matching (when a rule applies), selectors (what vLLM's own selectors answer)
+    models        models (families, and sizes of well-known ones), memory (other memory of an engine)
+    decisions     rules, rule_matching (when a rule applies), selectors (answers of vLLM's selectors)
     starts        startup: lines of a start, logged names of backends, crashes
     crashes       signatures (with remedies), templates (how their texts are filled in)
     of the user   user_entries: rules, signatures and node pools from ConfigMaps

@@ -37,8 +37,7 @@ class Cache(Entry):
     """One cache.
 
     `folder` is relative to the root of the caches, "." the root itself; `default` is the engine's default location. `versions` are the vLLM
-    versions that read the variables. `is_published`: whether it is part of a
-    published artifact.
+    versions that read the variables. `is_published`: whether it is part of a published artifact.
     """
 
     root: ClassVar[str] = CACHE_ROOT

@@ -47,7 +47,7 @@ class Batch(Entry):
 
 
 class EngineV0(Entry):
-    """Tokens of a step with the engine V0: those of the context, or `long_context_tokens` if it is longer than `long_context`."""
+    """Tokens of a step with the engine V0: the context length, or `long_context_tokens` if it is longer than `long_context`."""
 
     before: Since
     long_context: StrictInt

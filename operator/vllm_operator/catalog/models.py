@@ -204,7 +204,6 @@ class KnownShapes:
     """The table of shapes, by name."""
 
     def __init__(self, entries: Iterable[KnownShape]) -> None:
-        """Index the entries by name."""
         self.entries = tuple(entries)
 
     @cached_property

@@ -170,7 +170,7 @@ Patterns = Annotated[Mapping[str, Expression], Field(max_length=SETTINGS_LIMIT)]
 
 
 class FactValues(Entry):
-    """Values of facts, by fact: the field names are those of `RuleInput`."""
+    """Values of facts, by fact: the field names are as in `RuleInput`."""
 
     architecture: Annotated[OneOrMore[ArchitectureName], AfterValidator(_expand)] = Field(
         frozenset(), alias="architectures", description="`sm_90`; `sm_7x`, `sm_8x`, `sm_10x` and `sm_12x` stand for their families"

@@ -16,8 +16,8 @@ from vllm_operator.catalog.signatures import Signature, load_signatures
 class LineMeaning(Entry):
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
-    `stage` begins; `banner` and `engine` say that a server process or an engine starts; `component` is what the captured
-    `backend` was chosen for; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
+    `stage` begins; `banner` and `engine` say that a server process or an engine starts; `component` is the component of
+    the captured `backend`; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
     `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server.
     """
 

@@ -131,7 +131,7 @@ class Applier:
         return result
 
     async def scale(self, child: Manifest, replicas: int) -> Manifest:
-        """Set the replicas of a Deployment and nothing else, unless a HorizontalPodAutoscaler scales it.
+        """Set only the replicas of a Deployment, unless a HorizontalPodAutoscaler scales it.
 
         Raises:
             ClusterError: It could not be written.

@@ -177,7 +177,6 @@ class EventReader:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Create without reading."""
         self._client = client
         self._clock = clock
         self._now = now
@@ -224,7 +223,6 @@ class EventReader:
         return events
 
     def _cache_seconds(self, item: Manifest) -> float:
-        """Return for how many seconds events about an object are cached."""
         return min(MAX_CACHE_SECONDS, max(MIN_CACHE_SECONDS, self._age(item) / 4))
 
     def _age(self, item: Manifest) -> float:

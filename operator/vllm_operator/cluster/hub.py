@@ -266,8 +266,6 @@ def _text(value: str) -> str:
 
 
 def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]]:
-    """Return a reader of the first bytes."""
-
     async def take(response: aiohttp.ClientResponse, _: str) -> bytes:
         return await _beginning(response, size)
 
@@ -275,7 +273,6 @@ def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes
 
 
 async def _header(response: aiohttp.ClientResponse, what: str) -> bytes:
-    """Read the header of a safetensors file, without its length."""
     length = header_length(await _beginning(response, LENGTH_BYTES))
     header = await _beginning(response, length) if length is not None else b""
     if len(header) != length:

@@ -7,7 +7,7 @@ Why this is safe:
 
 * A resourceVersion only grows. The result of a write is kept immediately, so no read returns an older object than the operator wrote,
   and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
-* A watch that lost its place misses deletions. It lists before it begins again, and then `refresh` lists too, and finds what is gone.
+* An interrupted watch misses deletions. It lists before it resumes; then `refresh` lists too, and finds deleted objects.
 * Kinds that cannot be watched are not kept; they are read from the API server.
 
 Objects are kept as JSON, so each reader gets a copy. Lists are read in pages, so at most one page is in memory as Python objects.

@@ -207,7 +207,6 @@ class _FreshPlan:
         return resolve_sizing(self.resource.spec, overrides, release, facts, self.files, self.catalog)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
-        """Choose the number of GPUs, and the GPUs that are large enough."""
         spec, sizing, request, found = self.resource.spec, premises.sizing, self._request(premises), list[Candidate]()
         free, count = False, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
         if sizing is not None and sizing.model is not None:
@@ -236,7 +235,6 @@ class _FreshPlan:
         return rank_for(self.resource.spec, self.catalog)
 
     def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
-        """Return the compared GPUs, in the form of a plan."""
         if not chosen.compared:
             return None
         judged = {each.target.pool for each in chosen.compared}

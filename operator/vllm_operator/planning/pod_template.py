@@ -104,7 +104,6 @@ def check_containers(template: Mapping[str, Any] | None) -> None:
 
 
 def _check_extent(template: Mapping[str, Any]) -> None:
-    """Check depth and size limits."""
     level: list[Any] = [template]
     count = 0
     for _ in range(DEPTH_LIMIT):

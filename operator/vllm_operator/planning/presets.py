@@ -78,7 +78,6 @@ def missing_definition(reference: PresetReference) -> Verdict:
 
 
 def _as_planned(resource: VLLMDeployment, reference: PresetReference, pinned: Plan) -> VLLMDeployment | Verdict:
-    """Return the object merged with the pinned preset of its plan."""
     return _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
 
 

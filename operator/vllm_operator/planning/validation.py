@@ -1,6 +1,6 @@
 """Validation of a VLLMDeployment or a preset by the API server's rules, for files that are read without one.
 
-The schema and the CEL rules are those of the CRDs, and the messages name fields as the API server does. An unknown field is an error, as in
+The schema and the CEL rules come from the CRDs, and the messages name fields as the API server does. An unknown field is an error, as in
 `kubectl apply`, and the message suggests a similar name. Transition rules (`oldSelf`) are skipped, because a file has no previous state.
 """
 

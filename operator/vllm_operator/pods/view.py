@@ -230,7 +230,6 @@ def _waiting(container: Manifest) -> _Found | None:
 
 
 def _running(status: Manifest, container: Manifest) -> _Found:
-    """Return the state of a Pod whose container runs."""
     ready = reading.named(status, "Ready", "conditions")
     since = reading.moment(ready, "lastTransitionTime")
     if ready.get("status") == "True":

@@ -35,7 +35,7 @@ _MARK = 'touch -- "$1" || true'
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the Pod template with `spec.podTemplate` merged over it.
 
-    It depends only on what justifies a rollout, because each change replaces the Pods.
+    It depends only on inputs that justify a rollout, because each change replaces the Pods.
 
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.

@@ -1,4 +1,4 @@
-"""What the programs that fetch and publish caches have in common: the form of an artifact, its key, and their report.
+"""Common parts of the programs that fetch and publish caches: the form of an artifact, its key, and their report.
 
 Portability key. A tag names everything that decides whether caches can be used on another node:
 

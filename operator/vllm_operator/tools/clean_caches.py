@@ -4,7 +4,7 @@
     CLEAN_RECORDED  JSON list: directories that the operator has recorded as its own on the claim
     CLEAN_KEEP      JSON list: directories in use, never touched
     CLEAN_DOOMED    JSON list: directories that go first, and in any case
-    CLEAN_SHARE     how much of the volume shall be free afterwards, in percent; 0 removes only what is doomed
+    CLEAN_SHARE     percentage of the volume that must be free afterwards; 0 removes only doomed directories
     CLEAN_GRACE     seconds between taking a directory out of use and deleting it
     CLEAN_REPORT    file for the result, one line of JSON
 

@@ -261,7 +261,7 @@ def describe(
 ) -> tuple[dict[str, str], bytes]:
     """Return the labels of the image and the content of `manifest.json`, for GKM, KServe and this operator.
 
-    The labels are those of GKM's specification (mcv/docs/spec-compat.md) and of its `Labels` (mcv/pkg/cache/vllm.go).
+    The labels follow GKM's specification (mcv/docs/spec-compat.md) and its `Labels` (mcv/pkg/cache/vllm.go).
     """
     entries = index_entries(inventory)
     hashes = list(dict.fromkeys(entry["vllmHash"] for entry in entries))

@@ -1,6 +1,6 @@
 """A client of a container registry: the distribution API, version 2, with Basic and Bearer authentication, over TLS.
 
-Credentials are those of a mounted Secret of type kubernetes.io/dockerconfigjson. They are sent to the registry and its token server, never
+Credentials come from a mounted Secret of type kubernetes.io/dockerconfigjson. They are sent to the registry and its token server, never
 after a redirect to another origin. A file `ca.crt` in the Secret adds a certificate authority.
 """
 
@@ -167,7 +167,6 @@ class Registry:
         raise ArtifactError("Unreachable", f"{self.host} does not answer.")
 
     def _authorize(self, challenge: str) -> str:
-        """Return the Authorization header for a challenge."""
         kind, _, rest = challenge.partition(" ")
         if kind.lower() == "basic" and self.account:
             return f"Basic {self.account}"

@@ -153,7 +153,6 @@ def _notes(
 
 
 def _about(name: str, files: AdapterFiles, spec: VLLMDeploymentSpec) -> list[Note]:
-    """Return notes about problems in the files of one adapter."""
     if files.trouble is not None:
         severity = Severity.FAILURE if files.refused else Severity.INFO
         return [Note(severity, f"Adapter {name}: {files.trouble}")]

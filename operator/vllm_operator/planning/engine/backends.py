@@ -41,8 +41,8 @@ _SETTING_LENGTH = 120
 class BackendDecision:
     """The backends, their settings, and notes for the user.
 
-    If `refusal` is set, the combination is known to fail and nothing may start. `env` and `args` contain only what this vLLM
-    version knows and the user did not set. `rules` are the IDs of the rules that applied.
+    If `refusal` is set, the combination is known to fail and nothing may start. `env` and `args` contain only settings that
+    this vLLM version knows and the user did not set. `rules` are the IDs of the rules that applied.
     """
 
     choices: tuple[BackendChoice, ...] = ()
@@ -118,8 +118,6 @@ def _refusal(message: str) -> Verdict:
 
 @dataclass(slots=True)
 class _Choosing:
-    """State of one pass through the components."""
-
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
@@ -242,7 +240,6 @@ class _Choosing:
         self.choices.append(choice)
 
     def _choose_instead(self, pin: Pin, taken: str) -> None:
-        """Plan the backend that vLLM uses instead of a pinned one."""
         text = f"vLLM {self.version.version} takes {taken} for this model on {self.rule_input.architecture}, so {pin.where} has no effect."
         self._note(Severity.NO_EFFECT, f"{text} {pin.advice()}")
         kernel = self.rules.kernels.find(pin.component, pin.backend)

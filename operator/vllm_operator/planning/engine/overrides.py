@@ -162,7 +162,6 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
-    """Return the flags that a distribution adds to vLLM's."""
     if distribution is Distribution.VLLM:
         return frozenset()
     ways = (way for way in catalog.rules.invocations if distribution in way.when.members.get("distribution", ()))

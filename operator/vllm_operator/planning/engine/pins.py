@@ -210,7 +210,6 @@ class PinCheck:
         return [name for name in accepted if component is not Component.GEMM or name in working or entry(component, name) is None]
 
     def _settable(self, backends: Iterable[str], ways: tuple[Invocation, ...]) -> list[str]:
-        """Return the backends that this version has a setting for."""
         return sorted(name for name in backends if any(way.setting(name, self.table) is not None for way in ways))
 
     def selection(self, component: Component) -> Selection | None:
@@ -239,12 +238,12 @@ class PinCheck:
 
     @staticmethod
     def _without(selection: Selection, backends: frozenset[str]) -> Selection:
-        """Return the answer without backends that do not suit the actual layers."""
+        """Return the answer without these backends."""
         taken = None if selection.takes in backends else selection.takes
         return replace(selection, takes=taken, accepts=tuple(name for name in selection.accepts if name not in backends))
 
     def _with_deep_gemm_set(self) -> RuleInput:
-        """Return the input with DeepGEMM disabled if a pin of dense layers disables it for experts too."""
+        """Return the input with the DeepGEMM variables that pins of other layers set, because they affect experts too."""
         set_for_others = {name: self.environment[name].value or "" for name in DEEP_GEMM if name in self.environment}
         if not set_for_others:
             return self.rule_input

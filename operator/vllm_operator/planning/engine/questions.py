@@ -168,7 +168,7 @@ def _schemes(rule_input: RuleInput, model: str | None) -> Sequence[str]:
 
 
 def _setting(rule_input: RuleInput) -> str | None:
-    """Return the case for the variable that enables DeepGEMM; None if other settings decide."""
+    """Return the case for the DeepGEMM variables; None if other settings decide."""
     environment = rule_input.environment
     if EXPERT_VARIABLES & environment.keys():
         return None

@@ -80,8 +80,6 @@ def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
 
 
 class _Node:
-    """The pools of one node."""
-
     def __init__(self, name: str, node: Mapping[str, Any], devices: Sequence[Device], gpus: GPUs, notes: set[str]) -> None:
         metadata, status = mapping(node.get("metadata")), mapping(node.get("status"))
         self.name = name

@@ -39,7 +39,6 @@ def read_node_pools(node_pools: Iterable[Mapping[str, Any]], gpus: GPUs) -> list
 
 
 def _read_node_pool(name: str, spec: Mapping[str, Any], gpus: GPUs) -> list[Template]:
-    """Return one pool for each GPU that the requirements allow."""
     template = mapping(spec, "template")
     labels = {key: value for key, value in mapping(template, "metadata", "labels").items() if isinstance(value, str)}
     allowed = {str(each.get("key")): _values(each) for each in objects(template, "spec", "requirements") if each.get("operator") == "In"}

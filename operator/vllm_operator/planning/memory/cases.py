@@ -252,7 +252,6 @@ def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ..
 
 
 def _name(value: Any) -> str:
-    """Return the id of a case, which may also be a number."""
     number = None if isinstance(value, str | bool) else read_integer(value)
     return str(number) if number is not None else text(value)[:200]
 

@@ -580,7 +580,6 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
 
 
 def _elements(modules: Iterable[Module]) -> Counter[tuple[str, int]]:
-    """Return the elements of the linear modules by family and layer."""
     counted: Counter[tuple[str, int]] = Counter()
     for module in modules:
         if module.in_layers and module.linear and module.elements:

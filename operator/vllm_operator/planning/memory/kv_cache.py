@@ -243,7 +243,6 @@ def _span(each: CachedLayers) -> tuple[bool, int]:
 
 
 def _per_stage(cached: list[CachedLayers], share: float) -> list[CachedLayers]:
-    """Return the layers of a pipeline stage with this fraction of them."""
     present = [each for each in cached if each.count > 0]
     return present if share == 1 else [replace(each, count=ceil(round(each.count * share, 6))) for each in present]
 
@@ -266,7 +265,6 @@ def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[Cached
 
 
 def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts) -> float:
-    """Return the bytes of one token in one layer on one GPU."""
     if each.kind is Cache.LATENT:
         latent = options.packed_latent if options.packed_latent and each.index_bytes else each.width * options.element_bytes
         return float(latent + each.index_bytes * (each.index_share if each.index_bytes else 0))
@@ -275,7 +273,6 @@ def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape,
 
 
 def _state_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions) -> int:
-    """Return the bytes of the state of one request in one layer on one GPU."""
     rows = each.conv_kernel + options.speculative
     conv = each.conv // max(each.conv_kernel, 1) * rows * shape.element_bytes
     return ceil((conv + each.state * (shape.state_bytes or shape.element_bytes)) / parallel.tensor)

@@ -263,7 +263,6 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, cont
 
 
 def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None:
-    """Return why the KV cache cannot be divided by tokens."""
     most = tensor if shape.latent or shape.compressed else tensor // max(shape.kv_heads, 1)
     queries = shape.heads // max(shape.kv_heads, 1)
     if tensor % context:

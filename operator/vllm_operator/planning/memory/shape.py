@@ -139,7 +139,7 @@ class ModelShape:
         streams: Copies of the hidden state of a token between layers (hyper connections).
         index_top: Tokens that sparse attention looks at; 0 without.
         draft_layers: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
-        heads_by_kind: Numbers of heads and groups besides those of attention that vLLM divides by the tensor-parallel size.
+        heads_by_kind: Numbers of heads and groups, except attention heads, that vLLM divides by the tensor-parallel size.
         widths: Widths that are divided likewise, by the name of the module. Quantized ones must keep whole blocks.
     """
 
@@ -550,7 +550,6 @@ def _layer_kinds(read: _Config) -> tuple[str, ...]:
 
 
 def _window_kinds(read: _Config, layers: int) -> tuple[str, ...]:
-    """Return the kinds of layers by the model's rule for sliding windows."""
     if not read.size("sliding_window") or read.text.get("use_sliding_window") is False:
         return ("full_attention",) * layers
     architecture = _architecture(read)
@@ -697,7 +696,6 @@ def _recurrent(read: _Config, layers: tuple[int, ...], hidden: int) -> tuple[lis
 
 
 def _feed_forward(read: _Config, architecture: str, kinds: tuple[str, ...], hidden: int) -> list[Module]:
-    """Return the weights of MLPs and experts."""
     experts = read.size(*EXPERT_KEYS)
     nemotron = any(kind in ("E", "-", "moe", "mlp") for kind in kinds)
     if nemotron:

@@ -111,7 +111,6 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
 
 
 def _given(facts: ModelFacts | None) -> Facts:
-    """Return the user's facts."""
     if facts is None:
         return NO_FACTS
     return Facts(
@@ -124,7 +123,6 @@ def _given(facts: ModelFacts | None) -> Facts:
 
 
 def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:
-    """Return the fact, or an estimate, from the table of well-known models."""
     match fact:
         case "quantization":
             return models.quantization(name, family)

@@ -221,7 +221,6 @@ def _larger_part(refused: Candidate, sizing: Sizing) -> list[Way]:
 
 
 def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[Way]:
-    """Suggest a context that fits, if the spec asks for a longer one."""
     longest = (refused.judgement.made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
     if sizing.options is None or not sizing.options.max_length or longest < LEAST_CONTEXT:
         return []
@@ -244,7 +243,6 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
 
 
 def _other_gpus(resource: VLLMDeployment, candidate: Candidate, refused: Candidate) -> Way:
-    """Suggest other GPUs, or more of them."""
     spec = resource.spec
     changes = {"accelerator": _accelerator(spec, candidate, refused), "parallelism": _parallelism(spec, candidate)}
     return Way(f"use {devices(candidate)}", _command(resource, {"spec": {name: change for name, change in changes.items() if change}}))
@@ -336,7 +334,6 @@ def notes_about_choice(
 
 
 def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
-    """Return a note if the policy could not decide."""
     if ranking.policy is not AcceleratorPolicy.MOST_FREE or chosen.target.free is not None:
         return []
     unknown = chosen.judgement.room is Room.UNKNOWN

@@ -82,8 +82,6 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Checks images for the nodes of one pool."""
-
     pool: Pool
     gpus: GPUs
     images: Images

@@ -199,7 +199,6 @@ def _name(title: str, pool: Pool) -> str:
 
 
 def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
-    """Return why a GPU was chosen, or not chosen."""
     made, room = each.judgement.made, each.judgement.room
     provider = each.target.pool.provider
     about = "; ".join(filter(None, (ranking.about(each.target), f"{provider} would add a node" if provider else "")))

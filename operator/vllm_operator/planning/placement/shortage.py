@@ -217,7 +217,6 @@ def _likeness(one: str, other: str) -> float:
 
 
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
-    """Return the user's options for the obstacle of the nearest pool, as sentences."""
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
@@ -274,7 +273,6 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
 
 
 def _could_be_sliced(rejections: Sequence[Rejection], gpus: GPUs) -> bool:
-    """Return whether one of the GPUs supports MIG, or may support it."""
     pools = [rejection.pool for rejection in rejections if rejection.obstacle is Obstacle.NOT_SLICED]
     return any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in pools)
 

@@ -248,7 +248,7 @@ def find_candidates(
     """Return judged candidates for each size and each GPU that can run it: for each size the GPUs in the order of `find_targets`.
 
     Args:
-        request: What a replica needs, apart from the number of GPUs.
+        request: Requirements of a replica, except the number of GPUs.
         shapes: Sizes in ascending order.
         sizing: The inputs of the judgement.
         inventory: The GPUs of the cluster.

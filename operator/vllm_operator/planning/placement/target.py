@@ -45,7 +45,7 @@ class Rank(IntEnum):
     """When a GPU on which the model fits is used. The lowest rank is preferred."""
 
     FREE = 0
-    """Enough devices are free for all replicas, or it is unknown what is free."""
+    """Enough devices are free for all replicas, or the free devices are unknown."""
     WAITING = 1
     """A Pod would wait: too few devices are free, or a node must be added."""
     SHARED = 2
@@ -161,7 +161,6 @@ def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: 
 
 
 def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, Fit]], list[Rejection]]:
-    """Return the pools that can run a replica, and the pools that cannot."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -359,5 +358,4 @@ def _notes(pool: Pool, fit: Fit, request: Request, *, shares_resource: bool) -> 
 
 
 def _shares_resource(pool: Pool, inventory: Inventory) -> bool:
-    """Return whether GPUs of another architecture have the same resource name."""
     return any(other.resource == pool.resource and other.architecture != pool.architecture for other in inventory.pools)

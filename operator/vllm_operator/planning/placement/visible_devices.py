@@ -75,7 +75,6 @@ def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]
 
 
 def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:
-    """Return the number of devices that all replicas need together."""
     parallelism = spec.parallelism or ParallelismSpec()
     size = (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
     return spec.replicas * (accelerator.count or size)
