@@ -38,6 +38,7 @@ _DELETED = ".metadata.deletionTimestamp"
 _CONTAINER = ".status.containerStatuses[0]"
 _RESTARTS = f"{_CONTAINER}.restartCount | tostring"
 _HAS_ENDED = {"key": f"{_CONTAINER}.state.terminated.exitCode", "operator": "Exists"}
+_IS_NOT_OVER = {"key": ".status.phase", "operator": "NotIn", "values": ["Succeeded", "Failed"]}
 _STARTED = {"event": {"type": "Normal", "reason": "Started", "message": "Container started"}}
 _AT_ONCE = {"durationMilliseconds": 300}
 
@@ -121,7 +122,7 @@ def _crashes() -> list[dict[str, Any]]:
         ),
         _stage(
             "pod-back-off",
-            [_with("path"), _HAS_ENDED, _not_value(_RESTARTS, "0")],
+            [_with("path"), _HAS_ENDED, _IS_NOT_OVER, _not_value(_RESTARTS, "0")],
             [_event("Warning", "BackOff", "Back-off restarting failed container"), _status(backs_off)],
             delay=_AT_ONCE,
         ),
@@ -135,7 +136,7 @@ def _restarts() -> list[dict[str, Any]]:
     return [
         _stage(
             "pod-restart-at-once",
-            [_with("path"), _HAS_ENDED, _is(_RESTARTS, "0")],
+            [_with("path"), _HAS_ENDED, _IS_NOT_OVER, _is(_RESTARTS, "0")],
             [_STARTED, _status(after_crash)],
             delay=_AT_ONCE,
         ),

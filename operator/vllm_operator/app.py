@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -69,6 +70,8 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but a user at a terminal would not."""
+KOPF_SECONDS = 6.0
+"""Maximum time that kopf may take to end after the operator's own parts. kopf itself waits up to 5 s for tasks that remain."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
 
@@ -88,7 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     gc.freeze()  # objects loaded so far are never garbage
     try:
-        return uvloop.run(serve(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            status = runner.run(serve(settings))
+            if status:
+                os._exit(
+                    status
+                )  # after an error, tasks of kopf may not end (see `Operator._watch`), and closing the loop would wait for them
+        return status
     except KeyboardInterrupt:
         return 0
 
@@ -137,7 +146,8 @@ class Operator:
         self._client = client
         self._stop = asyncio.Event()
         self._has_failed = False
-        self._is_ended = False
+        self._ended = asyncio.Event()
+        self._is_ending = False
         self._tasks: list[asyncio.Task[object]] = []
         self.metrics = Metrics()
         self.readiness = Readiness()
@@ -309,16 +319,27 @@ class Operator:
         kopf.on.login(registry=registry)(sessions.login)
         kopf.on.startup(registry=registry, id="start")(partial(self._start_parts, kinds))
         kopf.on.cleanup(registry=registry, id="stop")(self._end_parts)
+        operator = kopf.operator(
+            registry=registry,
+            settings=watches.make_settings(kinds, request_timeout_seconds=settings.request_timeout_seconds),
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            stop_flag=self._stop,
+        )
+        watching = asyncio.create_task(operator, name="kopf")
+        ended = asyncio.create_task(self._ended.wait(), name="end of the parts")
         try:
-            await kopf.operator(
-                registry=registry,
-                settings=watches.make_settings(kinds, request_timeout_seconds=settings.request_timeout_seconds),
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-                standalone=True,
-                stop_flag=self._stop,
-            )
+            await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
+            # When a watch has failed, kopf 1.45.2 stops its other watches, and waits for some of them for ever.
+            await asyncio.wait((watching,), timeout=KOPF_SECONDS)
+            if not watching.done():
+                log.warning("the watches do not end after an error; the operator exits without them, to be started again")
+                self._has_failed = True
+                return
+            await watching
         finally:
+            ended.cancel()
             await sessions.close()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
@@ -350,9 +371,10 @@ class Operator:
 
     async def _end_parts(self, **_: object) -> None:
         """Stop all parts in order. Release the Lease last, because the next operator must be the only one that writes."""
-        if self._is_ended:
+        if self._is_ending:
+            await self._ended.wait()
             return
-        self._is_ended = True
+        self._is_ending = True
         self._stop.set()
         log.info("stopping")
         if self._client.fence is not None:
@@ -369,6 +391,7 @@ class Operator:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.leadership.release()
+        self._ended.set()
 
     async def _close_configs(self) -> None:
         if self.configs is not None:

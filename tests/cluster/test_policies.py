@@ -52,8 +52,7 @@ async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_be
 
     # an operator for a list of namespaces does not list the Pods of all
     await served.patch("Namespace", served.namespace, {"metadata": {"labels": {"shard": served.namespace}}})
-    settings = {"lease": f"{served.namespace}/vllm-operator", "shard": f"shard={served.namespace}"}
-    async with OperatorProcess(served.kubeconfig, **settings) as operator:
+    async with OperatorProcess(served.kubeconfig, lease=f"{served.namespace}/vllm-operator") as operator:
         await operator.until_ready(within=60)
         first = await planned("first")
         plan = await pinned_plan(served, first)

@@ -110,24 +110,26 @@ async def test_a_missing_preset_is_waited_for(served: Cluster, sim: Simulator, o
     assert [it for it in requests if it.status in (401, 403)] == []
 
 
-async def test_without_the_crds_others_are_served_and_the_condition_says_how_to_install_them(
-    served: Cluster, sim: Simulator, operator: OperatorProcess
-) -> None:
-    await remove_preset_crds(served)
-    try:
-        await sim.script(path="ok", pull="0", load="0")
-        await served.create(llama(served.namespace, "other"))
-        await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
-        await served.create(llama(served.namespace, presetRef=NAME))
-        told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "KindNotInstalled"))
-        assert "The CRD vllmpresets.vllm-operator.dev" in condition(told, "Planned")["message"]
-        assert "kubectl apply -f crds/" in condition(told, "Planned")["message"]
-    finally:
-        await install_preset_crds(served)
-    await served.create(preset(served.namespace))
-    # the operator looks for the CRD every minute; a change of the object makes it look now
-    await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {"look": "again"}}})
-    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+async def test_without_the_crds_others_are_served_and_the_condition_says_how_to_install_them(served: Cluster, sim: Simulator) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
+        await operator.until_ready()
+        await remove_preset_crds(served)
+        try:
+            assert await operator.ended() == 1, "it watches presets"
+            await operator.start()  # as the kubelet does
+            await served.create(llama(served.namespace, "other"))
+            await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
+            await served.create(llama(served.namespace, presetRef=NAME))
+            told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "KindNotInstalled"))
+            assert "The CRD vllmpresets.vllm-operator.dev" in condition(told, "Planned")["message"]
+            assert "kubectl apply -f crds/" in condition(told, "Planned")["message"]
+        finally:
+            await install_preset_crds(served)
+        await served.create(preset(served.namespace))
+        # the operator looks for the CRD every minute; a change of the object makes it look now
+        await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {"look": "again"}}})
+        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
 
 @pytest.mark.parametrize("kind", ["VLLMPreset", "ClusterVLLMPreset"])
