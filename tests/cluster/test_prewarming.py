@@ -48,10 +48,9 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(served: Clus
     await operator.start()
     await report(served, sim, primer, {"result": "Published", "tag": "tag-1", "digest": DIGEST})
     await served.wait_until_gone("Deployment", "llama.primer")
-    done = await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["pinnedPlan"]["image"], within=30
-    )
-    assert has("CachePublished", "True", "Published")(done)
+    done = await served.wait_for("VLLMDeployment", "llama", has("CachePublished", "True", "Published"), within=30)
+    assert "v0.24.0" in done["status"]["pinnedPlan"]["image"]
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
 
 
 async def test_a_version_that_is_changed_back_meanwhile_begins_no_rollout(

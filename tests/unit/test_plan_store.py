@@ -278,7 +278,9 @@ async def test_an_operator_that_ends_between_the_deployment_and_the_status_makes
     await fleet.serve()
     first = in_force(bench)
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
-    assert (await bench.reconciler.reconcile(KEY)).name == "waiting"
+    bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Unavailable("killed"))
+    with pytest.raises(Unavailable):
+        await bench.reconciler.reconcile(KEY)
     deployment = bench.deployment()
     assert in_force(bench) == first
     await restart(bench)

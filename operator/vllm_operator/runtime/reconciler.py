@@ -222,10 +222,12 @@ class Reconciler:
         scaling = await self._scaling.reconcile(resource, snapshot.resource)
         observation = replace(observation, exposure=exposure, scaling=scaling)
         decision, reported = self._decide(observation)
-        is_applied = bool(applied.written) and applied.failure is None and not applied.refusals
-        tells_nothing = not reported.events and cache_outcome.activity.skipped is None
-        if resource.status.pinned_plan is not None and is_applied and tells_nothing and not _is_seen(observation.deployment):
-            # Until the controller has seen the change, it is unknown whether it replaces Pods. The next reconciliation reports in any case.
+        before, now = resource.status, reported.status
+        is_lasting = (before.cache, before.last_crash, before.remediation) != (now.cache, now.last_crash, now.remediation)
+        # Lasting parts, events, and why caches were not filled before a rollout may only be known now.
+        may_wait = before.observed_generation is not None and not (is_lasting or reported.events or cache_outcome.activity.skipped)
+        if may_wait and applied.written and applied.failure is None and not _is_seen(observation.deployment):
+            # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
