@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -91,12 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     gc.freeze()  # objects loaded so far are never garbage
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings))
-            if status:
-                os._exit(
-                    status
-                )  # after an error, tasks of kopf may not end (see `Operator._watch`), and closing the loop would wait for them
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        status = runner.run(serve(settings))
+        if status:
+            # After an error, tasks of kopf may not end (`Operator._watch`), and closing the loop would wait for them.
+            runner.get_loop().set_exception_handler(lambda loop, context: None)
+        else:
+            runner.close()
         return status
     except KeyboardInterrupt:
         return 0
