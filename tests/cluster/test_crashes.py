@@ -197,8 +197,6 @@ async def test_one_crash_among_four_replicas_is_reported_and_the_others_serve(
     )
 
 
-# On a busy machine, the next run can begin before the log of the first one is read, and then its cause stays unknown: a defect, still open.
-@pytest.mark.flaky(reruns=4)
 async def test_a_crash_that_a_quick_restart_makes_good_is_at_no_moment_said_not_to_have_been(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:

@@ -52,9 +52,12 @@ class FakeLogs:
     told: dict[tuple[str, int], StartupState] = field(default_factory=dict)
     ready: bool = True
     forgotten: list[tuple[str, str]] = field(default_factory=list)
+    starting: Collection[str] = ()
+    """The Pods whose start or crash was not reported at the last reconciliation."""
 
     def sync(self, key: tuple[str, str], pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
         """Nothing to follow."""
+        self.starting = starting
 
     def states(self, key: tuple[str, str]) -> Mapping[tuple[str, int], StartupState]:
         return self.told

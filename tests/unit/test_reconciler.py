@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import Write
+from support.fleet import READY, Fleet
 from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, content_of, llama
@@ -27,6 +28,7 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.observation.crashes import SETTLING_SECONDS
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
@@ -386,3 +388,18 @@ async def test_a_held_deployment_that_cannot_be_scaled_is_in_the_status(bench: B
     with pytest.raises(Invalid):
         await bench.reconciler.reconcile(KEY)
     assert bench.condition("Planned").reason == "NoMatchingGPU"
+
+
+async def test_the_log_of_a_crash_is_read_also_if_its_pod_is_ready_again_before_the_next_look(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    pod = fleet.start()
+    fleet.show(pod, READY, restarts=1)
+    container = bench.cluster.all(POD)[0]["status"]["containerStatuses"][0]
+    crashed = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": fleet.time()}}
+    bench.cluster.edit(POD, "default", pod, {"status": {"containerStatuses": [{**container, "lastState": crashed}]}})
+    await bench.reconciler.reconcile(KEY)
+    assert pod in bench.logs.starting
+    bench.pass_time(SETTLING_SECONDS)
+    await bench.settle()
+    assert bench.status().last_crash is not None
+    assert pod not in bench.logs.starting

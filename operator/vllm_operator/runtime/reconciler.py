@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus
+from vllm_operator.api.status import ConditionStatus, CrashStatus
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
@@ -54,6 +54,7 @@ from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.rendering.revision import with_plan_name
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
+from vllm_operator.runtime.container_runs import runs_to_follow
 from vllm_operator.runtime.created_objects import CreatedObjects
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.followers import CATCH_UP_SECONDS
@@ -342,7 +343,9 @@ class Reconciler:
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> None:
         startup = resource.status.startup
-        starting = frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
+        starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
+        # A Pod may have crashed, and be ready again, since the last reconciliation.
+        starting |= {pod["metadata"]["name"] for pod in snapshot.pods if _has_new_crash(pod, resource.status.last_crash)}
         self._logs.sync(key, snapshot.pods, starting)
 
     def _decide(self, observation: Observation) -> tuple[Decision, Report]:
@@ -372,6 +375,13 @@ def _has_served(resource: VLLMDeployment, snapshot: Snapshot) -> bool:
     """Return whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
     progress = reading.named(snapshot.child(DEPLOYMENT), "Progressing", "status", "conditions")
     return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
+
+
+def _has_new_crash(pod: Manifest, recorded: CrashStatus | None) -> bool:
+    """Return whether the run before the current one crashed, and the status does not have that crash."""
+    runs = runs_to_follow(pod)
+    last = (recorded.pod, recorded.restarts) if recorded is not None else None
+    return len(runs) > 1 and (runs[0].pod, runs[0].restarts) != last
 
 
 def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
