@@ -22,7 +22,6 @@ from vllm_operator.cluster.client import (
     LogRequest,
     Manifest,
     NotFound,
-    Page,
     kind_of,
 )
 
@@ -158,13 +157,13 @@ class FakeCluster:
         *,
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[Sequence[Manifest]]:
         """List objects in pages of `page` objects."""
-        version, items = str(self._version), await self.find(kind, namespace, labels=labels, fields=fields)
+        items = await self.find(kind, namespace, labels=labels, fields=fields)
         for begin in range(0, len(items) or 1, self.page):
             if begin:
                 await self._enter("page", kind)
-            yield Page(items[begin : begin + self.page], version)
+            yield items[begin : begin + self.page]
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""

@@ -391,9 +391,9 @@ async def test_at_most_one_page_of_a_list_is_in_memory(server: Server, connect: 
     server.accepted, server.body = OLD, b'{"items": [{}, {}], "metadata": {"continue": "more"}}'
     pages = aiter(connect(None).pages(CONFIG_MAP))
     first = await anext(pages)
-    assert len(first.items) == 2
+    assert len(first) == 2
     server.body = b'{"items": [{}]}'
     second = await anext(pages)
-    assert (len(first.items), len(second.items)) == (0, 1)
+    assert (len(first), len(second)) == (0, 1)
     with pytest.raises(StopAsyncIteration):
         await anext(pages)

@@ -174,7 +174,7 @@ async def _pods(client: KubeClient) -> Objects | None:
     """Return the Pods that hold devices; None without permission."""
     try:
         pages = client.pages(POD, fields=ON_NODES)
-        return [pod async for page in pages for pod in page.items if requested_devices(pod)]
+        return [pod async for page in pages for pod in page if requested_devices(pod)]
     except Forbidden:
         return None
 

@@ -237,17 +237,6 @@ class LogRequest:
     tail_lines: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A part of a list of objects, and the resourceVersion of the whole list, which is equal in each part.
-
-    The items are valid until the next page is requested.
-    """
-
-    items: Sequence[Manifest]
-    version: str
-
-
 class ClusterClient(Protocol):
     """Requests to the API server. All raise `ClusterError`. All except `stream_log` end after the timeout of the client."""
 
@@ -275,8 +264,10 @@ class ClusterClient(Protocol):
         *,
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[Sequence[Manifest]]:
         """List objects page by page, as of one resourceVersion. For callers that keep only a part of each object.
+
+        A page is valid until the next one is requested.
 
         Raises Gone if the resourceVersion of the list has expired. Then list again.
         """

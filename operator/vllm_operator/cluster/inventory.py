@@ -177,7 +177,7 @@ class InventoryCache(Generic[Content]):
         claims = await self._claims()
         if len(self._gpu_nodes) > NODE_LISTS:
             pages = self._client.pages(POD, fields=ON_NODES)
-            return read_held([part async for page in pages for pod in page.items if (part := _device_part(pod))], claims)
+            return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
         lists = [self._client.find(POD, fields={"spec.nodeName": node}, cached=True) for node in self._gpu_nodes]
         return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
@@ -196,7 +196,7 @@ class InventoryCache(Generic[Content]):
         nodes = [
             _node_part(node)
             async for page in self._client.pages(NODE)
-            for node in page.items
+            for node in page
             if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
         ]
         seen = nodes, slices, await self._node_pools()

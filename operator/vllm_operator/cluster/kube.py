@@ -33,7 +33,6 @@ from vllm_operator.cluster.client import (
     LogRequest,
     Manifest,
     NotFound,
-    Page,
     Unauthorized,
     Unavailable,
     kind_of,
@@ -103,7 +102,7 @@ class KubeClient:
         cached: bool = False,
     ) -> Sequence[Manifest]:
         """List objects."""
-        return [item async for page in self.pages(kind, namespace, labels=labels, fields=fields, cached=cached) for item in page.items]
+        return [item async for page in self.pages(kind, namespace, labels=labels, fields=fields, cached=cached) for item in page]
 
     async def pages(
         self,
@@ -113,7 +112,7 @@ class KubeClient:
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[Sequence[Manifest]]:
         """List objects page by page. A list from the watch cache (`cached`) has one page."""
         query: dict[str, Any] = {"limit": PAGE}
         if cached:
@@ -134,7 +133,7 @@ class KubeClient:
                 # lists leave these out
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
-            yield Page(found, str(metadata.get("resourceVersion") or ""))
+            yield found
             found.clear()  # at most one page is in memory, even if the reader still holds it
             if not token:
                 return

@@ -37,7 +37,6 @@ from vllm_operator.cluster.client import (
     LogRequest,
     Manifest,
     NotFound,
-    Page,
     children_of,
     kind_of,
     selector_of,
@@ -112,7 +111,7 @@ class ObjectCache:
         found: list[Key] = []
         for namespace in namespaces or (None,):
             async for page in self._client.pages(VLLM_DEPLOYMENT, namespace):
-                found += map(name_of, page.items)
+                found += map(name_of, page)
         return found
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
@@ -173,7 +172,7 @@ class ObjectCache:
         *,
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[Sequence[Manifest]]:
         """List objects on the API server."""
         return self._client.pages(kind, namespace, labels=labels, fields=fields)
 
@@ -213,7 +212,7 @@ class ObjectCache:
         changed, listed = set[Key](), set[ObjectName]()
         for namespace in namespaces if kind.namespaced and namespaces else (None,):
             async for page in self._pages(kind, namespace):
-                for item in page.items:
+                for item in page:
                     listed.add(name_of(item))
                     changed |= self.note(kind, item)
         for name in before.keys() - listed:
@@ -224,7 +223,7 @@ class ObjectCache:
         self._complete.add(kind)
         return changed
 
-    async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Page]:
+    async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Sequence[Manifest]]:
         """Yield the pages of a list. A list that takes too long is restarted; objects that were listed twice are stored once."""
         for attempt in range(1, LIST_TRIES + 1):
             try:

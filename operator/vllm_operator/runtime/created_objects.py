@@ -54,7 +54,7 @@ class CreatedObjects:
         keys = set[Key]()
         for namespace in self._namespaces or (None,):
             async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
-                for item in page.items:
+                for item in page:
                     instance = reading.text(item, "metadata", "labels", labels.INSTANCE_LABEL)
                     keys.add((reading.text(item, "metadata", "namespace"), instance))
         return keys

@@ -139,7 +139,7 @@ class UserData:
         """
         if not self._name:
             return False
-        async with self._reading:  # the supervisor and `run` both read the ConfigMap
+        async with self._reading:  # the start of the operator and `run` both read the ConfigMap
             try:
                 manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
             except NotFound:

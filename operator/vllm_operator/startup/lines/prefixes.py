@@ -42,15 +42,6 @@ class Prefixes:
         self.is_watching = True
         """Whether it expects a prefix or knows one, so that lines must be passed to it."""
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether it has read no line yet."""
-        return not self._watched and not self._seen
-
-    def expect(self, shape: str, prefix: re.Pattern[str]) -> None:
-        """Remove this prefix too."""
-        self._known[shape] = prefix
-
     def without(self, lines: list[str]) -> list[str]:
         """Return the lines without their prefixes."""
         for line in lines:
