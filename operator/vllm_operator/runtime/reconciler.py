@@ -224,18 +224,18 @@ class Reconciler:
         observation = replace(observation, exposure=exposure, scaling=scaling)
         decision, reported = self._decide(observation)
         before, now = resource.status, reported.status
-        is_lasting = (before.cache, before.last_crash, before.remediation) != (now.cache, now.last_crash, now.remediation)
-        # Lasting parts, events, and why caches were not filled before a rollout may only be known now.
-        may_wait = before.observed_generation is not None and not (is_lasting or reported.events or cache_outcome.activity.skipped)
-        if may_wait and applied.written and applied.failure is None and not _is_seen(observation.deployment):
+        must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
+        # Events, caches and why they were not filled before a rollout may only be known now.
+        is_lasting = must_act or before.cache != now.cache or reported.events or cache_outcome.activity.skipped
+        is_applied = applied.written and applied.failure is None
+        if before.pinned_plan is not None and is_applied and not is_lasting and not _is_seen(observation.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
             await self._plans.prune(resource, snapshot, revision)
         await self._restart_stalled(resource, decision)
-        before = resource.status
-        if (reported.status.remediation, reported.status.last_crash) != (before.remediation, before.last_crash):
+        if must_act:
             return Result("waiting", ACT_SECONDS)
         return _result(reported, applied, look_again)
 
