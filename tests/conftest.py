@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import celpy
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("quick", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")
+
+celpy.Environment()  # The first one raises the recursion limit, and Hypothesis fails a test during which the limit changes.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -123,6 +123,7 @@ SPECS = values_of(custom_resource_definition()["spec"]["versions"][0]["schema"][
 @example(spec={"accelerator": {"uuids": [None, None]}})
 @example(spec={"replicas": None})
 @example(spec={"model": {"uri": "hf://a/b\n"}})
+@example(spec={"model": {"uri": "pvc://a/b\xa0c"}})
 def test_what_is_accepted_can_be_parsed_and_nothing_raises(spec: Any) -> None:
     content = manifest("demo", {}, {})
     content["spec"] = {**content["spec"], **spec} if isinstance(spec, dict) else spec

@@ -93,12 +93,14 @@ Text = Annotated[str, Field(max_length=1024)]
 """A sentence or a short paragraph."""
 Name = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT, pattern=NAME_PATTERN)]
 """The name of a Kubernetes object."""
-_HUB_OR_CLAIM = r"hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?"
+SPACES = r" \t\n\f\r"
+"""The characters that \\s matches in RE2, which the API server uses. For pydantic, \\s would match all spaces of Unicode."""
+_HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
 ModelURI = Annotated[
     str,
     Field(
         max_length=1024,
-        pattern=rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/\s]+/[^\s]+)$",
+        pattern=rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$",
         json_schema_extra=form(
             "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
             "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store"
@@ -119,7 +121,7 @@ Image = Annotated[
     str,
     Field(
         max_length=1024,
-        pattern=r"^[^\s]+$",
+        pattern=rf"^[^{SPACES}]+$",
         json_schema_extra=form("write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1"),
     ),
 ]
@@ -237,7 +239,7 @@ HostPath = Annotated[
     str,
     Field(
         max_length=1024,
-        pattern=r"^/[^/\s:.][^\s:]*$",
+        pattern=rf"^/[^/{SPACES}:.][^{SPACES}:]*$",
         json_schema_extra=form("write an absolute path other than /, such as /var/cache/vllm-operator"),
     ),
 ]

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import Model, checked_by
+from vllm_operator.api.base import SPACES, Model, checked_by
 
 
 class ScalingMetric(StrEnum):
@@ -22,7 +22,7 @@ class KedaSpec(Model):
     prometheus_address: str = Field(
         min_length=1,
         max_length=1024,
-        pattern=r"^https?://[^\s]+$",
+        pattern=rf"^https?://[^{SPACES}]+$",
         description="URL of the Prometheus that scrapes the engines, for example http://prometheus.monitoring.svc:9090.",
     )
     activation_query: str | None = Field(

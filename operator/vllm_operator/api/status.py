@@ -10,7 +10,7 @@ from vllm_operator.api.plan import PlanSummary
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
 """A longer stage was measured by a clock that was changed in between."""
-Timestamp = Annotated[str, Field(max_length=32, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Timestamp = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_SECONDS)]], Field(max_length=16)]
 """Seconds by stage."""
 
