@@ -42,7 +42,7 @@ RUN echo 'vllm-operator:x:65532:65532:vllm-operator:/nonexistent:/usr/sbin/nolog
 COPY --from=build /opt/vllm-operator /opt/vllm-operator
 # The base ships the standard library without byte code, and the operator's file system is read-only. Importing the operator once writes the
 # byte code of what it imports; otherwise each start would compile 300 modules, which takes half a second of CPU time.
-RUN /opt/vllm-operator/bin/python -c 'import vllm_operator.app'
+RUN /opt/vllm-operator/bin/python -c 'import vllm_operator.controller.app'
 # LOGNAME: for clusters that choose a user ID of their own, which has no name.
 # MALLOC_ARENA_MAX: one arena of malloc for all threads, which return memory sooner.
 ENV PATH=/opt/vllm-operator/bin:/usr/local/bin:/usr/bin:/bin \

@@ -12,7 +12,7 @@ import yaml
 import generate_crds
 import generate_docs
 from vllm_operator import __version__
-from vllm_operator.settings import MAY_BE_ZERO
+from vllm_operator.controller.settings import MAY_BE_ZERO
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
 DEFINITIONS = CHART / "files"

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vllm_operator import settings
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
@@ -19,6 +18,7 @@ from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.signatures import Change, LinePattern, Signature, load_remedies, load_signatures
 from vllm_operator.cli.signatures import change_in_words, examples
+from vllm_operator.controller import settings
 
 ROOT = Path(__file__).parent.parent
 RULE_GUIDE, SIGNATURE_GUIDE = ROOT / "docs" / "adding-a-rule.md", ROOT / "docs" / "adding-a-signature.md"
@@ -214,7 +214,7 @@ def _code(text: str) -> str:
 
 
 def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
-    """Every setting with its default and its meaning, from the source of `vllm_operator.settings`."""
+    """Every setting with its default and its meaning, from the source of `vllm_operator.controller.settings`."""
     tree = ast.parse(Path(str(settings.__file__)).read_text("utf-8"))
     [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
     for field, text in pairwise(fields):
@@ -226,7 +226,7 @@ def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
 def settings_reference() -> str:
     """The settings as a page."""
     lines = [
-        NOTE.replace("operator/vllm_operator/api. Edit the types", "operator/vllm_operator/settings.py. Edit the texts") + "# Settings\n",
+        NOTE.replace("vllm_operator/api. Edit the types", "vllm_operator/controller/settings.py. Edit the texts") + "# Settings\n",
         "`vllm-operator run` reads these environment variables once at its start. If a variable with the prefix `VLLM_OPERATOR_` "
         "is not a setting, or has an invalid value, the operator exits with a message.\n",
         "In the chart, `settings` accepts most of them. The key is the part of the name after `VLLM_OPERATOR_`, in lower case. For "

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-PROGRAM = "vllm_operator.app"
+PROGRAM = "vllm_operator.controller.app"
 PACKAGE = "kubernetes"
 DEBIAN = Path("/var/lib/dpkg/status")
 """The packages of the base; the last stage of the image begins with the same one."""

@@ -12,5 +12,5 @@ def with_byte_code(environment: Mapping[str, str], python: str = sys.executable)
     """Complete the environment of an operator so that Python finds its byte code. It is compiled now, by importing the operator once."""
     folder = Path(tempfile.gettempdir()) / f"vllm-operator-byte-code-{os.getuid()}"
     complete = {**environment, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
-    subprocess.run([python, "-c", "import vllm_operator.app"], env=complete, check=True)
+    subprocess.run([python, "-c", "import vllm_operator.controller.app"], env=complete, check=True)
     return complete

@@ -83,14 +83,14 @@ def make_certificate(folder: Path) -> None:
 async def follow(folder: Path, port: int, streams: int) -> None:
     from kubernetes.aio.client.configuration import Configuration
 
-    from vllm_operator.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
     from vllm_operator.catalog.startup import load_startup
-    from vllm_operator.cluster.kube import KubeClient
-    from vllm_operator.runtime.container_runs import Run
-    from vllm_operator.runtime.follower import Follower, FollowerSettings
-    from vllm_operator.runtime.log_share import LogShare
-    from vllm_operator.runtime.log_slots import Slots
-    from vllm_operator.runtime.user_data import KnownCrashes
+    from vllm_operator.controller.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
+    from vllm_operator.controller.container_runs import Run
+    from vllm_operator.controller.follower import Follower, FollowerSettings
+    from vllm_operator.controller.log_share import LogShare
+    from vllm_operator.controller.log_slots import Slots
+    from vllm_operator.controller.user_data import KnownCrashes
+    from vllm_operator.kube.api_client import KubeClient
 
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
@@ -133,10 +133,10 @@ async def withstand(folder: Path, port: int, streams: int, seconds: float) -> No
     from kubernetes.aio.client.configuration import Configuration
 
     from vllm_operator.catalog.startup import load_startup
-    from vllm_operator.cluster.kube import KubeClient
-    from vllm_operator.runtime.followers import Followers
-    from vllm_operator.runtime.log_share import LogShare
-    from vllm_operator.runtime.user_data import KnownCrashes
+    from vllm_operator.controller.followers import Followers
+    from vllm_operator.controller.log_share import LogShare
+    from vllm_operator.controller.user_data import KnownCrashes
+    from vllm_operator.kube.api_client import KubeClient
 
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")

@@ -22,11 +22,11 @@ from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from support.observations import container, terminated, waiting
 from support.operators import Bench, controlled_by_deployment, llama
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Manifest, children_of
-from vllm_operator.cluster.object_cache import ObjectCache
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.workers import Workers
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.controller.queue import WorkQueue
+from vllm_operator.controller.workers import Workers
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Manifest, children_of
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 SECONDS = 10.0

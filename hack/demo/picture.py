@@ -11,7 +11,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from vllm_operator.cli.diagnose import STAGE_NAMES
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.text.wording import duration
 
 WIDTH, ROW, TOP = 960, 68, 22

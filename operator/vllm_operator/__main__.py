@@ -27,7 +27,7 @@ class Command(Protocol):
 
 
 COMMANDS = {
-    "run": ("vllm_operator.app", "run the operator"),
+    "run": ("vllm_operator.controller.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
     "status": ("vllm_operator.cli.status", "show a VLLMDeployment on one screen: state, GPU, start, caches, crash, events"),
     "top": ("vllm_operator.cli.top", "show all VLLMDeployments, with the progress of their starts"),

@@ -5,14 +5,14 @@ from typing import Any
 
 from support.cluster import Manifest
 from support.plans import known
+from vllm_operator.api.reading import read_quantity
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.revisions import with_pinned_plan
-from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
-from vllm_operator.pods.reading import read_quantity
-from vllm_operator.remediation.in_force import carried_out
 from vllm_operator.rendering.manifests import render
+from vllm_operator.status.remediation.in_force import carried_out
 
 COMPARED = ("Deployment", "Service")
 

@@ -11,7 +11,7 @@ from support.manifests import CASES, read_case
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.managed_fields import needs_apply, with_digest
+from vllm_operator.kube.managed_fields import needs_apply, with_digest
 from vllm_operator.rendering.manifests import render
 
 pytestmark = pytest.mark.cluster

@@ -9,7 +9,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
-from vllm_operator.cluster.events import COMPONENT
+from vllm_operator.kube.events import COMPONENT
 
 pytestmark = pytest.mark.cluster
 

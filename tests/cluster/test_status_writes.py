@@ -5,9 +5,9 @@ import pytest
 from support.cluster import Cluster
 from support.operator_process import llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Conflict
-from vllm_operator.cluster.connection import load_configuration
-from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import VLLM_DEPLOYMENT, Conflict
+from vllm_operator.kube.connection import load_configuration
 
 pytestmark = pytest.mark.cluster
 

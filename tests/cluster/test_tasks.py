@@ -15,11 +15,11 @@ from support.cluster import Cluster, Simulator, the_pod
 from support.operator_process import llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import RUNNING
-from vllm_operator.app import Operator
-from vllm_operator.cluster.connection import load_configuration
-from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.lease import Fence
-from vllm_operator.settings import Settings
+from vllm_operator.controller.app import Operator
+from vllm_operator.controller.settings import Settings
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.connection import load_configuration
+from vllm_operator.kube.lease import Fence
 
 pytestmark = [
     pytest.mark.cluster,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 MODULES = 12
 HEADER = 16

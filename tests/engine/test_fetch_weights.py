@@ -14,7 +14,7 @@ import pytest
 from support.model_hub import COMMIT, Hub, blob, serve
 from support.tools import command
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.progress import Bars
+from vllm_operator.logs.progress import Bars
 from vllm_operator.tools.fetch_weights import SMALL_BYTES, choose
 
 MODEL = "acme/llama"

@@ -13,8 +13,8 @@ from support.engine import Node, Start
 from support.fleet import Fleet
 from support.operators import Bench, known_crashes
 from support.tools import command
-from vllm_operator.cluster.client import JOB
-from vllm_operator.startup.state import StartupState
+from vllm_operator.kube.client import JOB
+from vllm_operator.logs.state import StartupState
 
 PAID_COLD = 400
 HANGS = "waiting for baton release"

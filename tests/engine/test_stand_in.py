@@ -19,8 +19,8 @@ from support.engine_image import CRASHES, gather_engine
 from testenv.ports import free_ports
 from vllm_operator.catalog.signatures import Severity, load_signature_samples
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import StartupState
 
 KNOWLEDGE = load_startup()
 FATAL = {each.id for each in KNOWLEDGE.signatures if each.severity is Severity.FATAL}

@@ -14,11 +14,11 @@ from support import observations as o
 from support.promtool import ALERTS, Firing, Recording, check_alerts
 from support.reports import report
 from testenv.binaries import find_binary
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
-from vllm_operator.observation.observation import Observation
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
+from vllm_operator.status.observation.observation import Observation
 
 pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
 

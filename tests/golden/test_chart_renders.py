@@ -23,10 +23,10 @@ from vllm_operator.api.conditions import ORDER
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
-from vllm_operator.cluster.client import LEASE
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
-from vllm_operator.settings import Settings
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
+from vllm_operator.controller.settings import Settings
+from vllm_operator.kube.client import LEASE
 
 GOLDEN = Path(__file__).parent / "chart"
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text("utf-8"))

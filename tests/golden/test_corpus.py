@@ -6,8 +6,8 @@ import pytest
 
 from support.pasted import read_either_way
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import CacheEvidence, Stage
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import CacheEvidence, Stage
 
 CORPUS = Path(__file__).parent.parent / "corpus" / "h200"
 KNOWLEDGE = load_startup()

@@ -14,7 +14,7 @@ import generate_dashboards
 from support import engine_metrics
 from testenv.binaries import find_binary
 from vllm_operator.api.status import CacheStatus, Condition, ConditionStatus, StartupStatus, VLLMDeploymentStatus
-from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.controller.metrics import Metrics
 
 DASHBOARDS = list(generate_dashboards.DASHBOARDS)
 VALUES = {"$__rate_interval": "5m", "$namespace": "models", "$name": "llama"}

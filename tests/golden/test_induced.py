@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from support.pasted import KNOWLEDGE, read_either_way
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Progress, Stage
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Progress, Stage
 
 H200 = Path(__file__).parent.parent / "corpus" / "h200"
 INDUCED = Path(__file__).parent.parent / "corpus" / "induced"

@@ -13,9 +13,9 @@ from support.pasted import read_either_way
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.catalog.backends import load_logged_names
-from vllm_operator.planning.model.facts import ModelFiles
+from vllm_operator.logs.state import StartupState
 from vllm_operator.planning.planner import plan
-from vllm_operator.startup.state import StartupState
+from vllm_operator.sizing.model_facts import ModelFiles
 
 PLANNED = Path(__file__).parent.parent / "corpus" / "planned"
 LABELS: dict[str, dict[str, Any]] = yaml.safe_load((PLANNED / "labels.yaml").read_text("utf-8"))

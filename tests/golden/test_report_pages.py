@@ -15,18 +15,18 @@ from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from testenv.replay import SERVING, read_recording
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.plan import BackendChoice, ChosenBy
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.observation.draining import DrainingPod
-from vllm_operator.observation.observation import ObjectProblem, Observation
-from vllm_operator.planning.outcome import Verdict, not_accepted
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.planning.outcome import not_accepted
 from vllm_operator.status.conditions import status_with_failure
 from vllm_operator.status.events import EventDraft
+from vllm_operator.status.observation.draining import DrainingPod
+from vllm_operator.status.observation.observation import ObjectProblem, Observation
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"

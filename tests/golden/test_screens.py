@@ -23,7 +23,7 @@ from vllm_operator.cli.gpus import gpus_page
 from vllm_operator.cli.status import status_page
 from vllm_operator.cli.terminal import Line, as_rich_text, plain
 from vllm_operator.cli.top import top_page
-from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.inventory.nodes import read_inventory
 
 Golden = Callable[[Path, str], None]
 

@@ -5,14 +5,14 @@ from typing import Any
 from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.models import Models, load_models
+from vllm_operator.catalog.notes import order
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
-from vllm_operator.planning.model.facts import resolve_facts
-from vllm_operator.planning.notes import order
+from vllm_operator.sizing.model_facts import resolve_facts
 
 
 def knowledge() -> tuple[Versions, Models, Rules]:

@@ -1,8 +1,8 @@
 """Short engine logs as vLLM writes them, to put lines into."""
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash
 
 HEALTHY_START = """\
 (APIServer pid=1) INFO 11-21 09:20:13 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.20.1

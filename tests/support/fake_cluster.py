@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from support import fake_fields
-from vllm_operator.cluster.client import (
+from vllm_operator.kube.client import (
     POD,
     ClusterError,
     Conflict,

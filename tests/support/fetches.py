@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from support.fleet import Fleet
-from vllm_operator.cluster.client import POD
+from vllm_operator.kube.client import POD
 
 REPOSITORY = "registry.example:5000/team/caches"
 ARTIFACT = {"repository": REPOSITORY, "pullSecretRef": {"name": "read"}, "pushSecretRef": {"name": "write"}}

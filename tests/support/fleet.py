@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from support.operators import Bench, controlled_by_deployment, llama
+from vllm_operator.api import reading
 from vllm_operator.api.labels import APPLIED_ANNOTATION
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
-from vllm_operator.pods import reading
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
 
 Manifest = dict[str, Any]
 READY = {"type": "Ready", "status": "True"}

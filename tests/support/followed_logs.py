@@ -7,10 +7,10 @@ from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.logs import PlainParser
-from vllm_operator.runtime.follower import FollowerSettings
-from vllm_operator.runtime.followers import Followers
-from vllm_operator.runtime.log_share import LogShare
-from vllm_operator.startup.state import StartupState
+from vllm_operator.controller.follower import FollowerSettings
+from vllm_operator.controller.followers import Followers
+from vllm_operator.controller.log_share import LogShare
+from vllm_operator.logs.state import StartupState
 
 KEY = ("default", "llama")
 FOREVER = 60.0

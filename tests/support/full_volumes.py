@@ -4,8 +4,8 @@ from typing import Any
 
 from support.fleet import Fleet
 from support.operators import Bench
-from vllm_operator.cluster.client import JOB, POD
-from vllm_operator.startup.state import Crash, Stage, StartupState
+from vllm_operator.kube.client import JOB, POD
+from vllm_operator.logs.state import Crash, Stage, StartupState
 
 FULL = Crash(signature="DiskFull", cause="A volume is full.", remedy=None, reference=None, line="[Errno 28] No space left on device")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from testenv.nodes import gpu_node, node_kinds
 from vllm_operator.catalog.gpus import GPUs, load_gpus
-from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.inventory.pools import Inventory
 
 KINDS = tuple(node_kinds())
 

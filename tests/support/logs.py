@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 
 Manifest = dict[str, Any]
 RUNNING: Manifest = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}

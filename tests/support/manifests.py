@@ -9,8 +9,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
-from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.pod_template import run_as_user
+from vllm_operator.sizing.parallelism import ParallelShape
 
 TOOLS_IMAGE = "registry.example/vllm-operator:1"
 MAX_TEMPLATE_BYTES = 16_384

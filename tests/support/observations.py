@@ -5,13 +5,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import BackendChoice, ChosenBy, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
-from vllm_operator.observation.observation import Observation
-from vllm_operator.planning.outcome import Outcome, Verdict
-from vllm_operator.startup.state import Crash, StartupState
+from vllm_operator.logs.state import Crash, StartupState
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.status.observation.observation import Observation
 from vllm_operator.status.report import Report
 
 NOW = datetime(2026, 11, 21, 14, 10, 0, tzinfo=UTC)

@@ -15,16 +15,16 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
-from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.controller.cache_reconciler import CacheReconciler
+from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.model_configs import ModelConfigs
+from vllm_operator.controller.reconciler import Reconciler, Result
+from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.kube.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
+from vllm_operator.logs.state import StartupState, UnreadLog
 from vllm_operator.rendering.revision import read_revision
-from vllm_operator.runtime.cache_reconciler import CacheReconciler
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.model_configs import ModelConfigs
-from vllm_operator.runtime.reconciler import Reconciler, Result
-from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
-from vllm_operator.startup.state import StartupState, UnreadLog
 
 Manifest = dict[str, Any]
 KEY = ("default", "llama")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.helm import CHART
 from testenv.binaries import find_binary
-from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.controller.metrics import Metrics
 
 ALERTS = CHART / "files" / "alerts.yaml"
 _TIMES = ("vllm_operator_start_timestamp_seconds",)

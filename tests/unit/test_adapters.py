@@ -15,14 +15,14 @@ from support.plans import made as made_plan
 from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.cluster.client import POD
+from vllm_operator.kube.client import POD
+from vllm_operator.logs.parser import StartupParser
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.weights import adapter_bytes
-from vllm_operator.planning.model.facts import AdapterFiles
 from vllm_operator.rendering.adapters import FETCH_CONTAINER, with_adapters
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.sizing.model_facts import AdapterFiles
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model
+from vllm_operator.sizing.weights import adapter_bytes
 from vllm_operator.tools import fetch_adapters
 
 LLAMA = "hf://unsloth/Meta-Llama-3.1-8B-Instruct"

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
-from vllm_operator.app import Operator
-from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.settings import Settings
+from vllm_operator.controller.app import Operator
+from vllm_operator.controller.queue import WorkQueue
+from vllm_operator.controller.settings import Settings
+from vllm_operator.kube.api_client import KubeClient
 
 KEY = ("default", "llama")
 

@@ -5,7 +5,7 @@ import pytest
 from support.fetches import ARTIFACT, DIGEST, FETCHED, REPOSITORY, fetched
 from support.fleet import Fleet
 from support.operators import Bench
-from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
 
 
 async def test_the_condition_says_what_was_fetched(fleet: Fleet, bench: Bench) -> None:

@@ -13,9 +13,9 @@ from vllm_operator.api import labels
 from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
-from vllm_operator.cluster.client import JOB, POD
+from vllm_operator.kube.client import JOB, POD
+from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.pods.tools import TOOLS_IMAGE
-from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
 
 PUBLISHED = {**ARTIFACT, "publish": "WhenPrimed"}
 REQUIRED = "No caches could be fetched, and they are required:"

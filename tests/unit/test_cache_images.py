@@ -12,7 +12,7 @@ from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
 from vllm_operator.caches.directories import ImageRecord, directory_of, read_records
 from vllm_operator.caches.key import key_with_image
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
 
 TAG = "vllm/vllm-openai:v0.20.1-cu129"
 ENGINE = {"image": TAG, "version": "0.20.1"}

@@ -14,7 +14,7 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.key import CacheOrigin, CachePlan, key_with_image, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
-from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.sizing.parallelism import ParallelShape
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {

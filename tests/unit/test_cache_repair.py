@@ -10,12 +10,12 @@ from support.operators import KEY, Bench, known_catalog, known_crashes, llama
 from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.key import key_with_image
-from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
-from vllm_operator.cluster.observe import observe
+from vllm_operator.controller.cache_reconciler import CacheReconciler
+from vllm_operator.controller.observe import observe
+from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
+from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.planning.planner import plan
-from vllm_operator.remediation.cache_damage import PAUSE
-from vllm_operator.runtime.cache_reconciler import CacheReconciler
-from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
+from vllm_operator.status.remediation.cache_damage import PAUSE
 
 POISON = Crash(
     signature="TritonKernelImageInvalid",

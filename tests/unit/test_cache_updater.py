@@ -8,9 +8,9 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Unavailable
-from vllm_operator.cluster.object_cache import ObjectCache
-from vllm_operator.runtime.cache_updater import CacheUpdater
+from vllm_operator.controller.cache_updater import CacheUpdater
+from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Unavailable
 
 KEY = ("default", "llama")
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, PRESET)

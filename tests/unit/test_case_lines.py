@@ -12,12 +12,12 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.cli.fit import estimate_lines, load_predictor
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.estimate import Estimate
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.shape import read_shape
-from vllm_operator.planning.memory.weights import weigh
+from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.estimate import Estimate
+from vllm_operator.sizing.model_shape import read_shape
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model
+from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
 FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()

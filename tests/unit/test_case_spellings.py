@@ -12,11 +12,11 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_case, read_note, read_releases
-from vllm_operator.planning.memory.estimate import Estimate, Prediction
-from vllm_operator.planning.memory.resolve import resolve_model, smallest_named, stated_mebibytes
-from vllm_operator.planning.memory.weights import weigh
+from vllm_operator.sizing.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_case, read_note, read_releases
+from vllm_operator.sizing.estimate import Estimate, Prediction
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model, smallest_named, stated_mebibytes
+from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
 FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()

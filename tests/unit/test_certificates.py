@@ -12,10 +12,10 @@ import pytest
 import yaml
 from aiohttp import web
 
-from vllm_operator.cluster import connection
-from vllm_operator.cluster.client import CONFIG_MAP, Unauthorized, Unavailable
-from vllm_operator.cluster.connection import ConnectionOutdated, load_configuration
-from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.kube import connection
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import CONFIG_MAP, Unauthorized, Unavailable
+from vllm_operator.kube.connection import ConnectionOutdated, load_configuration
 
 pytestmark = pytest.mark.skipif(which("openssl") is None, reason="there is no openssl to make a certificate with")
 

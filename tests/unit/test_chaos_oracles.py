@@ -20,8 +20,8 @@ from support.operators import Bench
 from support.operators import llama as bench_llama
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import REVISION
-from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.kube.client import REVISION
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
 

@@ -12,7 +12,7 @@ from support.full_volumes import crash, finish, full, jobs
 from support.operators import KEY, Bench
 from support.volumes import GENERATION, OLD, age, clean
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, JOB, POD, Forbidden
+from vllm_operator.kube.client import CLAIM, JOB, POD, Forbidden
 
 
 async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, fleet: Fleet) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_operator.cluster.connection import MissingConnectionError, load_configuration, proxy_for
-from vllm_operator.settings import LogFormat, Settings, SettingsError
+from vllm_operator.controller.settings import LogFormat, Settings, SettingsError
+from vllm_operator.kube.connection import MissingConnectionError, load_configuration, proxy_for
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.estimate import Device, Options, estimate
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.shape import scaled_length
+from vllm_operator.sizing.estimate import Device, Options, estimate
+from vllm_operator.sizing.model_shape import scaled_length
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model
 
 FACTS, SHAPES = load_memory(), load_shapes()
 

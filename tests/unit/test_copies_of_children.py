@@ -4,7 +4,7 @@ import pytest
 
 from support.operators import Bench, llama
 from vllm_operator.api.labels import FIELD_MANAGER
-from vllm_operator.cluster.client import DEPLOYMENT, SERVICE, VLLM_DEPLOYMENT, Kind, Manifest
+from vllm_operator.kube.client import DEPLOYMENT, SERVICE, VLLM_DEPLOYMENT, Kind, Manifest
 
 
 def replicas_of(bench: Bench) -> dict[str, int]:

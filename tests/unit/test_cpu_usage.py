@@ -8,9 +8,9 @@ import pytest
 from support import observations as o
 from support.fake_cluster import FakeCluster
 from support.reports import report
-from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
-from vllm_operator.runtime.observation_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.controller.observation_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
+from vllm_operator.kube.client import POD_METRICS, ClusterError, Forbidden, Unavailable
+from vllm_operator.logs.state import Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)
 RUN = ("uid-vllm-a-x1", 0)

@@ -3,8 +3,8 @@
 import pytest
 
 from support.pasted import KNOWLEDGE, read_either_way, read_pasted
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash
 
 
 def crash(log: str) -> Crash | None:

@@ -4,8 +4,8 @@ import pytest
 
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.termination import diagnose_termination
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.termination import diagnose_termination
 
 KNOWLEDGE = load_startup()
 INTERRUPTED = "ninja: build stopped: interrupted by user.\n"

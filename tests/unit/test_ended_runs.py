@@ -7,8 +7,8 @@ import pytest
 
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import RUNNING, line, pod
-from vllm_operator.cluster.client import ClusterError, Invalid, NotFound, Unavailable
-from vllm_operator.startup.state import Stage
+from vllm_operator.kube.client import ClusterError, Invalid, NotFound, Unavailable
+from vllm_operator.logs.state import Stage
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_a_log_that_does_not_exist_is_given_up(world: World) -> None:
 
 
 async def test_a_crash_after_the_pod_has_served_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.runtime.follower.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.controller.follower.LINGER_SECONDS", 0.05)
     log: list[Any] = [line(1, "stage Ready"), line(2, "crash Boom")]
     world.cluster.script_log("default", "p", [*log[:1], FOREVER], log)
     world.show(pod(state=RUNNING))

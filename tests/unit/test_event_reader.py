@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.cluster.client import EVENT, Forbidden, Unavailable
-from vllm_operator.cluster.events import MAX_CACHE_SECONDS, MIN_AGE_SECONDS, MIN_CACHE_SECONDS, EventReader, needs_explanation
+from vllm_operator.kube.client import EVENT, Forbidden, Unavailable
+from vllm_operator.kube.events import MAX_CACHE_SECONDS, MIN_AGE_SECONDS, MIN_CACHE_SECONDS, EventReader, needs_explanation
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.cluster.client import EVENT, Conflict, Forbidden, Unavailable
-from vllm_operator.cluster.events import EventRecorder, Occurrence
+from vllm_operator.kube.client import EVENT, Conflict, Forbidden, Unavailable
+from vllm_operator.kube.events import EventRecorder, Occurrence
 
 NOW = datetime(2026, 11, 21, 14, 10, tzinfo=UTC)
 RESOURCE = {"metadata": {"name": "llama", "namespace": "models", "uid": "uid-1"}}

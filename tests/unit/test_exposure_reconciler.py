@@ -3,7 +3,7 @@
 from typing import Any
 
 from support.operators import Bench, llama
-from vllm_operator.cluster.client import DEPLOYMENT, NETWORK_POLICY
+from vllm_operator.kube.client import DEPLOYMENT, NETWORK_POLICY
 
 POLICY: dict[str, Any] = {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "chat"}}}]}
 

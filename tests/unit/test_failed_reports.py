@@ -4,7 +4,7 @@ import pytest
 
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 KNOWLEDGE = load_startup()
 NO_KERNEL = "RuntimeError: CUDA error: no kernel image is available for execution on the device"

@@ -10,12 +10,12 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
-from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
-from vllm_operator.runtime import follower
-from vllm_operator.runtime.container_runs import runs_to_follow
-from vllm_operator.runtime.followers import Followers
-from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
-from vllm_operator.startup.timeline import is_significant
+from vllm_operator.controller import follower
+from vllm_operator.controller.container_runs import runs_to_follow
+from vllm_operator.controller.followers import Followers
+from vllm_operator.kube.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
+from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
+from vllm_operator.logs.timeline import is_significant
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_
 
 
 async def test_a_crash_is_read_to_its_end_although_the_restart_serves_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.runtime.follower.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.controller.follower.LINGER_SECONDS", 0.05)
     world = World(retry_seconds=(0.2,))
     world.cluster.script_log("default", "p", [line(1, "a")], [Unavailable("500")], [line(1, "a"), line(2, "crash Boom")])
     world.show(pod(state=RUNNING))

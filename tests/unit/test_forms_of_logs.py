@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.pasted import read_delivered, read_pasted
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 SAMPLE = [path for path in sorted((CORPUS / "induced").glob("*.log")) if "-v0" not in path.stem][::17]

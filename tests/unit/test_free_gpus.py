@@ -13,9 +13,9 @@ from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, selector_of
 from vllm_operator.api.spec import SizingSpec
-from vllm_operator.cluster.client import POD, RESOURCE_CLAIM, Forbidden
-from vllm_operator.cluster.inventory import NODE_LISTS, InventoryCache
-from vllm_operator.planning.inventory.usage import read_held
+from vllm_operator.controller.inventory_reader import NODE_LISTS, InventoryCache
+from vllm_operator.inventory.usage import read_held
+from vllm_operator.kube.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
 
 QWEN = "hf://Qwen/Qwen3-8B"
@@ -266,7 +266,7 @@ async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
 async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_others() -> None:
     bench = Bench(L40S, H100)
     inventory = await bench.inventory.read()
-    from vllm_operator.runtime.free_devices import FreeDevices
+    from vllm_operator.controller.free_devices import FreeDevices
 
     free = FreeDevices(bench.inventory)
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1", "generation": 1}})

@@ -7,7 +7,7 @@ import pytest
 from support.gpus import KINDS, known_gpus, real_node
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.gpus import architecture_of, capability_of, load_images, product_key
-from vllm_operator.planning.inventory.node_labels import split_product
+from vllm_operator.inventory.node_labels import split_product
 
 GPUS = known_gpus()
 

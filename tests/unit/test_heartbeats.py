@@ -6,7 +6,7 @@ import pytest
 
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 BEGUN = datetime(2026, 11, 21, 14, 0, tzinfo=UTC)
 HEARTBEATS = [f"{entry['sample']}\n".encode() for entry in read_data("stages.yaml")["heartbeats"]]

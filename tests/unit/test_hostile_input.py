@@ -12,7 +12,7 @@ from support.engine_logs import HEALTHY_START, engine_failure
 from vllm_operator.__main__ import main
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.cluster.connection import context_namespace
+from vllm_operator.kube.connection import context_namespace
 
 LAUGHS = "\n".join(f"a{each}: &a{each} [{', '.join([f'*a{each - 1}' if each else 'x'] * 9)}]" for each in range(12))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from vllm_operator.cluster.hub import SIZE_LIMIT, HttpHub, slim
+from vllm_operator.hub.client import SIZE_LIMIT, HttpHub, slim
 
 TOKEN = "hf_secret_token"
 CONFIG = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "quantization_config": {"quant_method": "fp8"}}
@@ -127,7 +127,7 @@ async def test_the_size_of_a_single_file_is_reported_with_its_address(server: Se
 
 
 async def test_an_index_that_never_comes_does_not_cost_the_config(server: Server, hub: HttpHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.cluster.hub.WEIGHTS_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.hub.client.WEIGHTS_SECONDS", 0.05)
     server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: asyncio.Event()}
     answer = await hub.read("org/model", "main", None)
     assert (answer.config, answer.weight_bytes) == (CONFIG, None)
@@ -250,7 +250,7 @@ async def test_a_file_without_a_header_costs_the_sizes_only(server: Server, hub:
 
 
 async def test_headers_that_never_come_do_not_cost_the_config(server: Server, hub: HttpHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.cluster.hub.HEADERS_SECONDS", 0.2)
+    monkeypatch.setattr("vllm_operator.hub.client.HEADERS_SECONDS", 0.2)
     server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: TWO_FILES, named(1): FILE, named(2): asyncio.Event()}
     answer = await hub.read("org/model", "main", None)
     assert (answer.config, answer.weight_bytes, answer.tensors) == (CONFIG, 128, None)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.cluster.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
-from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.kube.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
 
 GPU_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"nvidia.com/gpu.present": "true"}}}
 

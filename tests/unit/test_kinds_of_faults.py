@@ -4,8 +4,8 @@ import pytest
 
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, engine_failure, worker_failure
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash
 
 KNOWLEDGE = load_startup()
 

@@ -10,8 +10,9 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from vllm_operator.cluster import kube
-from vllm_operator.cluster.client import (
+from vllm_operator.kube import api_client as kube
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import (
     ACCESS_REVIEW,
     CONFIG_MAP,
     POD,
@@ -24,9 +25,8 @@ from vllm_operator.cluster.client import (
     Unavailable,
     Unreachable,
 )
-from vllm_operator.cluster.connection import MissingConnectionError
-from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.lease import Fence
+from vllm_operator.kube.connection import MissingConnectionError
+from vllm_operator.kube.lease import Fence
 
 GOOD, OLD = "bearer good", "bearer old"
 REFUSED = {"kind": "Status", "message": "Unauthorized"}

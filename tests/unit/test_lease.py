@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.cluster.client import LEASE, Forbidden, NotLeading, Unavailable
-from vllm_operator.cluster.lease import Fence, ObservedLease, Record, acquire_spec, new_lease, observe, read_lease
-from vllm_operator.runtime import leadership
-from vllm_operator.runtime.health import Readiness
-from vllm_operator.runtime.leadership import Leadership, LeadershipLost
+from vllm_operator.controller import leadership
+from vllm_operator.controller.health import Readiness
+from vllm_operator.controller.leadership import Leadership, LeadershipLost
+from vllm_operator.kube.client import LEASE, Forbidden, NotLeading, Unavailable
+from vllm_operator.kube.lease import Fence, ObservedLease, Record, acquire_spec, new_lease, observe, read_lease
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 THEIRS = Record(holder="them", acquired="a", renewed="r", seconds=15.0, transitions=3)

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from vllm_operator.catalog.user_entries import collect, read_documents
-from vllm_operator.runtime.log_output import JsonFormatter, TextFormatter
+from vllm_operator.controller.log_output import JsonFormatter, TextFormatter
 
 
 @pytest.mark.parametrize(

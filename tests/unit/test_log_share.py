@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import RUNNING, TERMINATED, line, pod
-from vllm_operator.runtime.log_share import BEHIND_BYTES, BEHIND_SECONDS, BURST_SECONDS, SHARE, STEP_BYTES, LogAccount, LogShare, Pace
+from vllm_operator.controller.log_share import BEHIND_BYTES, BEHIND_SECONDS, BURST_SECONDS, SHARE, STEP_BYTES, LogAccount, LogShare, Pace
 
 COST = 0.004
 """Seconds of a step with hostile text."""

@@ -9,7 +9,7 @@ from support.backends import decide, knowledge
 from vllm_operator.api.plan import ChosenBy
 from vllm_operator.catalog.backends import load_logged_names
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 NAMES = load_logged_names()
 VERSIONS, _, RULES = knowledge()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from vllm_operator.runtime.log_output import handle_loop_error
+from vllm_operator.controller.log_output import handle_loop_error
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
-from vllm_operator.planning.memory.formats import name_format, read_format
-from vllm_operator.planning.memory.kv_cache import CacheOptions, lay_out
-from vllm_operator.planning.memory.resolve import allowed, resolve_model
-from vllm_operator.planning.memory.shape import ModelShape, Module, Shard, read_shape
-from vllm_operator.planning.memory.weights import weigh
+from vllm_operator.sizing.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.sizing.formats import name_format, read_format
+from vllm_operator.sizing.kv_cache import CacheOptions, lay_out
+from vllm_operator.sizing.model_shape import ModelShape, Module, Shard, read_shape
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import allowed, resolve_model
+from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
 FACTS, SHAPES = load_memory(), load_shapes()

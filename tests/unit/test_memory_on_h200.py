@@ -9,8 +9,8 @@ import pytest
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.shape import rotary_width
+from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.model_shape import rotary_width
 
 TABLES = load_shapes(), load_gpus(), load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash
 
 KNOWLEDGE = load_startup()
 PACKAGES = "/usr/local/lib/python3.12/dist-packages/"

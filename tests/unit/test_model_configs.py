@@ -11,10 +11,10 @@ from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
-from vllm_operator.cluster.hub import HubAnswer
-from vllm_operator.runtime.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
-from vllm_operator.runtime.reconciler import HUB_SECONDS, Result
+from vllm_operator.controller.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
+from vllm_operator.controller.reconciler import HUB_SECONDS, Result
+from vllm_operator.hub.client import HubAnswer
+from vllm_operator.kube.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 
 MLA = {
     "model_type": "brand_new",

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.planning.memory.overhead import has_runner_v2, read_runner, steps_in_flight
-from vllm_operator.planning.memory.shape import read_shape
+from vllm_operator.sizing.model_shape import read_shape
+from vllm_operator.sizing.overhead import has_runner_v2, read_runner, steps_in_flight
 
 FACTS = load_memory()
 SIZES: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.planning.memory.resolve import find_product
+from vllm_operator.sizing.resolve import find_product
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from support.operators import Bench, llama
 from vllm_operator.api.labels import API_VERSION, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.names import is_name, is_namespace
 from vllm_operator.caches.records import read_lease
-from vllm_operator.cluster.client import (
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import (
     CLAIM,
     DEPLOYMENT,
     NODE,
@@ -29,7 +30,6 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.kube import KubeClient
 
 VICTIM = "../../victim/persistentvolumeclaims/llama-cache"
 SLOW = "../persistentvolumeclaims?watch=true"

@@ -8,7 +8,7 @@ import yaml
 
 from support.pasted import KNOWLEDGE, read_either_way
 from vllm_operator.catalog.signatures import Signature, load_signature_samples
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.state import Stage, StartupState
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,11 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import device, real_node, resource_slice
 from support.operators import KEY, Bench, llama
-from vllm_operator.cluster.client import (
+from vllm_operator.controller.optional_objects import INTEGRATIONS
+from vllm_operator.controller.permissions import GATEWAY as GATEWAY_PERMISSIONS
+from vllm_operator.controller.permissions import KEDA, OPTIONAL
+from vllm_operator.controller.scaling_reconciler import METRICS_API
+from vllm_operator.kube.client import (
     AUTOSCALER,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
@@ -27,10 +31,6 @@ from vllm_operator.cluster.client import (
     Kind,
     Unavailable,
 )
-from vllm_operator.runtime.optional_objects import INTEGRATIONS
-from vllm_operator.runtime.permissions import GATEWAY as GATEWAY_PERMISSIONS
-from vllm_operator.runtime.permissions import KEDA, OPTIONAL
-from vllm_operator.runtime.scaling_reconciler import METRICS_API
 
 NODE = real_node("h100-sxm")["metadata"]["name"]
 

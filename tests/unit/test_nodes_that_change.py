@@ -6,7 +6,7 @@ import pytest
 
 from support.gpus import real_node
 from support.operators import Bench, llama
-from vllm_operator.cluster.client import NODE, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import NODE, VLLM_DEPLOYMENT
 
 AFFINITY = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
 

@@ -5,8 +5,8 @@ from pydantic import ValidationError
 
 from support.gpus import real_node
 from support.plans import deployment, made, planned
+from vllm_operator.catalog.notes import Note, order
 from vllm_operator.catalog.rules import Rule, Severity
-from vllm_operator.planning.notes import Note, order
 from vllm_operator.planning.pinning import digest_of
 
 RULE = {"id": "x", "component": "Engine", "kind": "quirk", "because": "It is so.", "source": "here"}

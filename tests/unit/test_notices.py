@@ -11,7 +11,7 @@ from vllm_operator.__main__ import main
 from vllm_operator.catalog.backends import load_kernels
 from vllm_operator.catalog.signatures import Severity, load_signatures
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.termination import diagnose_termination
+from vllm_operator.logs.termination import diagnose_termination
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 BENIGN = [signature for signature in SIGNATURES.values() if signature.severity is Severity.BENIGN]

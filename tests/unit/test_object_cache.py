@@ -10,8 +10,8 @@ from hypothesis import given, strategies
 from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Gone, Key, Kind, NotFound, Unavailable
-from vllm_operator.cluster.object_cache import ObjectCache
+from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Gone, Key, Kind, NotFound, Unavailable
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
 OF_LLAMA = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: "llama"}

@@ -7,7 +7,7 @@ import pytest
 
 from vllm_operator.catalog.backends import load_logged_names
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 NAMES = load_logged_names()
 KNOWLEDGE = load_startup()

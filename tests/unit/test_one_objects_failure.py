@@ -7,7 +7,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import KEY, Bench, llama
-from vllm_operator.cluster.client import NODE, NODE_POOL, VLLM_DEPLOYMENT, ClusterError, Forbidden, Unavailable
+from vllm_operator.kube.client import NODE, NODE_POOL, VLLM_DEPLOYMENT, ClusterError, Forbidden, Unavailable
 
 FORBIDDEN = Forbidden("nodes is forbidden", verb="list", resource="nodes")
 ERRORS = [FORBIDDEN, Unavailable("Too Many Requests", retry_after=1.0), Unavailable("timed out")]

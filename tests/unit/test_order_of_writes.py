@@ -7,7 +7,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Unavailable
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Unavailable
 
 ON_NODE: dict[str, Any] = {"cache": {"hostPath": "/var/cache/vllm"}}
 

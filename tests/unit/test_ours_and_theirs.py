@@ -8,8 +8,8 @@ from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api import labels
 from vllm_operator.caches.volumes import is_created_by_operator
-from vllm_operator.cluster.apply import Applier
-from vllm_operator.cluster.client import (
+from vllm_operator.controller.apply import Applier
+from vllm_operator.kube.client import (
     AUTOSCALER,
     CLAIM,
     DEPLOYMENT,
@@ -239,7 +239,7 @@ class Forgetful(FakeCluster):
 
 
 async def test_what_is_remembered_of_children_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.cluster.apply.MAX_CHECKED", 8)
+    monkeypatch.setattr("vllm_operator.controller.apply.MAX_CHECKED", 8)
     applier = Applier(Forgetful())
     for number in range(50):
         metadata = {"name": f"llama-{number}", "namespace": "default", "labels": {}}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from support.pasted import read_pasted
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.state import Stage, StartupState
 
 
 def read(*chunks: str) -> StartupState:

@@ -11,7 +11,7 @@ import yaml
 from support.operators import Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.api.labels import REPLAN_ANNOTATION
-from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT
 
 Run = Callable[..., tuple[int, str]]
 

@@ -9,9 +9,9 @@ import pytest
 from support.gpus import KINDS, inventory_of, real_node
 from support.plans import deployment, known, made, planned, refusal
 from vllm_operator.api.plan import ChosenBy, Plan
-from vllm_operator.cluster.hub import slim
-from vllm_operator.planning.model.facts import ModelFiles
+from vllm_operator.hub.client import slim
 from vllm_operator.planning.planner import plan
+from vllm_operator.sizing.model_facts import ModelFiles
 
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 DEEPSEEK = "hf://deepseek-ai/DeepSeek-V3"

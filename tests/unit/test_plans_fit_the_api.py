@@ -11,8 +11,8 @@ from support.gpus import machines_of_the_examples
 from support.structural import PLAN, SPEC, violations
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import load_catalog
-from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 

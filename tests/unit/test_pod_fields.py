@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.operators import KEY, Bench, llama
-from vllm_operator.cluster.client import DEPLOYMENT, Forbidden, Unavailable
-from vllm_operator.cluster.schema import AGE_SECONDS, REFUSAL_AGE_SECONDS, PodSchemas
+from vllm_operator.controller.schema import AGE_SECONDS, REFUSAL_AGE_SECONDS, PodSchemas
+from vllm_operator.kube.client import DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.planning.pod_fields import (
     MOST,
     SCHEMA_PATH,

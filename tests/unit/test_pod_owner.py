@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.operators import Bench, controlled_by_deployment, llama
-from vllm_operator.cluster.client import DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind
+from vllm_operator.kube.client import DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind
 from vllm_operator.pods.owner import instance_of
 
 ENGINE = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "llama", "app.kubernetes.io/component": "engine"}

@@ -12,9 +12,9 @@ from support.operators import Bench, controlled_by_deployment, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import POD, Forbidden
-from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.planning.inventory.usage import read_held
+from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.inventory.usage import read_held
+from vllm_operator.kube.client import POD, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
 
 QWEN, LLAMA_70B = "hf://Qwen/Qwen3-8B", "hf://meta-llama/Llama-3.3-70B-Instruct"

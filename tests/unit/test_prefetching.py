@@ -11,11 +11,10 @@ from support.gpus import device, real_node, resource_slice
 from support.logs import RUNNING, line
 from support.logs import pod as engine_pod
 from support.operators import Bench, llama
-from vllm_operator.api import labels
+from vllm_operator.api import labels, reading
 from vllm_operator.api.resource import Role
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, RESOURCE_SLICE, VLLM_DEPLOYMENT, Forbidden
-from vllm_operator.pods import reading
-from vllm_operator.startup.state import Progress, Stage, StartupState
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, JOB, POD, RESOURCE_SLICE, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.logs.state import Progress, Stage, StartupState
 
 COMMIT, OTHER = "8f3f9f1f1c0d5f4a0f6f0c7b5d7b1d2f0a4b8e6d", "1" * 40
 PREFETCH = {"prefetch": "BeforeStart"}

@@ -11,8 +11,8 @@ from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
-from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT, Manifest
-from vllm_operator.runtime.presets import Presets
+from vllm_operator.controller.presets import Presets
+from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT, Manifest
 
 OBJECT = llama(presetRef={"name": "gpu-defaults"})
 

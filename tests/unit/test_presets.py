@@ -8,8 +8,8 @@ from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Manifest, Unavailable
-from vllm_operator.runtime.presets import Presets
+from vllm_operator.controller.presets import Presets
+from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Manifest, Unavailable
 
 TOLERATION = {"key": "team", "operator": "Exists"}
 DEFAULTS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT
 from vllm_operator.cli import prime
-from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
 
 DIGEST = f"sha256:{'1' * 64}"
 ARTIFACT = {

@@ -10,7 +10,7 @@ from support.fleet import Fleet
 from support.operators import Bench, llama
 from vllm_operator.api.labels import PRIME_ANNOTATION
 from vllm_operator.cli.prime import prime
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
+from vllm_operator.kube.client import VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
 
 
 async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

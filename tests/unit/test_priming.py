@@ -8,7 +8,7 @@ from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.catalog.caches import load_priming_rules
-from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
 
 MANY = {"accessMode": "ReadWriteMany"}
 OLD = {"version": "0.16.0"}

@@ -10,11 +10,11 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.estimate import Device, Estimate, Options, estimate
-from vllm_operator.planning.memory.formats import WeightFormat
-from vllm_operator.planning.memory.overhead import (
+from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.estimate import Device, Estimate, Options, estimate
+from vllm_operator.sizing.formats import WeightFormat
+from vllm_operator.sizing.model_shape import ModelShape
+from vllm_operator.sizing.overhead import (
     Batch,
     Run,
     activation_bytes,
@@ -23,9 +23,9 @@ from vllm_operator.planning.memory.overhead import (
     has_shared_workspace,
     non_torch_bytes,
 )
-from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.shape import ModelShape
-from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model
+from vllm_operator.sizing.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30
 FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()

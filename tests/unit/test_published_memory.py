@@ -11,11 +11,11 @@ import pytest
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.estimate import Estimate
-from vllm_operator.planning.memory.overhead import Batch, Run, activation_bytes
-from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.estimate import Estimate
+from vllm_operator.sizing.overhead import Batch, Run, activation_bytes
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import resolve_model
 
 TABLES = load_shapes(), load_gpus(), load_memory()
 LLAMA, QWEN2, QWEN3 = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"

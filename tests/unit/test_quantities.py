@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.pods.reading import LIMIT, format_bytes, read_bytes, read_cores, read_count, read_mebibytes, read_quantity
+from vllm_operator.api.reading import LIMIT, format_bytes, read_bytes, read_cores, read_count, read_mebibytes, read_quantity
 
 UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_operator.runtime.queue import Priority, QueueClosed, WorkQueue
+from vllm_operator.controller.queue import Priority, QueueClosed, WorkQueue
 
 
 class Clock:

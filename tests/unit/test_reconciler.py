@@ -12,7 +12,11 @@ from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api.labels import FIELD_MANAGER
-from vllm_operator.cluster.client import (
+from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.queue import WorkQueue
+from vllm_operator.controller.workers import Workers
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.kube.client import (
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -27,12 +31,8 @@ from vllm_operator.cluster.client import (
     Manifest,
     Unavailable,
 )
-from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.observation.crashes import SETTLING_SECONDS
-from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.workers import Workers
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.state import Stage, StartupState
+from vllm_operator.status.observation.crashes import SETTLING_SECONDS
 
 TEAM = {"key": "dedicated", "value": "team-a", "effect": "NoSchedule"}
 POD_STATUS: dict[str, Any] = {

@@ -11,9 +11,9 @@ from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claim_holders import ClaimHolder
-from vllm_operator.observation.observation import Observation
-from vllm_operator.observation.starts import read_stages
-from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation.starts import read_stages
 
 X1 = ("vllm-a-x1", 0)
 CLAIM = "PersistentVolumeClaim"

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.reports import report
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.observation.observation import Observation
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.events import EventDraft
+from vllm_operator.status.observation.observation import Observation
 from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)

@@ -13,12 +13,12 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.entry import read_data
-from vllm_operator.messages import MessageTexts, load_messages, prepare_messages
-from vllm_operator.observation.knowledge import load_knowledge
-from vllm_operator.planning.inventory.taints import Taint
+from vllm_operator.inventory.taints import Taint
+from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
-from vllm_operator.startup.state import Stage
 from vllm_operator.status.estimates import Estimate
+from vllm_operator.status.messages import MessageTexts, load_messages, prepare_messages
+from vllm_operator.status.observation.knowledge import load_knowledge
 from vllm_operator.status.scheduling import Obstacle
 from vllm_operator.text import wording
 

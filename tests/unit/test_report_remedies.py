@@ -5,10 +5,10 @@ from typing import Any
 
 from support import observations as o
 from support.reports import decide_on, report
-from vllm_operator.observation.observation import Observation
-from vllm_operator.remediation.decision import PodReference
-from vllm_operator.remediation.in_force import current
-from vllm_operator.startup.state import Crash, Stage, StartupState
+from vllm_operator.logs.state import Crash, Stage, StartupState
+from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.remediation.decision import PodReference
+from vllm_operator.status.remediation.in_force import current
 from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)

@@ -4,8 +4,8 @@ import pytest
 
 from support.pasted import read_pasted
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash, Stage
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash, Stage
 
 KNOWLEDGE = load_startup()
 

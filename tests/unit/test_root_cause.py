@@ -5,8 +5,8 @@ import pytest
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure, worker_failure
 from vllm_operator.catalog.signatures import Sample, Severity, load_signature_samples
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage
 
 KNOWLEDGE = load_startup()
 FATAL = {signature.id for signature in KNOWLEDGE.signatures if signature.severity is Severity.FATAL and not signature.is_echo}

@@ -6,7 +6,9 @@ import pytest
 
 from support.operators import Bench
 from support.operators import llama as any_llama
-from vllm_operator.cluster.client import (
+from vllm_operator.controller.optional_objects import INTEGRATIONS
+from vllm_operator.controller.scaling_reconciler import BUDGET_SECONDS, METRICS_API
+from vllm_operator.kube.client import (
     AUTOSCALER,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -16,8 +18,6 @@ from vllm_operator.cluster.client import (
     Manifest,
     Unavailable,
 )
-from vllm_operator.runtime.optional_objects import INTEGRATIONS
-from vllm_operator.runtime.scaling_reconciler import BUDGET_SECONDS, METRICS_API
 
 SCALING: dict[str, Any] = {"maxReplicas": 4}
 KEDA: dict[str, Any] = {**SCALING, "keda": {"prometheusAddress": "http://prometheus:9090"}}

@@ -5,7 +5,7 @@ import pytest
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.diagnose import page_of_several
 from vllm_operator.cli.pasted_logs import read_logs
-from vllm_operator.startup.parser import StartupParser
+from vllm_operator.logs.parser import StartupParser
 
 KNOWLEDGE = load_startup()
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Progress, Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Progress, Stage, StartupState
 
 KNOWLEDGE = load_startup()
 

@@ -10,7 +10,7 @@ from support.fleet import Fleet
 from support.operators import Bench, llama
 from vllm_operator.api.labels import SHARED_ANNOTATION_PREFIX
 from vllm_operator.caches.sharing import GRACE
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, VLLM_DEPLOYMENT, Forbidden, Kind
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, VLLM_DEPLOYMENT, Forbidden, Kind
 
 DELETE: dict[str, Any] = {"cache": {"onDelete": "Delete", "priming": "Never"}, "weights": {"onDelete": "Delete"}}
 RETAIN: dict[str, Any] = {"cache": {"priming": "Never"}}

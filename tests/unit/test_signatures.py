@@ -9,8 +9,8 @@ from vllm_operator.catalog.signatures import Change, Sample, Severity, Signature
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
 
 KNOWLEDGE = load_startup()
 SIGNATURES = {signature.id: signature for signature in KNOWLEDGE.signatures}

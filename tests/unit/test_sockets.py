@@ -4,8 +4,8 @@ import aiohttp
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
-from vllm_operator.cluster.client import CONFIG_MAP, Unavailable
-from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import CONFIG_MAP, Unavailable
 
 MISTAKEN = "File descriptor 17 is used by transport <TCPTransport closed=False reading=True 0x55966af61ad0>"
 

@@ -16,8 +16,8 @@ from packaging.version import Version
 
 from vllm_operator.catalog.startup import Bar, load_startup
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
 
 KNOWLEDGE = load_startup()
 VERSIONS = [table.version for table in load_versions().tables]

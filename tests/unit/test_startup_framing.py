@@ -9,8 +9,8 @@ import pytest
 
 from support.engine_logs import HEALTHY_START, READY, engine_failure
 from support.pasted import KNOWLEDGE, read_delivered, read_pasted
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
 
 FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks.")
 GOOD = HEALTHY_START + READY

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from vllm_operator.catalog.startup import LineMeaning, load_startup
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
-from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silence, silence_seconds
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
+from vllm_operator.logs.timeline import allowed_silence_seconds, infer_silence, silence_seconds
 
 KNOWLEDGE = load_startup()
 SAMPLES = [(meaning, sample) for meaning in KNOWLEDGE.stages.lines for sample in meaning.samples]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.planning.memory.formats import read_format
-from vllm_operator.planning.memory.shape import read_shape
+from vllm_operator.sizing.formats import read_format
+from vllm_operator.sizing.model_shape import read_shape
 
 WIDE, FP8, BLOCK, NVFP4, MXFP4, MXFP8, INT4 = 2.0, 1.0, 1 + 4 / 16384, 0.5625, 0.53125, 1.03125, 0.5 + 2 / 128
 AWQ = INT4 + 0.5 / 128

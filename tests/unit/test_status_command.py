@@ -18,7 +18,7 @@ from vllm_operator.cli.live import screens
 from vllm_operator.cli.status import newest, read_object, stage_bar, status_page
 from vllm_operator.cli.terminal import RED, Line, Span, age, bar, grid, line, plain
 from vllm_operator.cli.top import top_page
-from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
+from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)
 
@@ -168,5 +168,7 @@ def test_a_terminal_gets_each_screen_in_place_of_the_one_before(monkeypatch: pyt
 
 
 def test_the_operator_does_not_import_what_draws_screens() -> None:
-    code = "import sys, vllm_operator.app; print([name for name in sys.modules if name.split('.')[0] == 'rich' or '.cli.' in name])"
+    code = (
+        "import sys, vllm_operator.controller.app; print([name for name in sys.modules if name.split('.')[0] == 'rich' or '.cli.' in name])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

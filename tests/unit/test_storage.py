@@ -12,7 +12,7 @@ from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.volumes import plan_weights
-from vllm_operator.cluster.client import CLAIM
+from vllm_operator.kube.client import CLAIM
 
 GIB = 2**30
 WITH_CACHES = PlannedWeights(place="WithCaches")

@@ -12,10 +12,9 @@ from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
-from vllm_operator.planning.memory.weights import weigh
-from vllm_operator.planning.model.tensors import (
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import SizedModel, resolve_model
+from vllm_operator.sizing.tensors import (
     HEADER_LIMIT,
     TensorSizes,
     add_up,
@@ -23,6 +22,7 @@ from vllm_operator.planning.model.tensors import (
     header_length,
     read_header,
 )
+from vllm_operator.sizing.weights import weigh
 
 FACTS, NEWEST = load_memory(), (0, 26, 0)
 NOTHING_KNOWN = KnownShapes([])

@@ -8,7 +8,7 @@ import pytest
 from support.fleet import Fleet
 from support.full_volumes import crash, finish, full, jobs, run_job
 from support.operators import Bench
-from vllm_operator.cluster.client import CLAIM, JOB, POD, Forbidden
+from vllm_operator.kube.client import CLAIM, JOB, POD, Forbidden
 
 REMOVED_NOTHING = json.dumps({"removed": [], "freedBytes": 0})
 

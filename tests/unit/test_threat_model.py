@@ -15,7 +15,7 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.cleaning import render_cleaning
-from vllm_operator.cluster.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Invalid, Kind, Manifest
+from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Invalid, Kind, Manifest
 from vllm_operator.planning.pod_template import check_pod_template
 
 SOURCES = Path(str(vllm_operator.__file__)).parent

@@ -11,9 +11,9 @@ from support.logs import TERMINATED, line, pod
 from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import CrashStatus
-from vllm_operator.cluster.client import ClusterError, Forbidden, Invalid, Unavailable
-from vllm_operator.observation.observation import Observation
-from vllm_operator.startup.state import LogProblem, Stage, StartupState, UnreadLog
+from vllm_operator.kube.client import ClusterError, Forbidden, Invalid, Unavailable
+from vllm_operator.logs.state import LogProblem, Stage, StartupState, UnreadLog
+from vllm_operator.status.observation.observation import Observation
 
 RUN = ("uid-vllm-a-x1", 0)
 

@@ -13,10 +13,10 @@ from support.operators import Bench, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.plans import known
 from vllm_operator.api.labels import REPLAN_ANNOTATION
-from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
-from vllm_operator.runtime import user_data
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.user_data import EVENTS_LIMIT, KnownCatalog, UserData, qualified_name
+from vllm_operator.controller import user_data
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.user_data import EVENTS_LIMIT, KnownCatalog, UserData, qualified_name
+from vllm_operator.kube.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
 
 PLACE = ("rules", "operators")
 

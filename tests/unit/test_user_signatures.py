@@ -19,11 +19,11 @@ from vllm_operator.__main__ import main
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.catalog.user_entries import UserEntries, with_user_signatures
-from vllm_operator.cluster.client import EVENT
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.user_data import KnownCrashes, UserData
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.user_data import KnownCrashes, UserData
+from vllm_operator.kube.client import EVENT
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
 
 SHIPPED = load_startup()
 LICENCE = {**LICENCE_SIGNATURE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "<host>"}]}

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from vllm_operator.cluster.client import POD, Kind, Manifest
-from vllm_operator.cluster.connection import ssl_context
-from vllm_operator.runtime import watches
-from vllm_operator.runtime.watches import Sessions, make_settings, register_events
+from vllm_operator.controller import watches
+from vllm_operator.controller.watches import Sessions, make_settings, register_events
+from vllm_operator.kube.client import POD, Kind, Manifest
+from vllm_operator.kube.connection import ssl_context
 
 
 def pod(name: str, version: int) -> Manifest:

@@ -14,7 +14,7 @@ import pytest
 CONFIG = {"model_type": "llama", "quantization_config": {}}
 ASK = """
 import asyncio, json, sys
-from vllm_operator.cluster.hub import HttpHub
+from vllm_operator.hub.client import HttpHub
 async def main():
     hub = HttpHub(sys.argv[1])
     answer = await hub.read("org/model", "main", None)

@@ -7,11 +7,11 @@ import pytest
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import read_case
-from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
-from vllm_operator.planning.memory.shape import read_shape
-from vllm_operator.planning.memory.weights import buffer_bytes, weigh
+from vllm_operator.sizing.cases import read_case
+from vllm_operator.sizing.model_shape import read_shape
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import SizedModel, resolve_model
+from vllm_operator.sizing.weights import buffer_bytes, weigh
 
 GIB, MIB = 1 << 30, 1 << 20
 FACTS, SHAPES = load_memory(), load_shapes()

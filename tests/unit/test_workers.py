@@ -3,11 +3,11 @@
 import asyncio
 from itertools import pairwise
 
-from vllm_operator.cluster.client import Key
-from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.reconciler import Result
-from vllm_operator.runtime.workers import Workers
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.queue import WorkQueue
+from vllm_operator.controller.reconciler import Result
+from vllm_operator.controller.workers import Workers
+from vllm_operator.kube.client import Key
 
 
 class Unchanged:

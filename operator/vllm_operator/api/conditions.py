@@ -8,6 +8,7 @@ kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.ob
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from vllm_operator.api.status import Condition, ConditionStatus
 
@@ -227,3 +228,15 @@ def find_condition(conditions: Iterable[Condition], type: str) -> Condition | No
         if condition.type == type:
             return condition
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The status, reason and message of a condition."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+VALID_SPEC = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec is valid.")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
@@ -16,7 +17,6 @@ from vllm_operator.caches.publishing import PublicationNeed, describe_publicatio
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.caches.volumes import fit_claims, unowned_claims
 from vllm_operator.catalog.caches import Caches, PrimingRule
-from vllm_operator.pods import reading
 
 UNOWNED_RECHECK_SECONDS = 30.0
 """Interval between checks of a PVC that the operator does not own. No watch covers it."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import Storage
+from vllm_operator.api.reading import Manifest
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
-from vllm_operator.pods import reading
-from vllm_operator.pods.reading import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult
 from vllm_operator.catalog.caches import Caches
-from vllm_operator.pods import reading
 
 FETCH_CONTAINER = "fetch-caches"
 FETCH_VARIABLE = "CACHE_ARTIFACT"

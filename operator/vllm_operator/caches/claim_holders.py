@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL
+from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role
 from vllm_operator.caches.address import claims_of
-from vllm_operator.pods import reading
-from vllm_operator.pods.owner import controller_of, instance_of
+from vllm_operator.pods.owner import instance_of
 
 _OVER = ("Succeeded", "Failed")
 

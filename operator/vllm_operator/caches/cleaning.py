@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import (
     COMPONENT_LABEL,
     IMAGE_ANNOTATION_PREFIX,
@@ -22,6 +23,7 @@ from vllm_operator.api.labels import (
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
 )
+from vllm_operator.api.reading import format_bytes, read_bytes
 from vllm_operator.api.resource import Role, VLLMDeployment, cleaning_prefix, labels_of, metadata_of
 from vllm_operator.caches.activity import Cleaning, CleaningState, LeftAlone
 from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
@@ -30,9 +32,7 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.deletion import due_keys, forget_attempts, quarantined_keys, record_reason
 from vllm_operator.caches.records import Changes, recorded_keys
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
-from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
-from vllm_operator.pods.reading import format_bytes, read_bytes
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import Phase
 

@@ -6,13 +6,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.caches.address import CacheAddress, cache_address, template_spec
 from vllm_operator.caches.artifacts import read_portability_settings
 from vllm_operator.caches.key import digest_of, key_with_image
-from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
 
 Manifest = Mapping[str, Any]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import DELETION_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes
-from vllm_operator.pods import reading
 from vllm_operator.text import wording
 
 INSPECTION = timedelta(days=7)

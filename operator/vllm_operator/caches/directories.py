@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import IMAGE_ANNOTATION_PREFIX
 from vllm_operator.api.plan import Plan
 from vllm_operator.caches.activity import ImageActivity
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.caches.records import Changes, is_quarantined
-from vllm_operator.pods import reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of, metadata_of
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
@@ -35,8 +37,6 @@ from vllm_operator.caches.claim_holders import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
-from vllm_operator.pods import reading
-from vllm_operator.pods.owner import controller_of
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import read_pod
 

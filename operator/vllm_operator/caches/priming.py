@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import (
     COMPONENT_LABEL,
     INSTANCE_LABEL,
@@ -41,7 +42,6 @@ from vllm_operator.caches.publishing import add_publisher, is_asked, is_publishe
 from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_quarantined, read_lease
 from vllm_operator.caches.rollouts import fill_before_rollout, publish_before_rollout, remembered_skip, replaces_serving
 from vllm_operator.catalog.caches import Caches, PrimingRule
-from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
 
 LEASE_GRACE_SECONDS = 60

@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import ArtifactSpec, Publish
+from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
 from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
 from vllm_operator.caches.address import template_spec
@@ -37,8 +39,6 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import is_primed, is_quarantined
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
-from vllm_operator.pods import reading
-from vllm_operator.pods.owner import controller_of
 from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_command, with_tools
 from vllm_operator.pods.view import Phase, PodView
 

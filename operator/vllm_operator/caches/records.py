@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import (
     IMAGE_ANNOTATION_PREFIX,
     PRIMED_ANNOTATION_PREFIX,
@@ -28,7 +29,6 @@ from vllm_operator.api.labels import (
 )
 from vllm_operator.api.names import is_name
 from vllm_operator.api.status import CacheStatus
-from vllm_operator.pods import reading
 
 Changes = dict[str, str | None]
 """Annotations to set, or to remove where the value is None."""

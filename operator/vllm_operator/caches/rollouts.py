@@ -14,12 +14,12 @@ primer, a revert removes it, and a restarted operator continues.
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from vllm_operator.api import reading
 from vllm_operator.caches.activity import CacheActivity, PrimingStep, Publication, PublicationState
 from vllm_operator.caches.address import CacheAddress, template_spec
 from vllm_operator.caches.artifacts import read_fetch, read_portability_settings
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.publishing import PUBLISHED, describe_primer_publication, is_asked, is_published_by_primer
-from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
 from vllm_operator.text import wording
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import GROUP, KIND, SHARED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import OnDelete
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.address import claims_of, template_spec
-from vllm_operator.pods import reading
 
 GRACE = timedelta(minutes=10)
 """How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a

@@ -15,16 +15,16 @@ the whole manifest. The operator therefore does not request such changes, and re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import FIELD_MANAGER, USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights, WeightsPlace
+from vllm_operator.api.reading import mapping, read_bytes, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import first_record
 from vllm_operator.caches.sharing import describe_users
-from vllm_operator.pods import reading
-from vllm_operator.pods.reading import mapping, read_bytes, sequence
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"

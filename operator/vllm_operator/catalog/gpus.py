@@ -30,6 +30,16 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
+def read_version(value: object) -> Version | None:
+    """Return a version made of numbers as a tuple, else None."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return parse_version(value)
+    except ValueError:
+        return None
+
+
 NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]
 """A numeric version in an entry, written as text."""
 

@@ -1,7 +1,7 @@
 """Known crashes: their log lines, causes and remedies.
 
 A signature is data (`data/signatures.yaml`): patterns for single log lines, and texts as jinja2 templates over the captures of the
-patterns. `vllm_operator.startup` decides which of several signatures in a log is the root cause, by `severity`, `priority` and the
+patterns. `vllm_operator.logs` decides which of several signatures in a log is the root cause, by `severity`, `priority` and the
 `evidence` of each pattern.
 
 A user decides about the remedy in a signature. A remedy that the operator may apply itself is a separate entry (`data/remedies.yaml`), with

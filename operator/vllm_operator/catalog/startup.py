@@ -1,7 +1,7 @@
 """Knowledge about starts: the meaning of log lines, and the crashes that they report.
 
 It is data, with the vLLM versions that write each line and a sample. Stages are text here; their type is
-`vllm_operator.startup.state.Stage`.
+`vllm_operator.logs.state.Stage`.
 """
 
 from collections.abc import Mapping

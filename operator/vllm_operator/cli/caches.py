@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import KIND
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.terminal import table
-from vllm_operator.pods import reading
 from vllm_operator.text import wording
 
 READ_STATUS = 0
@@ -49,7 +49,7 @@ async def _read(namespace: str | None, *, everywhere: bool) -> Sequence[Mapping[
         connected,
         namespace_or_current,
     )
-    from vllm_operator.cluster.client import VLLM_DEPLOYMENT
+    from vllm_operator.kube.client import VLLM_DEPLOYMENT
 
     where = None if everywhere else await namespace_or_current(namespace)
     async with connected("VLLMDeployment on this API server: the operator is not installed") as client:

@@ -20,7 +20,7 @@ from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import table
-from vllm_operator.planning.model.facts import resolve_facts
+from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
 
 FOUND_STATUS = 0

@@ -12,8 +12,8 @@ from typing import Any
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.cli.pasted_logs import read_logs
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 
 CRASHED = 3
 """Exit status for a crash. Status 2 means invalid input, 1 an error in the command itself."""

@@ -14,13 +14,13 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
 from vllm_operator.cli.inputs import SIZE_LIMIT
 from vllm_operator.cli.live import connected, namespace_or_current
-from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
-from vllm_operator.observation.knowledge import Knowledge, load_knowledge
+from vllm_operator.controller.log_lines import LogLines, LogUnavailableError
+from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import StartupState
+from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
-from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import StartupState
-from vllm_operator.startup.termination import diagnose_termination
+from vllm_operator.status.observation.knowledge import Knowledge, load_knowledge
 
 _LINE_BYTES = 64 * 1024
 _RETRY_SECONDS = (0.5, 1.0, 2.0)

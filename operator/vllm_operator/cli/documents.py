@@ -15,8 +15,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
-from vllm_operator.planning.model.facts import ModelFiles
-from vllm_operator.planning.model.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
+from vllm_operator.sizing.model_facts import ModelFiles
+from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 
 RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 DEPTH_LIMIT = 200

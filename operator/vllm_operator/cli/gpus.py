@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api.reading import text
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.live import connected, resource_slices
 from vllm_operator.cli.terminal import BOLD, DIM, GREEN, RED, YELLOW, Line, Span, grid, labelled, line, screen_width, show
-from vllm_operator.cluster.client import NODE, POD, Forbidden
-from vllm_operator.cluster.inventory import has_gpu_sign
-from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.planning.inventory.pools import Inventory, Pool
-from vllm_operator.planning.inventory.usage import deployment_of, has_ended, requested_devices
-from vllm_operator.pods.reading import text
+from vllm_operator.controller.inventory_reader import has_gpu_sign
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.inventory.usage import deployment_of, has_ended, requested_devices
+from vllm_operator.kube.client import NODE, POD, Forbidden
 from vllm_operator.text.wording import clean
 
 READ_STATUS = 0

@@ -70,7 +70,7 @@ def _read(source: str, namespace: str | None) -> Sequence[Mapping[str, Any]]:
 async def _read_live(name: str, given: str | None) -> Mapping[str, Any]:
     # imported only here, because the Kubernetes client is slow to import
     from vllm_operator.cli.live import connected, namespace_or_current
-    from vllm_operator.cluster.client import DEPLOYMENT
+    from vllm_operator.kube.client import DEPLOYMENT
 
     namespace = await namespace_or_current(given)
     async with connected(f"Deployment {name} in the namespace {namespace}") as client:

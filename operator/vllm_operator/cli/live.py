@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm_operator.api.labels import KIND
+from vllm_operator.api.reading import mapping, objects, text
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import Line
-from vllm_operator.cluster.client import (
+from vllm_operator.controller.inventory_reader import ON_NODES, has_gpu_sign
+from vllm_operator.controller.settings import PREFIX
+from vllm_operator.inventory.usage import requested_devices
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import (
     CLUSTER_PRESET,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -30,12 +35,7 @@ from vllm_operator.cluster.client import (
     Unavailable,
     children_of,
 )
-from vllm_operator.cluster.connection import MissingConnectionError, context_namespace, load_configuration
-from vllm_operator.cluster.inventory import ON_NODES, has_gpu_sign
-from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.planning.inventory.usage import requested_devices
-from vllm_operator.pods.reading import mapping, objects, text
-from vllm_operator.settings import PREFIX
+from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
 
 Read = TypeVar("Read")
 Objects = list[dict[str, Any]]

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable
 from itertools import takewhile
 
-from vllm_operator.startup.lines.chunks import cut, with_plain_quotes, without_colours
-from vllm_operator.startup.lines.framing import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, locate
-from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.logs.lines.chunks import cut, with_plain_quotes, without_colours
+from vllm_operator.logs.lines.framing import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, locate
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Stage, StartupState
 
 CONTAINERS_LIMIT = 64
 """Maximum number of containers whose logs are separated. The lines of further containers are added to the previous line's container."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm_operator.api.conditions import ACCEPTED, PLANNED
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import Plan
@@ -40,17 +41,15 @@ from vllm_operator.cli.plan_pages import (
 )
 from vllm_operator.cli.revisions import NEWEST, causes, find_revision, read_with_revisions, with_pinned_plan
 from vllm_operator.cli.terminal import wrap
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.inventory.usage import read_held
 from vllm_operator.planning.differences import compare
-from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.planning.inventory.usage import read_held
-from vllm_operator.planning.model.facts import ModelFiles
-from vllm_operator.planning.outcome import ACCEPTED as VALID
-from vllm_operator.planning.outcome import Outcome, Verdict
+from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations
-from vllm_operator.pods import reading
 from vllm_operator.rendering.manifests import render
+from vllm_operator.sizing.model_facts import ModelFiles
 
 if TYPE_CHECKING:
     from vllm_operator.cli.live import LiveCluster
@@ -135,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         used = held.without((resource.metadata.namespace, resource.metadata.name)) if pods is not None else None
         inventory = replace(inventory, used=used, allocated=held.claimed_by_others())
     if isinstance(merged, Verdict):
-        outcome = Outcome(VALID, merged, None)
+        outcome = Outcome(VALID_SPEC, merged, None)
     else:
         generation = (resource.status.cache.generation or 0) if resource.pinned and resource.status.cache else 0
         outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)

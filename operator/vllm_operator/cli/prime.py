@@ -12,12 +12,12 @@ import sys
 import time
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.live import connected
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, Conflict, Unavailable
-from vllm_operator.pods import reading
+from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Conflict, Unavailable
 
 FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
 LOOK_SECONDS = 2.0

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.documents import name_of, parse_deployment, read_objects
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.pods import reading
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 
 NEWEST = 0

@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
+from vllm_operator.api.reading import Manifest
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.live import connected, namespace_or_current, screens
 from vllm_operator.cli.terminal import (
@@ -30,9 +32,7 @@ from vllm_operator.cli.terminal import (
     show,
     show_each,
 )
-from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
-from vllm_operator.pods import reading
-from vllm_operator.pods.reading import Manifest
+from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean, count, duration
 
 READ_STATUS = 0

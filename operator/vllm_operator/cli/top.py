@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.cli.live import connected, namespace_or_current, screens
 from vllm_operator.cli.status import seconds_left, stage_bar, state_of
 from vllm_operator.cli.terminal import (
@@ -29,8 +30,7 @@ from vllm_operator.cli.terminal import (
     show,
     show_each,
 )
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT
-from vllm_operator.pods import reading
+from vllm_operator.kube.client import VLLM_DEPLOYMENT
 from vllm_operator.text.wording import clean, count, duration
 
 READ_STATUS = 0

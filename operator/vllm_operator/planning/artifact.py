@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.outcome import Verdict
 
 
 @dataclass(frozen=True, slots=True)

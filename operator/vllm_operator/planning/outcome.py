@@ -2,23 +2,11 @@
 
 from dataclasses import dataclass
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.plan import ChosenBy, Plan
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.text.wording import count
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The status, reason and message of a condition."""
-
-    status: ConditionStatus
-    reason: str
-    message: str
-
-
-ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec is valid.")
 
 
 def not_accepted(verdict: Verdict) -> "Outcome":

@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_operator.api.conditions import PLANNED, Reason, find_condition
+from vllm_operator.api.conditions import PLANNED, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
@@ -19,15 +20,14 @@ from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.inventory.node_labels import SHARED
+from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.differences import compare, refusal_of
-from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
-from vllm_operator.planning.inventory.node_labels import SHARED
-from vllm_operator.planning.inventory.pools import SHARED_GPU_RESOURCE, Inventory
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
+from vllm_operator.planning.outcome import Outcome, summarize, summarize_gpu
 from vllm_operator.planning.placement.target import InUse, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.pods.reading import read_integer
 from vllm_operator.pods.view import waits_for_node
+from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
 _WORTH_READING = 200
@@ -112,24 +112,24 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
     if fresh.refusal is not None and fresh.refusal.status is ConditionStatus.UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, message), pinned)
+        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
         verdict = Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING))
-        return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
+        return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
+        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
     listed = " ".join(drift[:DIFFERENCES_IN_MESSAGE])
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     message = (
         f"{summarize(shown, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
         f"To apply a new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to a new value."
     )
-    return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
+    return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:

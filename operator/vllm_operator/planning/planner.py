@@ -7,7 +7,7 @@ backends, and the caches. Then the settings of the user override the plan. Each 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
@@ -18,9 +18,12 @@ from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
+from vllm_operator.catalog.notes import Note, notes_of, order
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.inventory.provisioned import read_instance_pools
 from vllm_operator.planning.engine.access import access_notes
 from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
 from vllm_operator.planning.engine.arguments import engine_arguments
@@ -31,24 +34,8 @@ from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, pl
 from vllm_operator.planning.engine.host import plan_requests
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, keep_first, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, check_source, resolve_version
-from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.planning.inventory.provisioned import read_instance_pools
-from vllm_operator.planning.memory.estimate import predict_memory
-from vllm_operator.planning.memory.flags import RESIZING_FLAGS, read_offload
-from vllm_operator.planning.model.facts import (
-    NO_FILES,
-    ModelFiles,
-    ResolvedFacts,
-    keep_facts,
-    model_name,
-    notes_about,
-    recall_facts,
-    resolve_facts,
-)
-from vllm_operator.planning.notes import Note, notes_of, order
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
+from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.explanations import (
     MODEL_NAME_LIMIT,
@@ -57,10 +44,7 @@ from vllm_operator.planning.placement.explanations import (
     notes_about_size,
     short_name,
 )
-from vllm_operator.planning.placement.image import compatibility_variables, image_options
-from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
-from vllm_operator.planning.placement.shares import sharing_arguments
-from vllm_operator.planning.placement.sizing import (
+from vllm_operator.planning.placement.fitting import (
     UNKNOWN,
     Candidate,
     Room,
@@ -71,10 +55,26 @@ from vllm_operator.planning.placement.sizing import (
     resolve_sizing,
     wanted_length,
 )
+from vllm_operator.planning.placement.image import compatibility_variables, image_options
+from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
+from vllm_operator.planning.placement.shares import sharing_arguments
 from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
+from vllm_operator.sizing.estimate import predict_memory
+from vllm_operator.sizing.flags import RESIZING_FLAGS, read_offload
+from vllm_operator.sizing.model_facts import (
+    NO_FILES,
+    ModelFiles,
+    ResolvedFacts,
+    keep_facts,
+    model_name,
+    notes_about,
+    recall_facts,
+    resolve_facts,
+)
+from vllm_operator.sizing.parallelism import Shape, resolve_shape
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # limits of a plan
 
@@ -104,7 +104,7 @@ def plan(
     digest = digest_of(resource.spec)
     resource = (translation := translate(resource)).resource
     if isinstance(inventory, Verdict):
-        fresh = Outcome(ACCEPTED, inventory, None)
+        fresh = Outcome(VALID_SPEC, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
         fresh = _FreshPlan(
@@ -164,7 +164,7 @@ class _FreshPlan:
             return not_accepted(premises)
         chosen = self._sized(premises)
         if isinstance(chosen, Verdict):
-            return Outcome(ACCEPTED, chosen, None)
+            return Outcome(VALID_SPEC, chosen, None)
         premises = chosen.premises
         target, decision = self._best(premises, chosen.targets)
         if decision.refusal is not None:
@@ -174,7 +174,7 @@ class _FreshPlan:
             return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{names.refusal} {ALLOW_ANYWAY}"))
         made = self._assemble(chosen, target, decision, names.notes)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
+        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
     def _premises(self) -> _Premises | Verdict:
         spec = self.resource.spec

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.reading import mapping, read_text, sequence
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
-from vllm_operator.pods.reading import mapping, read_text, sequence
 from vllm_operator.text.wording import similar
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL
 from vllm_operator.api.names import is_name
-from vllm_operator.pods.reading import mapping, sequence
+from vllm_operator.api.reading import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels in the selectors of the Deployment, the Service and the operator. They keep their rendered values."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.planning.engine.command_line import given_arguments
 from vllm_operator.planning.engine.overrides import subject_of, subjects_of
 from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, MergeRules, identify
-from vllm_operator.pods.reading import mapping, objects, sequence
 
 Fields = Mapping[str, Any]
 _BY_NAME = ("name",)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
 from vllm_operator.api.plan import Plan, PlannedPreset
@@ -18,7 +18,6 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.differences import differing_fields
-from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
 from vllm_operator.planning.preset_merge import merge_preset

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
+from vllm_operator.api.reading import controller_of, mapping, read_text
 from vllm_operator.api.resource import Role, cleaning_prefix, fetching_prefix, primer_name, publishing_prefix
-from vllm_operator.pods.reading import mapping, read_text, sequence
 
 HASH_LABEL = "pod-template-hash"
 """Label of the Deployment controller. The name of a ReplicaSet consists of the name of the Deployment and this hash."""
@@ -39,9 +39,3 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
         case _:
             is_owned = False
     return name if is_owned else None
-
-
-def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the controller of an object; empty without one."""
-    owners = (mapping(owner) for owner in sequence(mapping(manifest, "metadata").get("ownerReferences")))
-    return next((owner for owner in owners if owner.get("controller") is True), {})

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from vllm_operator.api import labels
-from vllm_operator.pods import reading
-from vllm_operator.pods.reading import Manifest, RunKey
+from vllm_operator.api import labels, reading
+from vllm_operator.api.reading import Manifest, RunKey
 
 
 class Phase(StrEnum):

@@ -9,8 +9,8 @@ The labels that select Pods keep their values.
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_operator.api.reading import mapping
 from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
-from vllm_operator.pods.reading import mapping
 
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or hook has exactly one of these."""

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.api.labels import KIND, PLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
-from vllm_operator.pods import reading
 
 DIGEST_LENGTH = 10
 OLD_REVISIONS = 10

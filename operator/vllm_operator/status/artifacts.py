@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.operation import Publish
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role
@@ -12,12 +13,10 @@ from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.activity import ArtifactResult, PublicationState
 from vllm_operator.caches.artifacts import FETCHED, MAX_REJECTED, read_fetch
 from vllm_operator.caches.publishing import FINAL, PUBLISHED
-from vllm_operator.observation.observation import Observation, ObservedState
-from vllm_operator.observation.starts import last_start
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.pods import reading
-from vllm_operator.remediation.cache_damage import CacheDamage
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN
+from vllm_operator.status.observation.observation import Observation, ObservedState
+from vllm_operator.status.observation.starts import last_start
+from vllm_operator.status.remediation.cache_damage import CacheDamage
 from vllm_operator.status.scheduling import why_no_pod
 from vllm_operator.text import wording
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api.conditions import CACHE_WARM, Reason
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import CACHE_WARM, Reason, Verdict
 from vllm_operator.api.operation import Storage, StorageSpec
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
@@ -19,16 +21,13 @@ from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.volumes import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
-from vllm_operator.observation.observation import Observation, ObservedState
-from vllm_operator.observation.starts import known_stages, last_start, next_start_finds
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.pods import reading
-from vllm_operator.pods.reading import Manifest
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
+from vllm_operator.status.observation.observation import Observation, ObservedState
+from vllm_operator.status.observation.starts import known_stages, last_start, next_start_finds
 from vllm_operator.status.progressing import pod_text
+from vllm_operator.status.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.savings import count_savings
 from vllm_operator.status.scheduling import why_no_pod
 from vllm_operator.text import wording

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import ACCEPTED, ALWAYS, READY, STALLED, Reason, find_condition, make_condition, sort_conditions
+from vllm_operator.api.conditions import ACCEPTED, ALWAYS, READY, STALLED, Reason, Verdict, find_condition, make_condition, sort_conditions
 from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
-from vllm_operator.planning.outcome import Verdict
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 

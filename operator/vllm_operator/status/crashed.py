@@ -5,16 +5,15 @@ Cause and remedy come from the signature (`catalog/data/signatures.yaml`), the s
 
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
-from vllm_operator.observation.crashes import Crashes, Finding, reason
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase
-from vllm_operator.remediation.in_force import in_words, is_mere_suggestion
 from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.observation.crashes import Crashes, Finding, reason
+from vllm_operator.status.observation.observation import ObservedState
 from vllm_operator.status.progressing import partly
+from vllm_operator.status.remediation.in_force import in_words, is_mere_suggestion
 from vllm_operator.text import wording
 
 

@@ -1,7 +1,7 @@
 """The sentence about draining Pods in the message of Ready."""
 
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.api.conditions import Verdict
+from vllm_operator.status.observation.observation import ObservedState
 
 
 def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:

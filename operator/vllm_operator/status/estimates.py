@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from vllm_operator.api import labels
+from vllm_operator.api import labels, reading
 from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState
 from vllm_operator.catalog.rule_matching import Component
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.observation.starts import known_stages, next_start_finds
+from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.planning.engine.deadline import MAX_DEADLINE_SECONDS
-from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.startup.state import Progress, Stage, StartupState
+from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.observation.starts import known_stages, next_start_finds
 from vllm_operator.text import wording
 
 

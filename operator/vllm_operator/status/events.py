@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, Reason, find_condition
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
-from vllm_operator.observation.crashes import Crashes
-from vllm_operator.observation.crashes import reason as reason_of
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.observation.starts import Start, completed_stages, last_start
-from vllm_operator.pods import reading
+from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.remediation.in_force import current, in_words
-from vllm_operator.startup.state import Stage
 from vllm_operator.status.caches import CLAIM_PROBLEMS
+from vllm_operator.status.observation.crashes import Crashes
+from vllm_operator.status.observation.crashes import reason as reason_of
+from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.observation.starts import Start, completed_stages, last_start
 from vllm_operator.status.planned import mismatches, previous_plan
+from vllm_operator.status.remediation.in_force import current, in_words
 
 NORMAL = "Normal"
 WARNING = "Warning"

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import Reason
-from vllm_operator.observation.observation import ObjectProblem, ObservedState
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.status.conditions import FALSE
+from vllm_operator.status.observation.observation import ObjectProblem, ObservedState
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30

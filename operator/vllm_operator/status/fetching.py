@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import PodStartup, StartupStatus
 from vllm_operator.caches.activity import Fetching, FetchingState
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.pods import reading
+from vllm_operator.logs.state import Progress, Stage
 from vllm_operator.pods.view import Phase, refine
-from vllm_operator.startup.state import Progress, Stage
 from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.observation.observation import ObservedState
 from vllm_operator.status.scheduling import why_no_pod
 
 MAX_COUNTED = 10**15

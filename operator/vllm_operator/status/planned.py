@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence, Set
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.plan import BackendChoice, ChosenBy, EngineMemory, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
-from vllm_operator.observation import rollout
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.inventory.pools import GPU_RESOURCE
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.inventory.pools import GPU_RESOURCE
+from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pod_fields import find_kept_labels
 from vllm_operator.pods.view import Phase
-from vllm_operator.startup.state import Stage
+from vllm_operator.status.observation import rollout
+from vllm_operator.status.observation.observation import ObservedState
 from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"

@@ -2,17 +2,16 @@
 
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
-from vllm_operator.observation import rollout
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.remediation.decision import stall_restarts_left
-from vllm_operator.remediation.in_force import current
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.fetching import describe_fetching
+from vllm_operator.status.observation import rollout
+from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.remediation.decision import stall_restarts_left
+from vllm_operator.status.remediation.in_force import current
 from vllm_operator.status.scheduling import find_obstacle, refusal_advice, unschedulable_advice
 from vllm_operator.status.startup import describe
 

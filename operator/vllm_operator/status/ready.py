@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, PROGRESSING, Reason
-from vllm_operator.observation.crashes import Crashes
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
-from vllm_operator.pods import reading
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, PROGRESSING, Reason, Verdict
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.crashed import being_read
+from vllm_operator.status.observation.crashes import Crashes
+from vllm_operator.status.observation.observation import ObservedState
 from vllm_operator.status.progressing import partly
 
 

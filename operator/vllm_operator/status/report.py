@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import (
     ACCEPTED,
     AUTOSCALED,
@@ -25,17 +26,16 @@ from vllm_operator.api.conditions import (
 )
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.observation import rollout
-from vllm_operator.observation.crash_record import shorten
-from vllm_operator.observation.crashes import Crashes, crash_settles
-from vllm_operator.observation.observation import Observation, ObservedState
-from vllm_operator.pods import reading
-from vllm_operator.remediation.decision import Decision
-from vllm_operator.remediation.in_force import to_record
 from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, progressing, ready, scaled, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
+from vllm_operator.status.observation import rollout
+from vllm_operator.status.observation.crash_record import shorten
+from vllm_operator.status.observation.crashes import Crashes, crash_settles
+from vllm_operator.status.observation.observation import Observation, ObservedState
+from vllm_operator.status.remediation.decision import Decision
+from vllm_operator.status.remediation.in_force import to_record
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""

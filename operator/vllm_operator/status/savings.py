@@ -7,10 +7,10 @@ after the log of a later one, or of one that ended in the same second.
 
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.status import CacheStatus
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.observation.starts import warm_starts
-from vllm_operator.pods import reading
+from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.observation.starts import warm_starts
 
 
 def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Autoscaled and Protected: why the autoscaler or the PodDisruptionBudget has no effect."""
 
-from vllm_operator.api.conditions import Reason
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.status.conditions import FALSE
 from vllm_operator.status.exposed import judge_problem
+from vllm_operator.status.observation.observation import ObservedState
 
 _BUDGET = "PodDisruptionBudget"
 

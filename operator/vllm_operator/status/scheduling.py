@@ -7,12 +7,12 @@ phrases come from the plugins of kube-scheduler and the admission plugins in Kub
 from collections import Counter
 from dataclasses import dataclass
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL
 from vllm_operator.api.resource import Role
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.inventory.taints import GPU_TAINT, Taint
-from vllm_operator.pods import reading
+from vllm_operator.inventory.taints import GPU_TAINT, Taint
 from vllm_operator.pods.view import PodView
+from vllm_operator.status.observation.observation import ObservedState
 
 _MAX_NAMED_TAINTS = 3
 _REFUSALS = (

@@ -7,13 +7,13 @@ one, even if time has passed.
 
 from datetime import datetime, timedelta
 
+from vllm_operator.api import reading
 from vllm_operator.api.status import PodStartup, StartupStatus
-from vllm_operator.observation.observation import ObservedState
-from vllm_operator.pods import reading
+from vllm_operator.logs.state import Progress, StartupState
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.startup.state import Progress, StartupState
 from vllm_operator.status.estimates import by_count, estimate, seconds_left
 from vllm_operator.status.fetching import MAX_COUNTED, fetching_block
+from vllm_operator.status.observation.observation import ObservedState
 from vllm_operator.text import wording
 
 HOLD_SECONDS = 10

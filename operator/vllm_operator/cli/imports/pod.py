@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.reading import mapping, objects, read_count, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
-from vllm_operator.planning.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
-from vllm_operator.pods.reading import mapping, objects, read_count, text
+from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _KEPT_OF_POD = (

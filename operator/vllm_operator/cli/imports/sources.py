@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api.reading import integer, mapping, objects, read_integer, sequence, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, words_of_settings
 from vllm_operator.cli.imports.pod import CONTAINER_FIELDS, POD_FIELDS
-from vllm_operator.pods.reading import integer, mapping, objects, read_integer, sequence, text
 
 Manifest = Mapping[str, Any]
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.api.reading import mapping, objects, read_integer, text
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.command_line import read_command_line
@@ -12,7 +13,6 @@ from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.cli.imports.pod import PodParts, read_pod
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 from vllm_operator.planning.engine.version import version_of_image
-from vllm_operator.pods.reading import mapping, objects, read_integer, text
 
 Flags = Sequence[tuple[str, Sequence[str]]]
 Manifest = dict[str, Any]

@@ -1,10 +1,10 @@
 """The key that clients of an engine send, and the paths that it protects."""
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.notes import Note
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.plan import Plan, PlannedArgument
+from vllm_operator.api.reading import mapping, read_integer
 from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.arguments import served_name
-from vllm_operator.planning.model.facts import AdapterFiles, model_name
-from vllm_operator.planning.notes import Note
-from vllm_operator.pods.reading import mapping, read_integer
+from vllm_operator.sizing.model_facts import AdapterFiles, model_name
 from vllm_operator.text.wording import listed
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

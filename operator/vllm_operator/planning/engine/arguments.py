@@ -2,8 +2,8 @@
 
 from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import ModelSpec
-from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.sizing.parallelism import ParallelShape
 
 PORT = 8000
 """Port of the engine. Its probes and the Service use it."""

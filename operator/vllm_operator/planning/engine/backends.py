@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_operator.api.backends import BackendsSpec
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.selectors import Selection
@@ -21,8 +22,6 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.pins import FIELDS, LABELS, Pin, PinCheck
 from vllm_operator.planning.engine.questions import COMPONENTS, attention_component
 from vllm_operator.planning.engine.version import ResolvedVersion
-from vllm_operator.planning.notes import Note
-from vllm_operator.planning.outcome import Verdict
 
 AUTO = "auto"
 ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'

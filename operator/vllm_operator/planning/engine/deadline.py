@@ -10,9 +10,9 @@ another one waits. The same timeout ends collectives that hang while serving, wh
 import math
 
 from vllm_operator.api.plan import Plan, PlannedVariable
+from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.pods.reading import MEBIBYTE
 
 BASE_DEADLINE_SECONDS = 3600
 """Eight times the slowest measured cold start (459 s), to allow for slower disks, slower CPUs and larger models."""

@@ -11,12 +11,12 @@ with the preStop hook.
 from dataclasses import dataclass
 
 from vllm_operator.api.plan import PlannedArgument
+from vllm_operator.api.reading import mapping
 from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable, load_engine_facts
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.notes import Note
-from vllm_operator.pods.reading import mapping
 
 DRAIN_SECONDS = 60
 """Default time in seconds for requests in progress."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedRequests
-from vllm_operator.pods.reading import mapping, objects
+from vllm_operator.api.reading import mapping, objects
 
 SERVER_CORES, CORES_PER_GPU = 1, 1
 """One core less than vLLM recommends: the smallest machines with a GPU have four, and other Pods need some."""

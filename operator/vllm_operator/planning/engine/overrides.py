@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
+from vllm_operator.api.reading import mapping, read_text, sequence
 from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.notes import Note, notes_of
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.command_line import given_arguments
 from vllm_operator.planning.engine.version import ResolvedVersion
-from vllm_operator.planning.notes import Note, notes_of
-from vllm_operator.pods.reading import mapping, read_text, sequence
 from vllm_operator.text.wording import similar
 
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)

@@ -3,12 +3,12 @@
 import re
 
 from vllm_operator.api.backends import OptimizeFor
+from vllm_operator.api.reading import read_integer
 from vllm_operator.api.spec import Allocation, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.planning.engine.version import ResolvedVersion
-from vllm_operator.planning.model.facts import FROM_TABLE, ResolvedFacts
-from vllm_operator.pods.reading import read_integer
+from vllm_operator.sizing.model_facts import FROM_TABLE, ResolvedFacts
 
 GIGABYTE = 10**9
 QUANTIZED_MARGIN = 1.18

@@ -8,13 +8,12 @@ it.
 import re
 from dataclasses import dataclass, replace
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_facts, parse_release
-from vllm_operator.planning.notes import Note
-from vllm_operator.planning.outcome import Verdict
 
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_operator.planning.inventory.pools import Inventory, Pool
-from vllm_operator.planning.inventory.taints import GPU_TAINT
+from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.inventory.taints import GPU_TAINT
 
 DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
 """Tolerations of every Pod of a plan: clouds taint their GPU nodes with this key and different values."""

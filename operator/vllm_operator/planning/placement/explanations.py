@@ -10,18 +10,18 @@ from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.models import KnownShapes
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.engine.command_line import read_words, replace_words
-from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.inventory.pools import Pool
-from vllm_operator.planning.memory.resolve import allowed, resolve_model
-from vllm_operator.planning.model.facts import model_name
-from vllm_operator.planning.notes import Note
+from vllm_operator.planning.placement.fitting import LEAST_CONTEXT, ROUNDED_TO, Candidate, Judgement, Room, Sizing
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
 from vllm_operator.planning.placement.shares import FLAG, notes_about_sharing
-from vllm_operator.planning.placement.sizing import LEAST_CONTEXT, ROUNDED_TO, Candidate, Judgement, Room, Sizing
 from vllm_operator.planning.placement.target import Rank
+from vllm_operator.sizing.model_facts import model_name
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import allowed, resolve_model
 from vllm_operator.text.wording import count as counted
 
 WAYS_LIMIT = 3

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.catalog.gpus import GPUs, Images, Version, cuda_of_tag, parse_version
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
+from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.engine.version import ResolvedVersion
-from vllm_operator.planning.inventory.pools import Pool
-from vllm_operator.planning.notes import Note
 from vllm_operator.text.wording import listed
 
 MINOR_COMPATIBILITY_FLOOR: Version = (12, 8)

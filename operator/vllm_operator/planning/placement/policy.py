@@ -7,9 +7,9 @@ from vllm_operator.api.plan import GPUCandidate
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.planning.inventory.pools import Pool
+from vllm_operator.inventory.pools import Pool
+from vllm_operator.planning.placement.fitting import Candidate, Room, Sizing, choose, in_use, size_of
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
-from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, in_use, size_of
 from vllm_operator.planning.placement.target import InUse, Rank, Target, in_use_of
 from vllm_operator.text.wording import count as counted
 

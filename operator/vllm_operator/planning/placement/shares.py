@@ -12,10 +12,10 @@ import math
 
 from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.planning.inventory.pools import Pool
-from vllm_operator.planning.notes import Note
+from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.target import Target
 
 FLAG = "--gpu-memory-utilization"

@@ -8,7 +8,7 @@ from enum import IntEnum
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.inventory.pools import Inventory, Pool
+from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.text.wording import listed
 
 KINDS_LIMIT = 6

@@ -21,21 +21,20 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.plan import NodeRequirement
+from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, Images, product_key
+from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.planning.inventory.node_labels import SLICES, split_product
-from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
-from vllm_operator.planning.notes import Note
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.inventory.node_labels import SLICES, split_product
+from vllm_operator.inventory.pools import Inventory, Pool, Source
 from vllm_operator.planning.placement.capacity import Capacity, find_capacity
 from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
-from vllm_operator.pods.reading import MEBIBYTE
 
 InUse = tuple[str | None, str | None, str | None, bool]
 """Architecture, product and MIG profile of the GPU in use, and whether Pods share it."""

@@ -1,0 +1,422 @@
+"""The operator as a process: read the settings, build the parts, start and stop them in order.
+
+    probes and metrics -> leadership (the Lease) -> preconditions (API server, permissions, CRD) -> kopf: workers, watches
+
+Without the Lease, the process is a standby: it reads only the Lease, and writes nothing. kopf runs the watches
+(`controller/watches.py`), and the other parts start and stop with it.
+
+If one of the parts ends, the operator exits, and the kubelet restarts it.
+
+Exit status: 0 after SIGTERM or SIGINT; 1 if the port is in use, a part ended, or another operator acquired the Lease; 2 if a setting or the
+kubeconfig is invalid. The operator waits for a missing API server, CRD or permission.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import kopf
+import uvloop
+
+from vllm_operator import __version__
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.user_entries import UserEntries
+from vllm_operator.controller import watches
+from vllm_operator.controller.cache_reconciler import CacheReconciler
+from vllm_operator.controller.cache_updater import CacheUpdater
+from vllm_operator.controller.follower import FollowerSettings
+from vllm_operator.controller.followers import Followers
+from vllm_operator.controller.health import HealthServer, Readiness
+from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.leadership import Leadership, LeadershipLost
+from vllm_operator.controller.log_output import configure, describe_end, handle_loop_error
+from vllm_operator.controller.log_share import LogShare
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.model_configs import ModelConfigs
+from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.controller.preconditions import Preconditions, WatchesOutdated
+from vllm_operator.controller.presets import Presets
+from vllm_operator.controller.queue import Priority, WorkQueue
+from vllm_operator.controller.reconciler import Reconciler
+from vllm_operator.controller.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
+from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
+from vllm_operator.controller.workers import Workers
+from vllm_operator.hub.client import HttpHub
+from vllm_operator.inventory.nodes import read_inventory
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.client import Key, Kind, Manifest
+from vllm_operator.kube.connection import (
+    ConnectionOutdated,
+    MissingConnectionError,
+    context_namespace,
+    load_configuration,
+)
+from vllm_operator.kube.lease import Fence
+from vllm_operator.planning.artifact import ArtifactTrust
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 1.8
+"""Maximum time to stop all parts. The kubelet would wait 30 s, but a user at a terminal would not."""
+KOPF_SECONDS = 6.0
+"""Maximum time that kopf may take to end after the operator's own parts. kopf itself waits up to 5 s for tasks that remain."""
+RELEASE_SECONDS = 1.0
+"""Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add no arguments: all settings are environment variables."""
+    parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the operator until a signal stops it. Return the exit status."""
+    try:
+        settings = _with_qualified_names(Settings.from_environment())
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return 2
+    configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
+    gc.freeze()  # objects loaded so far are never garbage
+    try:
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        status = runner.run(serve(settings))
+        if status:
+            # After an error, tasks of kopf may not end (`Operator._watch`), and closing the loop would wait for them.
+            runner.get_loop().set_exception_handler(lambda loop, context: None)
+        else:
+            runner.close()
+        return status
+    except KeyboardInterrupt:
+        return 0
+
+
+def _with_qualified_names(settings: Settings) -> Settings:
+    """Complete the names of the ConfigMaps and the Lease with a namespace. Raises SettingsError."""
+    names: dict[str, Any] = {}
+    for field in ("rules_config_map", "signatures_config_map", "instance_types_config_map"):
+        try:
+            names[field] = qualified_name(getattr(settings, field))
+        except ValueError as error:
+            raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
+    try:
+        names["lease"] = qualified_name(settings.lease)
+    except ValueError:  # not in a Pod
+        names["lease"] = f"{context_namespace()}/{settings.lease}"
+    return replace(settings, **names)
+
+
+async def serve(settings: Settings) -> int:
+    """Run the operator in this event loop. Return the exit status."""
+    asyncio.get_running_loop().set_exception_handler(handle_loop_error)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # kopf replaces these handlers when it starts
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    fence = Fence() if settings.lease else None
+    try:
+        configuration = await load_configuration()
+        client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration, fence=fence)
+    except MissingConnectionError as error:
+        log.error("%s", error)
+        return 2
+    log.info("vllm-operator %s, API server %s", __version__, configuration.host)
+    operator = Operator(settings, client)
+    try:
+        return await operator.run(stop)
+    finally:
+        await client.close()
+
+
+class Operator:
+    """Builds, starts and stops all parts of the operator."""
+
+    def __init__(self, settings: Settings, client: KubeClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._stop = asyncio.Event()
+        self._has_failed = False
+        self._ended = asyncio.Event()
+        self._is_ending = False
+        self._tasks: list[asyncio.Task[object]] = []
+        self.metrics = Metrics()
+        self.readiness = Readiness()
+        self._health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
+        self.leadership = self._make_leadership()
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.cache = ObjectCache(client)
+        self.presets = Presets(self.cache)
+        known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
+        self.followers = self._make_followers(crashes)
+        self.configs = self._make_configs()
+        inventory = InventoryCache(
+            client,
+            partial(read_inventory, gpus=known.shipped.gpus),
+            seconds=settings.node_cache_seconds,
+            sees_all_pods=not settings.namespaces,
+        )
+        caches = CacheReconciler(
+            self.cache,
+            known,
+            crashes,
+            inventory=inventory,
+            count=self.metrics.wrote,
+            primer_patience_seconds=settings.priming_patience_seconds,
+        )
+        self.reconciler = Reconciler(
+            self.cache,
+            known,
+            crashes,
+            caches=caches,
+            inventory=inventory,
+            logs=self.followers,
+            metrics=self.metrics,
+            configs=self.configs,
+            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
+            presets=self.presets,
+            integrations=settings.integrations,
+            namespaces=settings.namespaces,
+            tools_image=settings.tools_image,
+        )
+        self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
+        self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
+        self.metrics.observe_streams(self.followers.streams)
+        self.user_data = (
+            self._make_user_data(known.use, "rules", settings.rules_config_map, self._add_all),
+            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._read_crashes_again),
+            self._make_user_data(known.use_instance_types, "instance_types", settings.instance_types_config_map, self._add_all),
+        )
+        self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
+        client.refused = self.preconditions.recheck
+        self.updater = self._make_updater(())
+
+    def _make_leadership(self) -> Leadership | None:
+        """Return None if leader election is off."""
+        fence = self._client.fence
+        if fence is None:
+            return None
+        self.metrics.observe_leader(fence.is_open)
+        identity = self._settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
+        return Leadership(
+            self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
+        )
+
+    def _make_followers(self, crashes: KnownCrashes) -> Followers:
+        settings = self._settings
+        return Followers(
+            self.cache,
+            make_parser=crashes.make_parser,
+            changed=self.queue.add,
+            streams=settings.log_streams,
+            settings=FollowerSettings(
+                line_bytes=settings.log_line_bytes,
+                replay_bytes=settings.log_replay_bytes,
+                interval_seconds=settings.status_interval_seconds,
+                step_percent=settings.status_step_percent,
+            ),
+            restarted=lambda: self.metrics.restarted("log"),
+            share=LogShare(parsed=self.metrics.parsed),
+            skipped=self.metrics.skipped,
+        )
+
+    def _make_configs(self) -> ModelConfigs | None:
+        """Return None if the operator uses no model hub."""
+        endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
+        return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
+
+    def _make_updater(self, kinds: Sequence[Kind]) -> CacheUpdater:
+        return CacheUpdater(
+            self.cache,
+            kinds,
+            changed=self.queue.add,
+            unchanged=lambda key: self.queue.add(key, Priority.RESYNC),
+            users_of=self.presets.users_of,
+            namespaces=self._settings.namespaces,
+            seconds=self._settings.resync_seconds,
+        )
+
+    async def _add_all(self) -> None:
+        await self.updater.add_all()
+
+    async def _read_crashes_again(self) -> None:
+        """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
+        self.followers.read_again()
+        await self._add_all()
+
+    def _make_user_data(
+        self, use: Callable[[Mapping[str, str]], UserEntries[Any]], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
+    ) -> UserData:
+        return UserData(
+            self._client,
+            use,
+            what=what,
+            config_map=config_map,
+            metrics=self.metrics,
+            changed=changed,
+        )
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run until a signal, until `stop` is set, or until a part ends. Return the exit status."""
+        self._stop = stop
+        try:
+            await self._health.start(self._settings.http_host, self._settings.http_port)
+        except OSError as error:
+            log.error(
+                "cannot listen on %s:%d for probes and metrics: %s", self._settings.http_host, self._settings.http_port, error.strerror
+            )
+            return 1
+        log.info("probes and metrics on port %d", self._health.port)
+        self._start("connection", self._client.watch_connection())
+        if self.leadership is not None:
+            self._start("leadership", self.leadership.run())
+        try:
+            if (kinds := await self._prepare()) is not None:
+                await self._watch(kinds)
+        except Exception:
+            log.exception("the watches failed; the operator exits, to be started again")
+            self._has_failed = True
+        finally:
+            await self._end_parts()
+        return 1 if self._has_failed else 0
+
+    async def _prepare(self) -> tuple[Kind, ...] | None:
+        """Wait until this process leads and can serve. Return the kinds to watch, or None if it must stop first."""
+        stopping = asyncio.create_task(self._stop.wait())
+        preparing = asyncio.create_task(self._until_ready(), name="preconditions")
+        try:
+            await asyncio.wait((stopping, preparing), return_when=asyncio.FIRST_COMPLETED)
+            return await preparing if preparing.done() else None
+        finally:
+            stopping.cancel()
+            preparing.cancel()
+            await asyncio.gather(stopping, preparing, return_exceptions=True)
+
+    async def _until_ready(self) -> tuple[Kind, ...]:
+        if self.leadership is not None:
+            await self.leadership.begun.wait()
+        self.readiness.missing.setdefault("first list", "first list: not complete yet")
+        kinds = await self.preconditions.wait()
+        for data in self.user_data:
+            await data.load()
+        return kinds
+
+    async def _watch(self, kinds: Sequence[Kind]) -> None:
+        """Run kopf with the operator's handlers until a signal or until a part ends."""
+        settings, registry = self._settings, kopf.OperatorRegistry()
+        self.updater = self._make_updater(kinds)
+        sessions = watches.Sessions(lambda: self._client.configuration, kinds, namespaces=settings.namespaces, listed=self.updater.recheck)
+        watches.register_events(registry, kinds, self._notice)
+        kopf.on.login(registry=registry)(sessions.login)
+        kopf.on.startup(registry=registry, id="start")(partial(self._start_parts, kinds))
+        kopf.on.cleanup(registry=registry, id="stop")(self._end_parts)
+        operator = kopf.operator(
+            registry=registry,
+            settings=watches.make_settings(kinds, request_timeout_seconds=settings.request_timeout_seconds),
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            stop_flag=self._stop,
+        )
+        watching = asyncio.create_task(operator, name="kopf")
+        ended = asyncio.create_task(self._ended.wait(), name="end of the parts")
+        try:
+            await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
+            # When a watch has failed, kopf 1.45.2 stops its other watches, and waits for some of them for ever.
+            await asyncio.wait((watching,), timeout=KOPF_SECONDS)
+            if not watching.done():
+                log.warning("the watches do not end after an error; the operator exits without them, to be started again")
+                self._has_failed = True
+                return
+            await watching
+        finally:
+            ended.cancel()
+            await sessions.close()
+
+    async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
+        self._start("object cache", self.updater.run())
+        self._start("workers", self._work())
+        self._start("preconditions", self.preconditions.watch(kinds))
+        for data in self.user_data:
+            if data.is_wanted:
+                self._start("user data", data.run())
+
+    async def _work(self) -> None:
+        """Reconcile as soon as all objects are known."""
+        await self.updater.loaded.wait()
+        self.readiness.clear_missing("first list")
+        log.info("serving %s", self._settings.scope)
+        await self.workers.run()
+
+    def _start(self, name: str, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Start a part. When the part ends, the operator exits."""
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._end_with)
+        self._tasks.append(task)
+
+    def _end_with(self, task: asyncio.Task[object]) -> None:
+        if not self._stop.is_set():
+            _log_end(task)
+            self._has_failed = True
+            self._stop.set()
+
+    async def _end_parts(self, **_: object) -> None:
+        """Stop all parts in order. Release the Lease last, because the next operator must be the only one that writes."""
+        if self._is_ending:
+            await self._ended.wait()
+            return
+        self._is_ending = True
+        self._stop.set()
+        log.info("stopping")
+        if self._client.fence is not None:
+            self._client.fence.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                for task in self._tasks:
+                    task.cancel()
+                # Stop the tasks first: a reconciliation in progress could follow another log, or ask the hub.
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                # Then stop all others, because kopf waits for remaining tasks.
+                await asyncio.gather(self.followers.close(), self._close_configs(), self._health.stop(), return_exceptions=True)
+        if self.leadership is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self.leadership.release()
+        self._ended.set()
+
+    async def _close_configs(self) -> None:
+        if self.configs is not None:
+            await self.configs.close()
+
+    def _notice(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
+        self.metrics.watched(kind.kind)
+        self.updater.notice(kind, manifest, deleted=deleted)
+
+    def _stuck(self) -> str | None:
+        """Return why the operator should be restarted; None if it works."""
+        limit = self._settings.stuck_seconds
+        if (seconds := self.queue.longest_processing_seconds()) > limit:
+            return f"a reconciliation has been going on for {seconds:.0f} s"
+        if (seconds := self.queue.stalled_seconds()) > limit:
+            return f"no key was handed out for {seconds:.0f} s although one is ready"
+        return None
+
+
+def _log_end(task: asyncio.Task[object]) -> None:
+    failure = None if task.cancelled() else task.exception()
+    if isinstance(failure, LeadershipLost):  # expected where two operators run, so a traceback would be misleading
+        log.warning("%s. The operator exits, to be started again as a standby", failure)
+        return
+    if isinstance(failure, WatchesOutdated | ConnectionOutdated):
+        log.warning("%s. The operator exits, to be started again", failure)
+        return
+    log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)

@@ -1,0 +1,407 @@
+"""Apply the desired children of a VLLMDeployment: write only what differs, and only what the operator owns.
+
+A child is up to date if both hold:
+
+* its annotation `vllm-operator.dev/applied-digest` is the digest of the desired manifest;
+* `metadata.managedFields` says that the operator still owns exactly the desired fields (`managed_fields`).
+
+The API server stores both, so a restart of the operator writes nothing. Otherwise the child is applied (server-side apply), which corrects
+drift and keeps the fields of other managers. A child that was found up to date is checked again only after it or its desired manifest has
+changed.
+
+The operator never takes over an object of the same name that it did not create.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_operator.api import labels
+from vllm_operator.api.digests import digest
+from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
+from vllm_operator.kube import managed_fields
+from vllm_operator.kube.client import (
+    AUTOSCALER,
+    CLAIM,
+    CLAIM_TEMPLATE,
+    DEPLOYMENT,
+    SERVICE,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Manifest,
+    NotFound,
+    kind_of,
+)
+from vllm_operator.kube.recent import Recent
+
+log = logging.getLogger(__name__)
+
+CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
+"""Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout or the address of
+a load balancer.
+"""
+MAX_CHECKED = 20_000
+"""Maximum number of children whose last check is cached. The least recently used is dropped first."""
+_FINAL = (Invalid, Forbidden, NotFound)
+"""Errors that no retry resolves: the desired state, a permission or the namespace must change."""
+_ONLY_IF_ABSENT = {"resourceVersion": "1"}
+"""Metadata with which an apply only creates: it fails if the object exists, because no object has this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A child that could not be applied."""
+
+    kind: str
+    name: str
+    error: ClusterError
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.error}"
+
+
+@dataclass(slots=True)
+class Applied:
+    """The result of applying.
+
+    Attributes:
+        children: The children as they are now.
+        refusals: Children that could not be applied, and why.
+        not_kept: For each Deployment, the first applied field of its Pod template that is missing or has another value.
+        written: Number of writes.
+        waiting: Why a child must be applied later; None if there is no such child.
+        failure: The retryable error that ended applying. Earlier writes stay.
+    """
+
+    children: list[Manifest] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    not_kept: list[str] = field(default_factory=list)
+    written: int = 0
+    waiting: str | None = None
+    failure: ClusterError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Result of checking a child that is up to date: its mark, the mark of the desired manifest, and the template field that it lacks."""
+
+    mark: str
+    not_kept: str | None
+
+
+class Applier:
+    """Applies the children of VLLMDeployments."""
+
+    def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None] = lambda verb, kind: None) -> None:
+        """`count` is called with the verb and the kind of each write."""
+        self._client = client
+        self._count = count
+        self._checked: Recent[_Check] = Recent(MAX_CHECKED)  # by uid of the child
+
+    async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
+        """Apply the desired objects, and prune children that are not desired.
+
+        A retryable error ends applying, and is in `failure`. `live` are the children that were found by label.
+        """
+        result = Applied()
+        found = {_identity(child): child for child in live}
+        for group in _in_order(desired_objects):
+            # A Pod that starts with a PVC that is being deleted would block the deletion.
+            ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
+            rest = [it for it in ready if not self._is_current(owner, it, found.get(_identity(it)), result)]
+            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in rest]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True) if calls else ():  # none may continue after the return
+                if isinstance(outcome, ClusterError):
+                    result.failure = result.failure or outcome
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+            if result.failure is not None:
+                break
+        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # in an order that does not depend on the responses
+        if not result.refusals and result.failure is None:
+            try:
+                await self._prune(owner, desired_objects, live, result)
+            except ClusterError as error:
+                result.failure = error
+        return result
+
+    async def scale(self, child: Manifest, replicas: int) -> Manifest:
+        """Set only the replicas of a Deployment, unless a HorizontalPodAutoscaler scales it.
+
+        Raises:
+            ClusterError: It could not be written.
+        """
+        desired = await self._without_scaled_replicas({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
+        if not desired["spec"] or child["spec"].get("replicas") == replicas:
+            return child
+        now = await _patch(self._client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
+        self._count("patch", child["kind"])
+        return now
+
+    def _is_current(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> bool:
+        """Return whether neither a child nor its desired manifest has changed since its last check. If so, add it to the result."""
+        if child is None or child["metadata"].get("deletionTimestamp") or not is_created_by_operator(child, owner):
+            return False
+        check = self._checked.get(child["metadata"].get("uid", ""))
+        if check is None or is_of_earlier(child, owner) or managed_fields.is_scaled(child) or check.mark != _mark(desired, child):
+            return False
+        result.children.append(child)
+        result.not_kept += [check.not_kept] if check.not_kept is not None else []
+        return True
+
+    async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
+        """Apply one child, and add the outcome to the result. A child that was not found by its labels may exist without them."""
+        if child is not None and await self._is_leaving(child, owner):
+            result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
+            return
+        try:
+            if child is not None and not is_created_by_operator(child, owner):
+                raise Conflict("not created by the operator")
+            result.children.append(await self._apply_one(desired, child, result))
+        except (Conflict, *_FINAL) as error:
+            if isinstance(error, Conflict):
+                live = await self._find(desired)
+                if child is None and live is not None and _is_own(live, owner):
+                    return await self._apply_child(owner, desired, live, result)
+                if live is None or is_created_by_operator(live, owner):
+                    raise
+            result.refusals.append(Refusal(desired["kind"], desired["metadata"]["name"], _explain_conflict(desired, error)))
+            if child is not None:
+                result.children.append(await self._apply_without_owner(desired, child, error, result))
+
+    async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        if child is not None:
+            desired = await self._without_scaled_replicas(desired, child)
+        check = None if child is None else self._checked.get(child["metadata"].get("uid", ""))
+        if child is None or check is None or check.mark != _mark(desired, child):
+            child = await self._bring_up_to_date(desired, child, result)
+            check = _Check(_mark(desired, child), _find_unkept(desired, child))
+            self._checked.put(child["metadata"].get("uid", ""), check)
+        if check.not_kept is not None:
+            result.not_kept.append(check.not_kept)
+        return child
+
+    async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        digested = managed_fields.with_digest(desired)
+        if child is None:
+            # without force: an object of this name without the operator's labels belongs to another owner
+            fresh = {**digested, "metadata": digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})}
+            child = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
+            self._wrote("apply", child, result)
+        elif managed_fields.needs_apply(digested, child):
+            child = await self._apply_over(digested, child, result)
+            self._wrote("apply", child, result)
+        return await self._clean(desired, child, result) if kind_of(desired) in CLEANED else child
+
+    async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Apply an existing child, even if merging it with fields of other managers gives an invalid object.
+
+        Examples are a port with the name of a desired port, or the parameters of another strategy. The parts of the spec that differ are
+        then replaced first.
+        """
+        try:
+            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+        except Invalid as refused:
+            operations = _replacements(desired, child)
+            if not operations:
+                raise
+            try:
+                self._wrote("patch", await _patch(self._client, child, operations), result)
+            except Invalid:
+                raise refused from None
+            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+
+    async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Remove additions of other managers where the operator allows none."""
+        if not (pointers := _additions(child, desired)):
+            return child
+        log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
+        now = await _patch(self._client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
+        self._wrote("patch", now, result)
+        return now
+
+    async def _apply_without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
+        """Apply the other fields of a PersistentVolumeClaim if the API server refuses to change its owner; return the result.
+
+        The admission plugin OwnerReferencesPermissionEnforcement requires the permission to delete an object for changes of its owners.
+        """
+        before, wanted = child["metadata"].get("ownerReferences") or [], desired["metadata"].get("ownerReferences") or []
+        if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and before != wanted):
+            return child
+        has_applied = "f:ownerReferences" in (managed_fields.find_applied(child) or {}).get("f:metadata", {})
+        ours = [owner for owner in before if owner.get("kind") == labels.KIND] if has_applied else []
+        metadata = {name: value for name, value in desired["metadata"].items() if name != "ownerReferences"}
+        metadata |= {"ownerReferences": ours} if ours else {}
+        try:
+            return await self._apply_one({**desired, "metadata": metadata}, child, result)
+        except (Conflict, *_FINAL):
+            return child  # the first error is reported
+
+    def _wrote(self, verb: str, child: Manifest, result: Applied) -> None:
+        result.written += 1
+        self._count(verb, child["kind"])
+
+    async def _find(self, desired: Manifest) -> Manifest | None:
+        """Return the live object with the name of a desired object, regardless of its labels; None if there is none."""
+        try:
+            return await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
+        except NotFound:
+            return None
+
+    async def _is_leaving(self, child: Manifest, owner: Manifest) -> bool:
+        """Return whether a child is being deleted. Delete a child of an earlier object of the same name.
+
+        The exception is a PersistentVolumeClaim, which only the garbage collector deletes.
+        """
+        if child["metadata"].get("deletionTimestamp"):
+            return True
+        if not is_of_earlier(child, owner):
+            return False
+        if child["kind"] != CLAIM.kind:
+            await self._delete(child)
+        return True
+
+    async def _prune(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest], result: Applied) -> None:
+        desired = {_identity(manifest) for manifest in desired_objects}
+        for child in live:
+            metadata = child["metadata"]
+            # never a PersistentVolumeClaim: it holds data
+            is_surplus = kind_of(child) != CLAIM and _identity(child) not in desired and not metadata.get("deletionTimestamp")
+            if is_surplus and may_delete(child, owner):
+                log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
+                await self._delete(child)
+                result.written += 1
+
+    async def _delete(self, child: Manifest) -> None:
+        metadata = child["metadata"]
+        self._count("delete", child["kind"])
+        await self._client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
+
+    async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
+        """Return the desired Deployment, without `replicas` if a HorizontalPodAutoscaler scales the Deployment itself."""
+        is_given = desired["kind"] == DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
+        if not is_given or not managed_fields.is_scaled(child) or not await self._has_autoscaler(child):
+            return desired
+        return {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
+
+    async def _has_autoscaler(self, child: Manifest) -> bool:
+        try:
+            autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
+        except Forbidden:
+            return True  # it cannot be excluded
+        targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
+        return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
+
+
+async def annotate_claim(
+    client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None], *, disowned: Collection[int] = ()
+) -> Manifest:
+    """Set annotations of a PersistentVolumeClaim, or remove them where the value is None; return the result.
+
+    `disowned` are the positions of owner references to remove.
+
+    Several VLLMDeployments may share the claim, and a user may have created it. So a separate field manager writes only these fields, and
+    only if the claim has not changed since it was read.
+
+    Raises:
+        Conflict: It has changed; read it again.
+        ClusterError: It could not be written.
+    """
+    metadata = claim["metadata"]
+    present: Mapping[str, str] = metadata.get("annotations") or {}
+    changed = {name: value for name, value in changes.items() if value != present.get(name)}
+    if not changed and not disowned:
+        return claim
+    operations: list[Manifest] = []
+    if changed and "annotations" not in metadata:
+        operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
+    for name, value in changed.items():
+        path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+        operations.append({"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value})
+    operations += [{"op": "remove", "path": f"/metadata/ownerReferences/{position}"} for position in sorted(disowned, reverse=True)]
+    return await _patch(client, claim, operations, manager=labels.CLAIM_FIELD_MANAGER)
+
+
+async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Manifest], *, manager: str = labels.FIELD_MANAGER) -> Manifest:
+    """Apply a JSON patch to an object. Raises Conflict if it has changed since it was read."""
+    metadata = live["metadata"]
+    test = {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
+    return await client.patch(kind_of(live), metadata["name"], metadata.get("namespace"), [test, *operations], manager=manager)
+
+
+def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
+    """Return the first applied field of the Pod template that is missing in a Deployment or has another value; None if there is none."""
+    if kind_of(child) != DEPLOYMENT:
+        return None
+    fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
+    template = desired["spec"].get("template")
+    path = managed_fields.find_unkept(fields, template, child["spec"].get("template"))
+    if path is None:
+        return None
+    name = ".".join(("spec", "template", *path))
+    log.warning("the API server did not keep %s of Deployment %s", name, child["metadata"]["name"])
+    return name
+
+
+def _in_order(desired_objects: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
+    """Split objects into prerequisites of scheduling and the rest, which has the Services because API servers create them slowly."""
+    first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
+    return first, [desired for desired in desired_objects if desired not in first]
+
+
+def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
+    """Return JSON patch operations that replace exactly the parts of the spec that differ from the desired ones."""
+    operations: list[Manifest] = []
+    live = child.get("spec") or {}
+    applied: Mapping[str, Any] = (managed_fields.find_applied(child) or {}).get("f:spec", {})
+    additions = _additions(child, desired) if kind_of(child) in CLEANED else ()
+    for key, value in (desired.get("spec") or {}).items():
+        path, wanted, present, fields = f"/spec/{key}", value, live.get(key), applied.get(f"f:{key}")
+        if key == "template":
+            path, wanted, present, fields = f"{path}/spec", value.get("spec"), (present or {}).get("spec"), (fields or {}).get("f:spec")
+        is_same = (
+            fields is not None
+            and managed_fields.find_difference(fields, wanted) is None
+            and managed_fields.find_unkept(fields, wanted, present) is None
+        )
+        if not is_same or any(pointer.startswith(f"{path}/") for pointer in additions):
+            operations.append({"op": "replace" if present is not None else "add", "path": path, "value": wanted})
+    return operations
+
+
+def _additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
+    place = CLEANED[kind_of(child)]
+    return tuple(pointer for pointer in managed_fields.find_additions(child, desired) if pointer.startswith(place))
+
+
+def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
+    if not isinstance(error, Conflict):
+        return error
+    kind, name = desired["kind"], desired["metadata"]["name"]
+    if kind == CLAIM.kind:
+        return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
+    return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
+
+
+def _is_own(live: Manifest, owner: Manifest) -> bool:
+    """Return whether an object without the operator's labels belongs to this VLLMDeployment. A claim may have lost its owner."""
+    return is_created_by_operator(live, owner) if live["kind"] == CLAIM.kind else is_controlled_by(live, owner)
+
+
+def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _mark(desired: Manifest, child: Manifest) -> str:
+    """Return a digest of the desired manifest and the checked fields of the child. Fields of controllers do not affect it."""
+    metadata, wanted = child["metadata"], desired["metadata"]
+    version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
+    labelled = [[(metadata.get(field) or {}).get(name) for name in wanted.get(field) or ()] for field in ("labels", "annotations")]
+    applied = (metadata.get("annotations") or {}).get(labels.APPLIED_ANNOTATION)
+    read = [desired, labelled, applied, metadata.get("ownerReferences")]
+    return f"{version} {digest(read)}"

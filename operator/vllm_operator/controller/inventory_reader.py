@@ -1,0 +1,264 @@
+"""A cache of the GPUs of the cluster.
+
+Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All reconciliations
+share the result. The nodes are listed in pages, and only the required fields are kept, serialized. Whole objects of 2,000 nodes would take
+100 MiB.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from vllm_operator.api import labels
+from vllm_operator.api.reading import text
+from vllm_operator.inventory.resource_slices import DRIVER
+from vllm_operator.inventory.usage import HeldDevices, read_held, requested_devices
+from vllm_operator.kube.client import (
+    NODE,
+    NODE_POOL,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    ClusterClient,
+    Forbidden,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
+
+GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
+GPU_LABELS = (
+    "nvidia.com/",
+    "feature.node.kubernetes.io/pci-10de",
+    "feature.node.kubernetes.io/pci-0302_10de",
+    "feature.node.kubernetes.io/pci-0300_10de",
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-gpu",
+    "karpenter.k8s.aws/instance-gpu",
+    "kubernetes.azure.com/accelerator",
+    "gpu.nvidia.com/",
+    labels.ARCHITECTURE_LABEL,
+)
+"""Prefixes of labels of nodes that may have a GPU. No label is common to all of them."""
+
+REST_FACTOR = 10.0
+"""Minimum interval between two reads, as a multiple of the duration of a read. If 2,000 nodes take 0.3 s, a new plan uses an inventory
+that is at most 3 s old, and reading takes at most a tenth of the time.
+"""
+ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
+"""Field selector of the Pods that may use devices."""
+NODE_LISTS = 8
+"""Maximum number of nodes with GPUs whose Pods are listed per node, for which the API server has an index. With more nodes, all Pods of
+the cluster are listed, in pages.
+"""
+
+NODE_POOLS_RETRY_SECONDS = 600.0
+"""Seconds until the next request for NodePools after a cluster had no Karpenter."""
+
+Content = TypeVar("Content")
+
+
+class SharedRead(Generic[Content]):
+    """Cached content of the cluster. Concurrent callers share one read and its error.
+
+    Otherwise each caller would wait for its own timeout.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[Content]], clock: Callable[[], float], name: str) -> None:
+        self._read = read
+        self._clock = clock
+        self._name = name
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at: float | None = None
+        self._took = 0.0
+        self._begun, self._kept = 0, 0  # number of the last started read, and of the cached one
+        self._content: Content | None = None
+
+    async def get(self, max_age: float, limit: float, *, or_last: bool = False) -> Content:
+        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
+
+        `or_last`: return the last content, of any age, while the API server is unavailable.
+
+        Raises:
+            ClusterError: The content cannot be read.
+        """
+        age, begun = min(max(max_age, REST_FACTOR * self._took), limit), self._begun
+        while self._kept <= begun and self._is_older(age):
+            if self._reading is None:
+                self._begun += 1
+                self._reading = asyncio.create_task(self._refresh(), name=self._name)
+                self._reading.add_done_callback(self._has_read)
+            try:
+                await asyncio.shield(self._reading)  # if one caller is cancelled, the others continue
+            except Unavailable:
+                if not or_last or self._content is None:
+                    raise
+                break
+        assert self._content is not None
+        return self._content
+
+    def _is_older(self, age: float) -> bool:
+        return self._read_at is None or self._clock() - self._read_at >= age
+
+    async def _refresh(self) -> None:
+        asked_at = self._clock()
+        content = await self._read()
+        self._took = self._clock() - asked_at
+        if content != self._content:  # otherwise keep the object: callers compare by identity
+            self._content = content
+        self._read_at, self._kept = asked_at, self._begun
+
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: there may be no caller left
+
+
+class InventoryCache(Generic[Content]):
+    """A cache of the result of `read` for the nodes with GPUs, the ResourceSlices and Karpenter's NodePools.
+
+    Pods are listed only when a new plan depends on the free devices (`held`), and not watched: a watch would deliver every change of every
+    Pod of the cluster all the time.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        read: Callable[..., Content],
+        *,
+        seconds: float = 30.0,
+        sees_all_pods: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create a cache with a lifetime of `seconds`. `read` gets the nodes, the ResourceSlices, and the NodePools as `node_pools`.
+
+        `sees_all_pods`: the operator may list the Pods of all namespaces.
+        """
+        self._client = client
+        self._make = read
+        self._seconds = seconds
+        self._sees_all_pods = sees_all_pods
+        self._clock = clock
+        self._seen: tuple[Sequence[Manifest], Sequence[Manifest], tuple[Manifest, ...]] | None = None
+        self._node_pools_from = 0.0
+        self._made: Content | None = None
+        self._inventory = SharedRead(self._read_inventory, clock, "nodes")
+        self._held = SharedRead(self._read_held, clock, "pods")
+        self._gpu_nodes: tuple[str, ...] = ()
+
+    async def read(self, *, max_age: float | None = None) -> Content:
+        """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
+
+        Without `max_age`, no new plan depends on the inventory, so the last one is returned while the API server is unavailable.
+
+        Raises:
+            ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
+        """
+        return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds, or_last=max_age is None)
+
+    async def held(self, *, insist: bool = True) -> HeldDevices | None:
+        """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Concurrent callers share a read.
+
+        Without `insist`, an operator that serves only some namespaces does not ask.
+
+        Raises:
+            ClusterError: The Pods cannot be listed.
+        """
+        if not (insist or self._sees_all_pods):
+            return None
+        try:
+            return await self._held.get(0.0, self._seconds)
+        except Forbidden:
+            return None
+
+    async def _read_held(self) -> HeldDevices:
+        """List the Pods on the nodes with GPUs, and ResourceClaims. The number of requests does not grow with the number of nodes."""
+        claims = await self._claims()
+        if len(self._gpu_nodes) > NODE_LISTS:
+            pages = self._client.pages(POD, fields=ON_NODES)
+            return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
+        lists = [self._client.find(POD, fields={"spec.nodeName": node}, cached=True) for node in self._gpu_nodes]
+        return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
+
+    async def _claims(self) -> Sequence[Manifest] | None:
+        """Return the ResourceClaims of the cluster if it has devices for them; None if they cannot be listed."""
+        if self._seen is None or not self._seen[1]:
+            return None
+        try:
+            return await self._client.find(RESOURCE_CLAIM, cached=True)
+        except (NotFound, Forbidden):
+            return None
+
+    async def _read_inventory(self) -> Content:
+        slices = await self._slices()
+        with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
+        nodes = [
+            _node_part(node)
+            async for page in self._client.pages(NODE)
+            for node in page
+            if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
+        ]
+        seen = nodes, slices, await self._node_pools()
+        if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
+            self._made = self._make(nodes, seen[1], node_pools=seen[2])
+            self._gpu_nodes = tuple(node["metadata"]["name"] for node in nodes)
+            self._seen = seen
+        return self._made
+
+    async def _slices(self) -> tuple[Manifest, ...]:
+        try:
+            return tuple(await self._client.find(RESOURCE_SLICE, cached=True))
+        except (NotFound, Forbidden):
+            return ()  # dynamic resource allocation is not available, or not allowed
+
+    async def _node_pools(self) -> tuple[Manifest, ...]:
+        if self._clock() < self._node_pools_from:
+            return ()
+        try:
+            found = await self._client.find(NODE_POOL, cached=True)
+        except (NotFound, Forbidden):
+            self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
+            return ()
+        except Unavailable:
+            return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which does not concern nodes
+        return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
+
+
+def has_gpu_sign(node: Manifest) -> bool:
+    """Return whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
+    if any(label.startswith(GPU_LABELS) for label in node["metadata"].get("labels") or {}):
+        return True
+    status: dict[str, Any] = node.get("status") or {}
+    return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
+
+
+def _device_part(pod: Manifest) -> Manifest | None:
+    """Return the parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster request none."""
+    if not requested_devices(pod):
+        return None
+    metadata, spec = pod["metadata"], pod["spec"]
+    containers = {
+        field: [{"resources": container.get("resources")} for container in spec.get(field) or ()]
+        for field in ("containers", "initContainers")
+    }
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences") if key in metadata},
+        "spec": {"nodeName": spec.get("nodeName"), **containers},
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
+
+
+def _named(metadata: Manifest) -> Manifest:
+    return {key: metadata[key] for key in ("name", "deletionTimestamp") if key in metadata}
+
+
+def _node_part(node: Manifest) -> Manifest:
+    """Return the parts of a node that matter here, without the fields that change with every heartbeat."""
+    metadata, status = node["metadata"], node.get("status") or {}
+    conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata},
+        "spec": node.get("spec") or {},
+        "status": {**{key: status[key] for key in ("capacity", "allocatable", "nodeInfo") if key in status}, "conditions": conditions},
+    }

@@ -1,0 +1,221 @@
+"""Metrics of the operator in Prometheus format."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from vllm_operator import __version__
+from vllm_operator.api.conditions import ORDER, Reason
+from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.logs.state import Stage
+from vllm_operator.status.estimates import StartClock
+
+PREFIX = "vllm_operator"
+RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
+"""Results of a reconciliation."""
+OTHER = "Other"
+"""Label value for undocumented reasons. Names of users' crash signatures must not become label values."""
+_OBJECT = ("namespace", "name")
+Key = tuple[str, str]
+_MetricFamily = CounterMetricFamily | GaugeMetricFamily
+_Sample = tuple[str, tuple[str, ...], float]
+"""Name of the metric without its prefix, label values without the object's, and value."""
+
+
+class Metrics:
+    """The metrics, in a separate registry, not in the global one of prometheus_client."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._reconciles = Counter(
+            f"{PREFIX}_reconcile", f"Number of reconciliations by result: {', '.join(RESULTS)}.", ["result"], registry=self.registry
+        )
+        # create each series at 0, because `increase` does not see a series that begins with 1
+        for result in RESULTS:
+            self._reconciles.labels(result)
+        self._seconds = Histogram(
+            f"{PREFIX}_reconcile_seconds",
+            "Duration of reconciliations in seconds.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
+            registry=self.registry,
+        )
+        self._writes = Counter(
+            f"{PREFIX}_writes", "Number of writes to the API server by verb and kind.", ["verb", "kind"], registry=self.registry
+        )
+        self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
+        self._deployments = _Deployments(documented_reasons())
+        self.registry.register(self._deployments)
+        self._restarts = Counter(
+            f"{PREFIX}_task_restarts",
+            "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.",
+            ["task"],
+            registry=self.registry,
+        )
+        self._parsed = Counter(
+            f"{PREFIX}_log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.", registry=self.registry
+        )
+        self._skipped = Counter(
+            f"{PREFIX}_log_skipped_seconds",
+            "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.",
+            ["namespace"],
+            registry=self.registry,
+        )
+        self._user_data = {
+            what: self._gauge(f"user_{what}", f"Number of the users' own {what.replace('_', ' ')} by state: used or ignored.", "state")
+            for what in ("rules", "signatures", "instance_types")
+        }
+        self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
+        # looking up a counter by its labels takes most of the time of a watch event
+        self._watched: dict[str, Counter] = {}
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """Count a completed reconciliation and its duration in seconds."""
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def wrote(self, verb: str, kind: str) -> None:
+        """Count a write to the API server."""
+        self._writes.labels(verb, kind).inc()
+
+    def watched(self, kind: str) -> None:
+        """Count a watch event."""
+        counter = self._watched.get(kind) or self._watched.setdefault(kind, self._watch_events.labels(kind))
+        counter.inc()
+
+    def restarted(self, task: str) -> None:
+        """Count the restart of a task that ended unexpectedly."""
+        self._restarts.labels(task).inc()
+
+    def parsed(self, seconds: float) -> None:
+        """Count seconds of log parsing."""
+        self._parsed.inc(seconds)
+
+    def skipped(self, namespace: str, seconds: float) -> None:
+        """Count seconds of a Pod's log that were skipped."""
+        self._skipped.labels(namespace).inc(seconds)
+
+    def user_data(self, what: str, *, used: int, ignored: int) -> None:
+        """Set the numbers of used and ignored rules or signatures of users."""
+        self._user_data[what].labels("used").set(used)
+        self._user_data[what].labels("ignored").set(ignored)
+
+    def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
+        """Collect depth and age of the queue at each scrape."""
+        self._gauge("queue_depth", "Number of keys that wait for reconciliation.").set_function(depth)
+        self._gauge("queue_age_seconds", "Waiting time of the oldest key in seconds.").set_function(age_seconds)
+
+    def observe_leader(self, leads: Callable[[], bool]) -> None:
+        """Collect at each scrape whether this process leads."""
+        self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
+
+    def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
+        """Collect the number of log streams at each scrape."""
+        gauge = self._gauge("log_streams", "Number of container logs by state: open or waiting.", "state")
+        gauge.labels("open").set_function(lambda: streams()[0])
+        gauge.labels("waiting").set_function(lambda: streams()[1])
+
+    def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
+        """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, and the start in progress."""
+        self._deployments.show((namespace, name), status, start)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Remove the samples of a deleted VLLMDeployment."""
+        self._deployments.forget((namespace, name))
+
+    def render(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _Deployments(Collector):
+    """The samples of all VLLMDeployments. All samples of an object are replaced together, so that no outdated one remains."""
+
+    def __init__(self, reasons: Collection[str]) -> None:
+        self._reasons = reasons
+        self._samples: dict[Key, tuple[_Sample, ...]] = {}
+
+    def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
+        self._samples[key] = tuple(_samples(status, start, self._reasons))
+
+    def forget(self, key: Key) -> None:
+        self._samples.pop(key, None)
+
+    def collect(self) -> Iterator[_MetricFamily]:
+        families: dict[str, _MetricFamily] = {}
+        for name, (documentation, labels) in _FAMILIES.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[name] = family(f"{PREFIX}_{name}", documentation, labels=(*_OBJECT, *labels))
+        for key, samples in self._samples.items():
+            for name, labels, value in samples:
+                families[name].add_metric((*key, *labels), value)
+        yield from families.values()
+
+
+_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "condition": (
+        f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
+        ("type", "status", "reason"),
+    ),
+    "ready_replicas": ("Number of ready Pods of a VLLMDeployment.", ()),
+    "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
+    "start_timestamp_seconds": ("Begin of the start in progress in Unix time. Absent if there is none.", ()),
+    "start_late_after_seconds": (
+        "Seconds after which the start in progress is late: twice the last start with the same caches, at most its deadline.",
+        (),
+    ),
+    "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
+    "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
+    "warm_starts_total": ("Number of starts that loaded all their compiled caches, where a cold start was measured.", ()),
+    "saved_seconds_total": (
+        "Seconds that these starts took less than the cold start with the same caches.",
+        (),
+    ),
+    "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
+}
+"""Help text and labels of each metric of a VLLMDeployment, without the labels of the object."""
+
+
+def documented_reasons() -> frozenset[str]:
+    """Return all documented reasons of conditions: the constants, and the signatures in the catalog."""
+    constants = {value for name, value in vars(Reason).items() if name.isupper()}
+    return frozenset(constants | {signature.id for signature in load_startup().signatures})
+
+
+def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Collection[str]) -> Iterator[_Sample]:
+    for condition in status.conditions:
+        if condition.type in ORDER:
+            reason = condition.reason if condition.reason in reasons else OTHER
+            yield "condition", (condition.type, condition.status.value, reason), 1
+    if status.ready_replicas is not None:
+        yield "ready_replicas", (), status.ready_replicas
+    stages = list(Stage)
+    stage = status.startup.stage if status.startup else None
+    if stage in stages:
+        yield "startup_stage", (), stages.index(Stage(stage))
+    if start is not None:
+        yield "start_timestamp_seconds", (), start.began.timestamp()
+        yield "start_late_after_seconds", (), start.late_after_seconds
+    if status.cache is not None:
+        yield from _of_caches(status.cache)
+
+
+def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
+    cold, warm = cache.cold_start_seconds, cache.warm_start_seconds
+    of_artifact = cache.artifact.cold_start_seconds if cache.artifact is not None else None
+    before = cold if cold is not None else of_artifact
+    shown: Iterable[tuple[str, tuple[str, ...], int | None]] = (
+        ("start_seconds", ("cold",), cold),
+        ("start_seconds", ("warm",), warm),
+        ("start_saved_seconds", (), max(0, before - warm) if before is not None and warm is not None else None),
+        # including 0, because `increase` needs an earlier sample
+        ("warm_starts_total", (), cache.warm_starts or 0),
+        ("saved_seconds_total", (), cache.saved_seconds or 0),
+        ("quarantined_caches", (), cache.generation or 0),
+    )
+    yield from ((name, labels, value) for name, labels, value in shown if value is not None)

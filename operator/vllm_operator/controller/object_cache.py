@@ -1,0 +1,337 @@
+"""A client with a cache of the objects that the watches keep up to date.
+
+A reconciliation mostly reads objects that a watch has just delivered. Therefore VLLMDeployments, presets, the children and the Pods are
+kept in memory. All other reads, and all writes, go to the API server.
+
+Why this is safe:
+
+* A resourceVersion only grows. The result of a write is kept immediately, so no read returns an older object than the operator wrote,
+  and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
+* An interrupted watch misses deletions. It lists before it resumes; then `refresh` lists too, and finds deleted objects.
+* Kinds that cannot be watched are not kept; they are read from the API server.
+
+Objects are kept as JSON, so each reader gets a copy. Lists are read in pages, so at most one page is in memory as Python objects.
+`managedFields` are kept only for children. Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and
+`get` reads the data, which is immutable, from the API server.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api import labels as names
+from vllm_operator.api.base import cut_depth
+from vllm_operator.kube import client
+from vllm_operator.kube.client import (
+    CLUSTER_PRESET,
+    POD,
+    PRESET,
+    REVISION,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    Gone,
+    Key,
+    Kind,
+    LogRequest,
+    Manifest,
+    NotFound,
+    children_of,
+    kind_of,
+    selector_of,
+)
+from vllm_operator.pods.owner import instance_of
+
+ObjectName = tuple[str, str]
+"""Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
+
+LIST_TRIES = 3
+"""Maximum number of tries of a list that takes so long that the API server drops its version."""
+_NOT_APPLIED = (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET, POD, REVISION)
+"""Kinds whose `managedFields` are dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class CachedObject:
+    """The last known version of an object.
+
+    Attributes:
+        version: The resourceVersion.
+        key: Key of the VLLMDeployment or preset itself, or of the VLLMDeployment that the object belongs to.
+        content: The object as JSON. None after its deletion, because an older version may still arrive.
+        user_fields: Fields of a VLLMDeployment that users change. A change of the operator's own status triggers nothing.
+        is_seen: Whether a watch event or a list has shown this version. The watch event of a write triggers one reconciliation, because it
+            may allow the next step.
+    """
+
+    version: int
+    key: Key
+    content: bytes | None
+    user_fields: tuple[Any, ...] = ()
+    is_seen: bool = True
+
+    def manifest(self) -> Manifest | None:
+        """Return a copy of the object; None after its deletion."""
+        if self.content is None:
+            return None
+        manifest: Manifest = json.loads(self.content)
+        return manifest
+
+
+class ObjectCache:
+    """A `ClusterClient` that caches the objects of another one."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        """Create an empty cache. The first `refresh` fills it."""
+        self._client = client
+        self._objects: dict[Kind, dict[ObjectName, CachedObject]] = {}
+        self._children: dict[Kind, dict[Key, tuple[ObjectName, ...]]] = {}
+        self._complete: set[Kind] = set()
+        """Kinds whose pages have all been listed. Other kinds are read from the API server."""
+
+    async def refresh(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
+        """List all objects of these kinds, and call `changed` with the key of each object that differs from the cache (see `note`).
+
+        Raises:
+            ClusterError: Not all kinds could be listed. The cached objects of the others stay.
+        """
+        for kind in kinds:
+            for key in await self._list(kind, namespaces):
+                changed(key)
+
+    def is_complete(self, kind: Kind) -> bool:
+        """Return whether the cache has all objects of a kind."""
+        return kind in self._complete
+
+    async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
+        """Return the keys of all VLLMDeployments. Raises ClusterError."""
+        if self.is_complete(VLLM_DEPLOYMENT):
+            return [name for name, known in self._objects[VLLM_DEPLOYMENT].items() if known.content is not None]
+        found: list[Key] = []
+        for namespace in namespaces or (None,):
+            async for page in self._client.pages(VLLM_DEPLOYMENT, namespace):
+                found += map(name_of, page)
+        return found
+
+    def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
+        """Store the object of a watch event; return the affected keys, none if nothing has changed.
+
+        These are the keys of the VLLMDeployment itself or of the owner, and of the former owner if the labels have changed. For a preset,
+        it is the key of the preset.
+        """
+        name, key, version = name_of(manifest), key_of(kind, manifest), version_of(manifest)
+        if kind not in self._objects:
+            return {key} if key is not None else set()
+        known = self._objects[kind].get(name)
+        if known is not None and (known.version > version or (known.version == version and known.is_seen and not deleted)):
+            return set()
+        former = known.key if known is not None else None
+        if (kept_key := key or former) is None:
+            return set()
+        now = CachedObject(version, kept_key, None) if deleted or key is None else _cached(kind, manifest, key)
+        self._keep(kind, name, now)
+        is_status = known is not None and known.is_seen and now.content is not None and known.user_fields == now.user_fields
+        if kind == VLLM_DEPLOYMENT and is_status:
+            return set()
+        return {affected for affected in (key, former) if affected is not None}
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
+        """Read one object, from the API server if it is not cached: it may exist without the operator's labels."""
+        known = self._objects[kind].get((namespace or "", name)) if self.is_complete(kind) and kind != REVISION else None
+        manifest = known.manifest() if known is not None else None
+        return manifest if manifest is not None else await self._client.get(kind, name, namespace)
+
+    async def get_path(self, path: str) -> Manifest:
+        """Read a document."""
+        return await self._client.get_path(path)
+
+    async def find(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+        cached: bool = False,
+    ) -> Sequence[Manifest]:
+        """List objects. Children of one VLLMDeployment and presets come from memory."""
+        if self.is_complete(kind) and not fields:
+            if _is_preset(kind) and not labels:
+                kept = (known for name, known in self._objects[kind].items() if namespace in (None, name[0]))
+                return [manifest for known in kept if (manifest := known.manifest()) is not None]
+            instance = (labels or {}).get(names.INSTANCE_LABEL)
+            if namespace is not None and instance is not None and labels == children_of(kind, instance) and kind != VLLM_DEPLOYMENT:
+                return list(self._found(kind, (namespace, instance)))
+        return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
+
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Sequence[Manifest]]:
+        """List objects on the API server."""
+        return self._client.pages(kind, namespace, labels=labels, fields=fields)
+
+    async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
+        """Server-side apply."""
+        return self._written(await self._client.apply(manifest, manager=manager, force=force))
+
+    async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """Server-side apply to the status."""
+        with self._forgetting(kind_of(manifest), name_of(manifest)):
+            return self._written(await self._client.apply_status(manifest, manager=manager))
+
+    async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
+        """JSON patch."""
+        with self._forgetting(kind, (namespace or "", name)):
+            return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create an object."""
+        return self._written(await self._client.create(manifest))
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
+        """Delete an object. It stays in the cache until a watch event reports its deletion."""
+        await self._client.delete(kind, name, namespace, uid=uid)
+
+    def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open a log."""
+        return self._client.stream_log(request)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def _list(self, kind: Kind, namespaces: Sequence[str]) -> set[Key]:
+        objects = self._objects.setdefault(kind, {})
+        before = dict(objects)
+        changed, listed = set[Key](), set[ObjectName]()
+        for namespace in namespaces if kind.namespaced and namespaces else (None,):
+            async for page in self._pages(kind, namespace):
+                for item in page:
+                    listed.add(name_of(item))
+                    changed |= self.note(kind, item)
+        for name in before.keys() - listed:
+            if objects.get(name) is before[name]:  # otherwise it was created again during the list
+                self._forget(kind, name)
+                if before[name].content is not None:
+                    changed.add(before[name].key)
+        self._complete.add(kind)
+        return changed
+
+    async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Sequence[Manifest]]:
+        """Yield the pages of a list. A list that takes too long is restarted; objects that were listed twice are stored once."""
+        for attempt in range(1, LIST_TRIES + 1):
+            try:
+                async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
+                    yield page
+                return
+            except Gone:
+                if attempt == LIST_TRIES:
+                    raise
+
+    @contextmanager
+    def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
+        """Drop an object from the cache if a write does not find it, because no watch event may report its deletion."""
+        before = self._objects.get(kind, {}).get(name)
+        try:
+            yield
+        except NotFound:
+            if before is not None and self._objects.get(kind, {}).get(name) is before:  # otherwise it was created again
+                self._forget(kind, name)
+            raise
+
+    def _written(self, manifest: Manifest) -> Manifest:
+        """Store the result of a write. Its watch event triggers one reconciliation, unless it is the operator's own status."""
+        kind = kind_of(manifest)
+        key = key_of(kind, manifest)
+        is_selected = selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
+        if kind not in self._objects or key is None or not is_selected:
+            return manifest
+        known = self._objects[kind].get(name_of(manifest))
+        if known is None or known.version < version_of(manifest):
+            now = _cached(kind, manifest, key)
+            now.is_seen = kind == VLLM_DEPLOYMENT and known is not None and known.user_fields == now.user_fields
+            self._keep(kind, name_of(manifest), now)
+        return manifest
+
+    def _keep(self, kind: Kind, name: ObjectName, cached: CachedObject) -> None:
+        known = self._objects[kind].get(name)
+        self._objects[kind][name] = cached
+        self._index(kind, name, known.key if known else None, None if cached.content is None else cached.key)
+
+    def _forget(self, kind: Kind, name: ObjectName) -> None:
+        self._index(kind, name, self._objects[kind].pop(name).key, None)
+
+    def _found(self, kind: Kind, key: Key) -> Iterator[Manifest]:
+        for name in sorted(self._children.get(kind, {}).get(key, ())):
+            if (manifest := self._objects[kind][name].manifest()) is not None:
+                yield manifest
+
+    def _index(self, kind: Kind, name: ObjectName, old: Key | None, new: Key | None) -> None:
+        children = self._children.setdefault(kind, {})
+        if old is not None and old != new and old in children:
+            children[old] = tuple(other for other in children[old] if other != name)
+            if not children[old]:
+                del children[old]
+        if new is not None and name not in (known := children.get(new, ())):
+            children[new] = (*known, name)
+
+
+def key_of(kind: Kind, manifest: Manifest) -> Key | None:
+    """Return the key of a VLLMDeployment itself, or of the VLLMDeployment that an object belongs to by its labels; None if there is none.
+
+    A preset is its own key.
+    """
+    if _is_preset(kind):
+        return name_of(manifest)
+    metadata: Mapping[str, Any] = manifest.get("metadata") or {}
+    match kind:
+        case client.VLLM_DEPLOYMENT:
+            name = metadata.get("name")
+        case client.POD:
+            name = instance_of(manifest)
+        case _:
+            name = (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
+    namespace = metadata.get("namespace")
+    return (namespace, name) if namespace and name else None
+
+
+def name_of(manifest: Manifest) -> ObjectName:
+    """Return namespace and name of an object."""
+    metadata = manifest["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """Return the resourceVersion, which grows with each change."""
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def _is_preset(kind: Kind) -> bool:
+    return kind in (PRESET, CLUSTER_PRESET)
+
+
+def _cached(kind: Kind, manifest: Manifest, key: Key) -> CachedObject:
+    user_fields: tuple[Any, ...] = ()
+    if kind == VLLM_DEPLOYMENT:
+        fields = ("uid", "generation", "labels", "annotations", "deletionTimestamp")
+        user_fields = tuple(manifest["metadata"].get(field) for field in fields)
+    if kind in _NOT_APPLIED:
+        metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
+        manifest = {**manifest, "metadata": metadata}
+    if kind == REVISION:
+        manifest = {field: value for field, value in manifest.items() if field != "data"}
+    return CachedObject(version_of(manifest), key, _serialize(manifest), user_fields)
+
+
+def _serialize(manifest: Manifest) -> bytes:
+    """Serialize an object. Fields without a schema may be nested deeper than Python serializes: deep levels become null."""
+    try:
+        return json.dumps(manifest).encode()
+    except RecursionError:
+        return json.dumps(cut_depth(manifest)).encode()

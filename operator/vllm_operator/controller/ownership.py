@@ -1,0 +1,46 @@
+"""Ownership of objects.
+
+Labels and owner references alone are no proof: `kubectl get -o yaml | kubectl apply` copies them with an object, under another name.
+
+* An object that has the name of a desired child is the operator's if this VLLMDeployment controls it, or if `metadata.managedFields`, which
+  the API server keeps, says that the operator has applied it.
+* An object that is not desired is deleted only if the operator has applied it, and this VLLMDeployment controls it. The exception is an
+  orphaned primer, which has no owner.
+"""
+
+from vllm_operator.api import labels
+from vllm_operator.api.resource import primer_name
+from vllm_operator.caches import volumes
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Manifest
+from vllm_operator.kube.managed_fields import find_applied
+
+
+def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
+    """Return whether an object, by its uid, is the controlling owner of a child."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
+
+
+def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
+    """Return whether the owner of a child is an earlier VLLMDeployment of the same name. Such a child is being deleted."""
+    owners = [ref["uid"] for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
+    return bool(owners) and owner["metadata"]["uid"] not in owners
+
+
+def is_created_by_operator(child: Manifest, owner: Manifest) -> bool:
+    """Return whether the operator created an object with the name of a desired child. The operator adopts an orphaned object again."""
+    if child["kind"] == CLAIM.kind:
+        return volumes.is_created_by_operator(child)
+    return is_controlled_by(child, owner) or find_applied(child) is not None
+
+
+def may_delete(child: Manifest, owner: Manifest) -> bool:
+    """Return whether the operator may delete a child that is not desired. It may not delete a copy that kept the owner reference."""
+    return find_applied(child) is not None and (is_controlled_by(child, owner) or _is_orphaned_primer(child, owner))
+
+
+def _is_orphaned_primer(child: Manifest, owner: Manifest) -> bool:
+    """Return whether a Deployment is the orphaned primer of an earlier VLLMDeployment. Nothing else would delete it."""
+    metadata = child["metadata"]
+    named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, primer_name(owner["metadata"]["name"]))
+    return named and not metadata.get("ownerReferences")

@@ -1,0 +1,163 @@
+"""Store each plan in one immutable ControllerRevision, and read the pinned plan.
+
+The ControllerRevision is written before the Deployment that is rendered from the plan. The status and an annotation of the Deployment
+contain its name, which includes a digest of the plan. So a ControllerRevision with other content is never used, a plan that was read once
+need not be read again, and a deleted revision is written again from memory.
+"""
+
+import logging
+from collections.abc import Callable
+
+from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import ConditionStatus
+from vllm_operator.controller.observe import Snapshot
+from vllm_operator.controller.ownership import is_controlled_by
+from vllm_operator.kube.client import DEPLOYMENT, REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
+from vllm_operator.kube.recent import Recent
+from vllm_operator.rendering.revision import (
+    RevisionError,
+    is_revision_of,
+    next_number,
+    plan_name,
+    read_revision,
+    render_revision,
+    revision_name,
+    surplus,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_PLANS = 8192
+"""Maximum number of plans in memory, about 25 KiB each. Other plans are read again when needed."""
+
+
+class PlanStore:
+    """The plans of all VLLMDeployments."""
+
+    def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None]) -> None:
+        """Initialize. `count` is called with the verb and kind of each write."""
+        self._client = client
+        self._count = count
+        self._plans: Recent[Plan] = Recent(MAX_PLANS)
+
+    async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
+        """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used.
+
+        An unusable plan is replaced only if no engine runs or if a new plan is requested.
+
+        Raises:
+            ClusterError: The API server failed. A retry may help.
+        """
+        summary = resource.status.pinned_plan
+        if summary is None:
+            return resource
+        try:
+            return resource.with_pinned(await self._find(resource, summary.revision))
+        except Forbidden as error:
+            return _not_permitted(error)
+        except RevisionError as error:
+            is_requested = summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
+            if _own_deployment(snapshot) is not None and not is_requested:
+                return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, _explain(error))
+            log.info("making a new plan: %s", error)
+            return resource
+
+    async def persist(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> str | Verdict:
+        """Ensure that the ControllerRevision of a plan exists. Return its name, or a verdict why it cannot be written.
+
+        Raises:
+            ClusterError: The API server failed. A retry may help.
+        """
+        name, own = self._name(resource, plan), _own(resource, snapshot)
+        if name not in [revision["metadata"]["name"] for revision in own]:
+            refusal = await self._create(resource, render_revision(resource, plan, next_number(own)))
+            if refusal is not None:
+                return refusal
+        self._plans.put(_key(resource, name), plan)
+        return name
+
+    async def prune(self, resource: VLLMDeployment, snapshot: Snapshot, pinned: str) -> None:
+        """Delete the oldest revisions beyond the history limit, but never the pinned one or the Deployment's.
+
+        Raises:
+            ClusterError: The API server failed. A retry may help.
+        """
+        for revision in surplus(_own(resource, snapshot), {pinned, plan_name(_own_deployment(snapshot))}):
+            metadata = revision["metadata"]
+            try:
+                await self._client.delete(REVISION, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+            except Forbidden as error:
+                log.warning("ControllerRevision %s cannot be deleted: %s", metadata["name"], error)
+                return
+            self._count("delete", REVISION.kind)
+
+    async def _find(self, resource: VLLMDeployment, name: str) -> Plan:
+        """Return a plan by the name of its revision. Raises RevisionError and ClusterError."""
+        key = _key(resource, name)
+        plan = self._plans.get(key)
+        if plan is None:
+            try:
+                revision = await self._client.get(REVISION, name, resource.metadata.namespace)
+            except NotFound:
+                raise RevisionError(f"ControllerRevision {name} does not exist") from None
+            plan = read_revision(resource, revision)
+            self._plans.put(key, plan)
+        return plan
+
+    def _name(self, resource: VLLMDeployment, plan: Plan) -> str:
+        """Return the revision name of a plan. For the plan in memory, no digest is computed."""
+        summary = resource.status.pinned_plan
+        if summary is not None and self._plans.get(_key(resource, summary.revision)) is plan:
+            return summary.revision
+        return revision_name(resource, plan)
+
+    async def _create(self, resource: VLLMDeployment, revision: Manifest) -> Verdict | None:
+        """Create a ControllerRevision; return why it cannot be created. An existing one, for example without its labels, is checked."""
+        name = revision["metadata"]["name"]
+        try:
+            await self._client.create(revision)
+        except Conflict:
+            try:
+                read_revision(resource, await self._client.get(REVISION, name, resource.metadata.namespace))
+            except RevisionError as error:
+                return _refused(name, f"{error}. Delete it if nobody needs it")
+            return None
+        except (Forbidden, Invalid) as error:
+            log.warning("ControllerRevision %s cannot be created: %s", name, error)
+            return _refused(name, str(error))
+        self._count("create", REVISION.kind)
+        return None
+
+
+def _key(resource: VLLMDeployment, name: str) -> str:
+    """Return the key of a plan in memory. It includes the UID, because a status may name the revision of another object."""
+    return f"{resource.metadata.uid}/{name}"
+
+
+def _own(resource: VLLMDeployment, snapshot: Snapshot) -> list[Manifest]:
+    return [revision for revision in snapshot.revisions if is_revision_of(resource, revision)]
+
+
+def _own_deployment(snapshot: Snapshot) -> Manifest | None:
+    deployment = snapshot.child(DEPLOYMENT)
+    return deployment if deployment is not None and is_controlled_by(deployment, snapshot.resource) else None
+
+
+def _explain(error: RevisionError) -> str:
+    return (
+        f"{error}. The Pods keep running, and nothing is changed. To make a new plan, which may restart the Pods, set the annotation "
+        f"{REPLAN_ANNOTATION} to any new value."
+    )
+
+
+def _refused(name: str, why: str) -> Verdict:
+    message = f"Nothing is changed, because ControllerRevision {name}, which is to contain the plan, cannot be created: {why}."
+    return Verdict(ConditionStatus.FALSE, Reason.REVISION_REFUSED, message)
+
+
+def _not_permitted(error: Forbidden) -> Verdict:
+    message = f"The operator may not {error.verb} {error.resource}, so it cannot read the pinned plan. Allow it in its ClusterRole."
+    return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)

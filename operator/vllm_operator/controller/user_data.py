@@ -1,0 +1,243 @@
+"""Rules, crash signatures and node pools of the cluster's administrator, from ConfigMaps that are read every 30 s.
+
+An invalid entry is ignored, and reported in the log, as an event on the ConfigMap, and as a metric. While a ConfigMap cannot be read, its
+last content stays in use: plans must not depend on whether the API server answers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vllm_operator.catalog.gpus import InstanceType
+from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.run_log import Parser
+from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
+from vllm_operator.kube.events import EventRecorder, Occurrence
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.status.observation.knowledge import Knowledge, load_knowledge
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 30.0
+"""Delay between reads of a ConfigMap."""
+EVENTS_LIMIT = 20
+"""Maximum number of problems of a ConfigMap that are reported as events."""
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""File with the namespace of the Pod."""
+
+
+@dataclass(slots=True)
+class KnownCatalog:
+    """The catalog in use: `shipped` with the operator, and `current` with the rules and node pools of the administrator."""
+
+    shipped: Catalog
+    current: Catalog
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> "KnownCatalog":
+        """Start with the shipped catalog."""
+        return cls(catalog, catalog)
+
+    def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
+        """Replace the administrator's rules."""
+        catalog, read = with_user_rules(self.shipped, texts)
+        self.current = replace(catalog, instance_types=self.current.instance_types)
+        log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
+        return read
+
+    def use_instance_types(self, texts: Mapping[str, str]) -> UserEntries[InstanceType]:
+        """Replace the node pools to which a cluster autoscaler can add nodes. Plans in force stay unchanged."""
+        read = read_instance_types(texts, self.shipped.gpus)
+        self.current = replace(self.current, instance_types=read.entries)
+        log.info("node pools of the ConfigMap in use: %d", len(read.added))
+        return read
+
+
+@dataclass(slots=True)
+class KnownCrashes:
+    """The crash signatures in use, for reading logs (`startup`) and for reports."""
+
+    shipped: StartupKnowledge
+    startup: StartupKnowledge
+    reporting: Knowledge
+
+    @classmethod
+    def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
+        """Start with the shipped signatures."""
+        return cls(startup, startup, load_knowledge(startup))
+
+    def make_parser(self) -> Parser:
+        """Return a parser for the log of one run, with the current signatures."""
+        return StartupParser(self.startup)
+
+    def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
+        """Replace the administrator's signatures, for logs that are read from now on."""
+        startup, read = with_user_signatures(self.shipped, texts)
+        reporting = self.reporting.with_startup(startup)
+        self.startup, self.reporting = startup, reporting
+        log.info("crash signatures of the ConfigMap in use: %d", len(read.added))
+        return read
+
+
+class UserData:
+    """Reads a ConfigMap at intervals. Without a ConfigMap name, it does nothing."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        use: Callable[[Mapping[str, str]], UserEntries[Any]],
+        *,
+        what: str,
+        config_map: str,
+        metrics: Metrics,
+        changed: Callable[[], Awaitable[None]],
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """Initialize without reading.
+
+        Args:
+            client: Client of the API server.
+            use: Replaces the entries in use with entries parsed from texts.
+            what: `rules`, `signatures` or `instance_types`.
+            config_map: `namespace/name`, or empty.
+            metrics: Counts used and ignored entries.
+            changed: Called when the texts have changed in a running operator.
+            poll_seconds: Delay between reads.
+        """
+        self._client = client
+        self._use = use
+        self._name_of_metric, self._what = what, what.replace("_", " ")
+        self._namespace, _, self._name = config_map.rpartition("/")
+        self._metrics = metrics
+        self._changed = changed
+        self._poll_seconds = poll_seconds
+        self._recorder = EventRecorder(client)
+        self._texts: dict[str, str] = {}
+        self._used = 0
+        self._unreported: list[str] = []
+        self._failure, self._failures = "", 0
+        self._is_running = self._is_due = False
+        self._reading = asyncio.Lock()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a ConfigMap is configured."""
+        return bool(self._name)
+
+    async def load(self) -> bool:
+        """Read the ConfigMap; return whether its texts have changed.
+
+        Raises:
+            Unavailable: The API server does not answer.
+        """
+        if not self._name:
+            return False
+        async with self._reading:  # the start of the operator and `run` both read the ConfigMap
+            try:
+                manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
+            except NotFound:
+                manifest = {}
+            except Unavailable:
+                raise
+            except ClusterError as error:
+                self._warn(self._describe(error))
+                return False
+            self._warn("")
+            changed = await self._take(manifest)
+            await self._report(manifest)
+            return changed
+
+    async def run(self) -> None:
+        """Read the ConfigMap at intervals, until cancelled. The caller reads it once before."""
+        while self._name:
+            await asyncio.sleep(self._poll_seconds)
+            self._is_running = True
+            try:
+                await self.load()
+                if self._is_due:
+                    await self._changed()
+                    self._is_due = False
+            except ClusterError as error:
+                log.debug("the %s cannot be read: %s", self._config_map(), error)
+            except Exception:
+                log.exception("the %s cannot be followed; retrying", self._config_map())
+                self._metrics.restarted("user data")
+
+    async def _take(self, manifest: Manifest) -> bool:
+        """Use the texts of the ConfigMap if they differ from the texts in use."""
+        texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
+        if texts == self._texts:
+            return False
+        self._texts, self._is_due = texts, self._is_running
+        try:
+            # In a thread, because texts of a megabyte take up to a second.
+            read = await asyncio.to_thread(self._use, texts)
+        except Exception as error:  # no content may stop the operator; the previous content stays in use
+            log.exception("%s cannot be used", self._config_map())
+            problems = [
+                f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
+            ]
+        else:
+            problems = list(read.problems)
+            self._used = len(read.added)
+        self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
+        for problem in problems:
+            log.warning("%s/%s: %s", self._namespace, self._name, problem)
+        self._unreported = [*problems[:EVENTS_LIMIT], *_rest(problems, self._what)]
+        return True
+
+    def _warn(self, failure: str) -> None:
+        """Log a failure once, when it occurs twice in a row. An empty text resets the count.
+
+        An API server that has just started refuses requests until it has loaded the Roles.
+        """
+        self._failures = self._failures + 1 if failure == self._failure else 1
+        self._failure = failure
+        if failure and self._failures == 2:
+            log.warning("%s", failure)
+
+    async def _report(self, manifest: Manifest) -> None:
+        """Write an event for each new problem. If the API server is unavailable, the next read writes the rest."""
+        reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
+        while self._unreported and manifest:
+            problem = self._unreported[0]
+            occurrence = Occurrence(type="Warning", reason=reason, message=problem, key=problem)
+            try:
+                await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
+            except Unavailable:
+                return
+            self._unreported.pop(0)
+
+    def _describe(self, error: ClusterError) -> str:
+        if isinstance(error, Forbidden):
+            return f"The operator may not get the {self._config_map()}, so it does not use the {self._what} in it. Grant get in a Role."
+        return f"The {self._config_map()} cannot be read, so the operator does not use the {self._what} in it: {error}"
+
+    def _config_map(self) -> str:
+        return f"ConfigMap {self._namespace}/{self._name}"
+
+
+def _rest(problems: list[str], what: str) -> list[str]:
+    more = len(problems) - EVENTS_LIMIT
+    return [f"{more} more {what} or texts are ignored; the operator's log names them."] if more > 0 else []
+
+
+def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
+    """Complete a name to `namespace/name`; the default is the operator's own namespace.
+
+    Raises:
+        ValueError: The operator's own namespace is unknown, because this is not a Pod.
+    """
+    if not config_map or "/" in config_map:
+        return config_map
+    try:
+        return f"{namespace_file.read_text('utf-8').strip()}/{config_map}"
+    except OSError as error:
+        raise ValueError(f"outside of a Pod it must be NAMESPACE/NAME, for example default/{config_map}") from error

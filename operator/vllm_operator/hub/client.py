@@ -1,0 +1,320 @@
+"""The model hub: reads the config.json of a model, the size of its weights, and the headers of quantized ones.
+
+The content is untrusted: its size is limited, and long or deep values are dropped. A token is sent only to the hub, not to hosts of its
+redirects, and never appears in a message.
+"""
+
+import asyncio
+import json
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urljoin, urlsplit
+
+import aiohttp
+
+from vllm_operator import __version__
+from vllm_operator.api.reading import mapping
+from vllm_operator.kube.sockets import check_socket
+from vllm_operator.sizing.model_facts import ModelFiles
+from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
+
+SIZE_LIMIT = 2 * 1024 * 1024
+"""Maximum size of a file in bytes. The largest files of well-known models have less than 1 MiB, with lists of layers that are not
+quantized.
+"""
+MAX_REDIRECTS = 3
+INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+INDEX_BYTES = 4096
+"""Bytes to read of an index. Its first lines contain the total size. Its list of tensors takes many MiB for a large model."""
+WEIGHTS_SECONDS, HEADERS_SECONDS = 2.0, 2.4
+"""Timeouts in seconds: for the size of the weights, and for the headers of their files since the start of the read. Both reads are
+optional.
+"""
+HEADERS_LIMIT, HEADERS_AT_ONCE = 32, 8
+"""Maximum number of files whose headers are read, and of concurrent reads. Larger checkpoints are estimated from config.json."""
+REFUSALS = (401, 403, 404)
+"""HTTP statuses that concern the model, not the hub."""
+ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
+"""Limits of values. Longer or deeper values do not affect the choice of kernels, and are dropped."""
+QUANTIZATION_KEYS, NAMES_LIMIT = ("quantization_config", "compression_config", "quantization"), 20_000
+"""Keys below which lists of layers may be longer: layers that are not quantized, or tables of quantized layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer(ModelFiles):
+    """The result of reading.
+
+    Attributes:
+        failed: The hub was slow or failed. This may concern only this model, because a mirror is slow for models that it does not have.
+        unreachable: There is no connection to the hub, so reading another model now would fail too.
+    """
+
+    failed: bool = False
+    unreachable: bool = False
+
+
+class ModelHub(Protocol):
+    """A source of model files."""
+
+    async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read the config.json of `organization/name`. Never raises."""
+
+    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read the adapter_config.json of a LoRA adapter. Never raises."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class HttpHub:
+    """A hub with the API of huggingface.co: `ENDPOINT/organization/name/resolve/REVISION/FILE`."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Create a client for `endpoint`, an address without a path. Close it in the event loop."""
+        self._endpoint = endpoint.rstrip("/")
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read config.json, the size of the weights and, for quantized weights, hf_quant_config.json and the headers."""
+        until = asyncio.get_running_loop().time() + HEADERS_SECONDS
+        try:
+            config = await self._file(repository, revision, "config.json", token)
+        except _ReadError as error:
+            return error.answer
+        wanted = "quantization_config" not in config and "text_config" not in config
+        quantization, (size, files) = await asyncio.gather(
+            self._quantization(repository, revision, token) if wanted else _nothing(),
+            self._weights(repository, revision, token),
+        )
+        whole = {**config, "quantization_config": quantization} if quantization else config
+        quantized = any("quantization_config" in part for part in (whole, mapping(whole, "text_config")))
+        tensors = await self._tensors(repository, revision, files, token, until) if quantized else None
+        return HubAnswer(whole, size, tensors=tensors)
+
+    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read adapter_config.json."""
+        try:
+            return HubAnswer(await self._file(repository, revision, "adapter_config.json", token))
+        except _ReadError as error:
+            return error.answer
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def _quantization(self, repository: str, revision: str, token: str | None) -> Mapping[str, Any] | None:
+        try:
+            return await self._file(repository, revision, "hf_quant_config.json", token)
+        except _ReadError:
+            return None
+
+    async def _weights(self, repository: str, revision: str, token: str | None) -> tuple[int | None, list[str]]:
+        """Return the total size of the weights in bytes (None if it cannot be read in time) and the known names of their files."""
+        try:
+            async with asyncio.timeout(WEIGHTS_SECONDS):
+                try:
+                    index = await self._get(*self._place(repository, revision, INDEX), token, take=_first(INDEX_BYTES))
+                    return _total_size(index), _file_names(index)
+                except _ReadError:
+                    return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token), [SINGLE_FILE]
+        except (aiohttp.ClientError, OSError, ValueError, _ReadError):
+            return None, []
+
+    async def _tensors(self, repository: str, revision: str, files: list[str], token: str | None, until: float) -> TensorSizes | None:
+        """Return the sizes of all tensors; None if there are too many files, or not all headers can be read in time."""
+        if not 0 < len(files) <= HEADERS_LIMIT:
+            return None
+        places = asyncio.Semaphore(HEADERS_AT_ONCE)
+
+        async def read(name: str) -> TensorSizes:
+            async with places:
+                data = await self._get(*self._place(repository, revision, name), token, take=_header, ranged=True)
+            header = read_header(data)
+            if header is None:
+                raise _ReadError(f"{name} has no header.")
+            return add_up(header)
+
+        tasks: list[asyncio.Task[TensorSizes]] = []
+        try:
+            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
+                tasks += [group.create_task(read(name)) for name in files]
+        except* (aiohttp.ClientError, OSError, ValueError, _ReadError):
+            tasks = []
+        return combine(task.result() for task in tasks) if tasks else None
+
+    async def _length(self, url: str, token: str | None) -> int | None:
+        """Return the size of a file in bytes, which the hub sends with the redirect; None if it is unknown."""
+        async with self._session().head(url, headers=self._authorization(url, token), allow_redirects=False) as response:
+            length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)
+            return int(length) if length and length.isdecimal() and len(length) < 19 else None
+
+    def _place(self, repository: str, revision: str, name: str) -> tuple[str, str]:
+        """Return the URL of a file, and its description for messages."""
+        path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
+        if any(part in (".", "..") for part in repository.split("/")) or revision in (".", ".."):
+            raise _ReadError(f"{repository} is not the name of a model.")
+        return f"{self._endpoint}/{path}", f"{name} of {repository} on {self._endpoint}"
+
+    async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
+        url, what = self._place(repository, revision, name)
+        try:
+            data = await self._get(url, what, token)
+        except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
+            is_away = isinstance(error, aiohttp.ClientConnectorError) and error.host == urlsplit(self._endpoint).hostname
+            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", failed=True, unreachable=is_away) from error
+        except aiohttp.ClientError as error:  # a malformed response says nothing about the hub
+            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.") from error
+        except ValueError as error:  # an invalid URL
+            raise _ReadError(f"{what} cannot be read: its URL is not valid.") from error
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _ReadError(f"{what} is not JSON.") from error
+        if not isinstance(content, dict):
+            raise _ReadError(f"{what} is not a JSON object.")
+        kept: Mapping[str, Any] = slim(content)
+        return kept
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=ssl.create_default_context()),
+                trust_env=True,
+                headers={"User-Agent": f"vllm-operator/{__version__}"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                middlewares=(check_socket,),
+            )
+        return self._opened
+
+    def _authorization(self, url: str, token: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
+
+    async def _get(
+        self,
+        url: str,
+        what: str,
+        token: str | None,
+        *,
+        take: Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]] | None = None,
+        ranged: bool = False,
+    ) -> bytes:
+        """Read a file with `take`, following redirects. `ranged`: request only the first bytes."""
+        for _ in range(MAX_REDIRECTS + 1):
+            headers = self._authorization(url, token) | ({"Range": f"bytes=0-{HEADER_LIMIT}"} if ranged else {})
+            async with self._session().get(url, headers=headers, allow_redirects=False) as response:
+                if response.status in (301, 302, 303, 307, 308):
+                    url = _next(url, response.headers.get("Location", ""), what)
+                    continue
+                if response.status not in ((200, 206) if ranged else (200,)):
+                    raise _ReadError(
+                        f"{what} cannot be read: {_meaning(response.status, token)}.",
+                        refused=response.status in REFUSALS,
+                        failed=response.status >= 500,
+                    )
+                return await (take or _bounded)(response, what)
+        raise _ReadError(f"{what} cannot be read: too many redirects.")
+
+
+class _ReadError(Exception):
+    """A file cannot be read. The message is the reason."""
+
+    def __init__(self, message: str, *, refused: bool = False, failed: bool = False, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.answer = HubAnswer(trouble=message, refused=refused, failed=failed, unreachable=unreachable)
+
+
+async def _nothing() -> None:
+    """Do nothing, in place of an unnecessary read."""
+
+
+def _total_size(index: bytes) -> int | None:
+    """Return the total size at the beginning of an index of weight files. Some tools write it as a float."""
+    found = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)
+    return int(found[1]) if found else None
+
+
+def _file_names(index: bytes) -> list[str]:
+    """Return the names of the files, derived from the first name in the index, such as `model-00001-of-00005.safetensors`."""
+    found = re.search(rb'"([A-Za-z0-9_.\-]{0,64}-)[0-9]{5}-of-([0-9]{5})\.safetensors"', index)
+    count = int(found[2]) if found else 0
+    if found is None or count > HEADERS_LIMIT:
+        return []
+    return [f"{found[1].decode()}{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def slim(value: Any, depth: int = 0, entries: int = ENTRIES_LIMIT) -> Any:
+    """Drop values that are too long or too deep."""
+    if depth > DEPTH_LIMIT:
+        return None
+    if isinstance(value, dict):
+        return {
+            _text(key): slim(entry, depth + 1, NAMES_LIMIT if key in QUANTIZATION_KEYS else entries)
+            for key, entry in list(value.items())[:entries]
+        }
+    if isinstance(value, list):
+        return [slim(entry, depth + 1, entries) for entry in value] if len(value) <= entries else []
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    """Return a text that is safe in a status: printable, and without the lone surrogates that JSON may contain."""
+    return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
+
+
+def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]]:
+    async def take(response: aiohttp.ClientResponse, _: str) -> bytes:
+        return await _beginning(response, size)
+
+    return take
+
+
+async def _header(response: aiohttp.ClientResponse, what: str) -> bytes:
+    length = header_length(await _beginning(response, LENGTH_BYTES))
+    header = await _beginning(response, length) if length is not None else b""
+    if len(header) != length:
+        raise _ReadError(f"{what} has no whole header.")
+    return header
+
+
+async def _beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (piece := await response.content.read(size - len(data))):
+        data += piece
+    return data
+
+
+async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:
+    data = bytearray()
+    async for piece in response.content.iter_chunked(64 * 1024):
+        data += piece
+        if len(data) > SIZE_LIMIT:
+            raise _ReadError(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
+    return bytes(data)
+
+
+def _same_origin(one: str, other: str) -> bool:
+    first, second = urlsplit(one), urlsplit(other)
+    return (first.scheme, first.netloc) == (second.scheme, second.netloc)
+
+
+def _next(url: str, location: str, what: str) -> str:
+    target = urljoin(url, location)
+    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
+    if not location or urlsplit(target).scheme not in allowed:
+        raise _ReadError(f"{what} cannot be read: the hub redirects to a URL that is not followed.")
+    return target
+
+
+def _meaning(status: int, token: str | None) -> str:
+    """Return the meaning of an HTTP status. A hub also responds with 401 for a missing model, to hide the names of private ones."""
+    if status in (401, 403):
+        return (
+            "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"
+            if token
+            else "there is no such model, or it needs a token; check spec.model.uri, or name its Secret in spec.model.tokenSecretRef"
+        )
+    return "there is no such model, revision or file; check spec.model.uri and revision" if status == 404 else f"HTTP status {status}"

@@ -1,0 +1,174 @@
+"""Labels of a node about its GPUs.
+
+The sources, in this order: labels of GPU Feature Discovery (GFD), labels and instance types of clouds, the label
+`vllm-operator.dev/gpu-architecture`. A missing label means unknown, never no. Only the compute capability identifies an architecture.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from vllm_operator.api.labels import ARCHITECTURE_LABEL
+from vllm_operator.api.reading import read_integer
+from vllm_operator.catalog.gpus import GPUs, LabelTable, Version, architecture_of, read_version
+from vllm_operator.inventory.pools import Source
+
+PREFIX = "nvidia.com/"
+PRODUCT = f"{PREFIX}gpu.product"
+MAJOR = f"{PREFIX}gpu.compute.major"
+MINOR = f"{PREFIX}gpu.compute.minor"
+SLICES = f"{PREFIX}gpu.slices.gi"
+CUDA_MAJOR = (f"{PREFIX}cuda.runtime-version.major", f"{PREFIX}cuda.runtime.major")
+CUDA_MINOR = (f"{PREFIX}cuda.runtime-version.minor", f"{PREFIX}cuda.runtime.minor")
+DRIVER = (f"{PREFIX}cuda.driver-version.full",)
+INVALID = "-MIG-INVALID"
+SHARED = "-SHARED"
+MOST_SLICES = 1024
+"""Maximum Pods per GPU. A node cannot have more Pods."""
+
+Note = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGPULabels:
+    """GPUs of one node according to its labels. Fields are as in `Pool`.
+
+    `count` and `replicas` are None if unknown. `product_label` is the unchanged value of gpu.product.
+    """
+
+    source: Source = Source.UNKNOWN
+    architecture: str | None = None
+    product: str | None = None
+    product_label: str | None = None
+    memory_mebibytes: int | None = None
+    count: int | None = None
+    replicas: int | None = None
+    mig_profile: str | None = None
+    mig_strategy: str | None = None
+    shared: bool = False
+    time_slices: int | None = None
+    host: str | None = None
+    driver: Version | None = None
+    cuda: Version | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    upgrade_label: str | None = None
+
+
+def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULabels:
+    """Read labels from the first source that has them. An invalid value is passed to `note` and treated as unknown."""
+    discovered = _read_gfd(labels, note)
+    if discovered.architecture is not None:
+        return discovered
+    for table in gpus.label_tables:
+        product = table.product_name(labels)
+        if product is not None:
+            return _read_cloud(labels, table, product, discovered, gpus, note)
+    return _read_user(labels, discovered, note)
+
+
+def split_product(product: str) -> tuple[str, str | None, bool]:
+    """Split a value of gpu.product into the product, the MIG profile, and whether Pods share the GPU."""
+    shared = product.endswith(SHARED)
+    base, _, profile = product.removesuffix(SHARED).partition("-MIG-")
+    return base, profile or None, shared
+
+
+def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeGPULabels:
+    product_label = labels.get(PRODUCT) or None
+    product, profile, shared = split_product(product_label) if product_label else (None, None, False)
+    replicas = _integer(labels, f"{PREFIX}gpu.replicas", note)
+    sharing = labels.get(f"{PREFIX}gpu.sharing-strategy", "none")
+    architecture = _gfd_architecture(labels, note)
+    return NodeGPULabels(
+        source=Source.GFD if architecture else Source.UNKNOWN,
+        architecture=architecture,
+        product=product,
+        product_label=product_label,
+        memory_mebibytes=_integer(labels, f"{PREFIX}gpu.memory", note) or None,
+        count=_integer(labels, f"{PREFIX}gpu.count", note),
+        replicas=replicas,
+        mig_profile=None if profile == "INVALID" else profile,
+        mig_strategy=labels.get(f"{PREFIX}mig.strategy") or None,
+        shared=shared or sharing in ("time-slicing", "mps") or (replicas or 0) > 1,
+        time_slices=replicas if replicas is not None and 1 < replicas <= MOST_SLICES and sharing == "time-slicing" else None,
+        driver=_first(labels, DRIVER, read_version, note),
+        cuda=_cuda(labels, note),
+        labels=_gfd_identity(labels, product_label) if architecture else (),
+        upgrade_label=next((name for name in CUDA_MAJOR if read_integer(labels.get(name)) is not None), None),
+    )
+
+
+def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
+    major, minor = _integer(labels, MAJOR, note), _integer(labels, MINOR, note)
+    if major is None or minor is None:
+        return None
+    if not (0 < major < 100 and minor < 10):
+        note(f"the compute capability {major}.{minor} in its labels is impossible")
+        return None
+    return architecture_of((major, minor))
+
+
+def _gfd_identity(labels: Mapping[str, str], product_label: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the labels for the node affinity: the product, or the compute capability if the product is unknown."""
+    if product_label:
+        return ((PRODUCT, product_label),)
+    return ((MAJOR, labels[MAJOR]), (MINOR, labels[MINOR]))
+
+
+def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeGPULabels, gpus: GPUs, note: Note) -> NodeGPULabels:
+    product = gpus.product(name)
+    if product is None:
+        return rest
+    memory = _integer(labels, table.memory_label, note) if table.memory_label else None
+    profile = labels.get(table.mig_label) or None if table.mig_label else None
+    sharing = labels.get(table.sharing_label) or None if table.sharing_label else None
+    identity = [(table.key, labels[table.key])]
+    if table.mig_label and profile:
+        identity.append((table.mig_label, profile))
+    return replace(
+        rest,
+        source=Source.CLOUD,
+        architecture=product.architecture,
+        product=product.name,
+        # the table has the memory of the whole GPU, not of a slice
+        memory_mebibytes=None if profile else memory or product.memory_mebibytes,
+        count=_integer(labels, table.count_label, note) if table.count_label and not profile else None,
+        mig_profile=profile,
+        shared=rest.shared or sharing not in (None, "none"),
+        host=product.host,
+        labels=tuple(identity),
+    )
+
+
+def _read_user(labels: Mapping[str, str], rest: NodeGPULabels, note: Note) -> NodeGPULabels:
+    value = labels.get(ARCHITECTURE_LABEL)
+    if value is None:
+        return rest
+    if not re.fullmatch(r"sm_[0-9]{2,3}", value, re.ASCII):
+        note(f"the label {ARCHITECTURE_LABEL} is {value!r}, not an architecture such as sm_90")
+        return rest
+    return replace(rest, source=Source.USER, architecture=value, labels=((ARCHITECTURE_LABEL, value),))
+
+
+def _cuda(labels: Mapping[str, str], note: Note) -> Version | None:
+    major = _first(labels, CUDA_MAJOR, read_integer, note)
+    minor = _first(labels, CUDA_MINOR, read_integer, note)
+    return None if major is None else (major, minor or 0)
+
+
+def _integer(labels: Mapping[str, str], name: str, note: Note) -> int | None:
+    return _first(labels, (name,), read_integer, note)
+
+
+def _first(labels: Mapping[str, str], names: tuple[str, ...], read: Callable[[str], T | None], note: Note) -> T | None:
+    for name in names:
+        value = labels.get(name)
+        if not value:
+            continue
+        parsed = read(value)
+        if parsed is not None:
+            return parsed
+        note(f"the label {name} has the invalid value {value[:63]!r}")
+    return None

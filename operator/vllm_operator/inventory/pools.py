@@ -1,0 +1,132 @@
+"""Pools: nodes with the same GPUs, driver and requirements.
+
+A pool is one kind of device on one kind of node. A node with MIG slices of two profiles belongs to two pools. A node whose devices are
+available both from the device plugin and for ResourceClaims also belongs to two pools.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from vllm_operator.catalog.gpus import Version
+from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.usage import Usage
+
+GPU_RESOURCE = "nvidia.com/gpu"
+SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
+MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
+GPU_DEVICE_CLASS = "gpu.nvidia.com"
+MIG_DEVICE_CLASS = "mig.nvidia.com"
+
+
+class Source(IntEnum):
+    """Source of the facts about a GPU, the most trusted first."""
+
+    RESOURCE_SLICE = 0
+    GFD = 1
+    CLOUD = 2
+    USER = 3
+    UNKNOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One kind of device on a set of equal nodes.
+
+    Attributes:
+        architecture: Such as `sm_90`; None if unknown.
+        product: As in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing; None if unknown.
+        memory_mebibytes: Memory of one GPU or MIG slice; None if unknown (always on GB10).
+        count: Devices on each node.
+        resource: Extended resource, or device class if `claims` is set.
+        claims: Whether devices are requested with a ResourceClaim (dynamic resource allocation), not as an extended resource.
+        mig_profile: Such as `1g.10gb` if the devices are MIG slices.
+        mig_strategy: `single` or `mixed`.
+        shared: Whether several Pods share a device (time-slicing or MPS).
+        time_slices: Number of Pods that share a device by time-slicing; None without time-slicing, or if unknown.
+        host: CPU architecture of the nodes as in kubernetes.io/arch.
+        driver: Version of the GPU driver.
+        cuda: Highest CUDA version that the driver supports.
+        source: Source of these facts.
+        labels: Labels, common to all nodes of the pool, that identify the GPU.
+        upgrade_label: Label with the CUDA major of the driver, if the nodes have it.
+        problems: Why the nodes are unavailable; empty if they are available.
+        uuids: UUIDs of the devices, if ResourceSlices list them.
+        devices: Node and identity (see `Device`) of each device for ResourceClaims.
+        nodes: Names of the nodes, sorted.
+        provider: Source of nodes that do not exist yet, for example `NodePool gpu`; None for existing nodes.
+    """
+
+    architecture: str | None
+    product: str | None
+    memory_mebibytes: int | None
+    count: int
+    resource: str
+    claims: bool
+    mig_profile: str | None
+    mig_strategy: str | None
+    shared: bool
+    host: str | None
+    driver: Version | None
+    cuda: Version | None
+    source: Source
+    labels: tuple[tuple[str, str], ...]
+    upgrade_label: str | None
+    problems: tuple[str, ...]
+    uuids: tuple[str, ...]
+    nodes: tuple[str, ...]
+    provider: str | None = None
+    time_slices: int | None = None
+    devices: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All GPUs of a cluster.
+
+    `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
+    are the devices in use; None if they were not read. `hidden`: they cannot be read. `allocated` are the identities of the devices that
+    ResourceClaims hold; None if they were not read.
+    """
+
+    pools: tuple[Pool, ...] = ()
+    node_count: int = 0
+    notes: tuple[str, ...] = ()
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
+    used: Usage | None = None
+    hidden: bool = False
+    allocated: frozenset[str] | None = None
+
+    def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
+        """Return the inventory with additional pools of nodes that do not exist, each with the labels that its nodes would have."""
+        added = tuple(templates)
+        if not added:
+            return self
+        labels = {pool.nodes[0]: labels for pool, labels in added}
+        return replace(self, pools=(*self.pools, *(pool for pool, _ in added)), labels={**self.labels, **labels})
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with GPUs, sorted."""
+        return tuple(sorted({node for pool in self.pools if pool.provider is None for node in pool.nodes}))
+
+    def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
+        """Return the taints of the nodes with this GPU, by node name. None as the architecture matches all."""
+        pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
+        names = {name for pool in pools for name in pool.nodes}
+        return {name: taints for name, taints in self.taints.items() if name in names}
+
+    def nodes_of(self, resource: str, architecture: str | None, product: str | None) -> tuple[str, ...]:
+        """Return the names of the existing nodes with this GPU that can run Pods, sorted. None matches all."""
+        found = (pool for pool in self.pools if pool.resource == resource and pool.provider is None and not pool.problems)
+        alike = (pool for pool in found if architecture in (None, pool.architecture) and product in (None, pool.product))
+        return tuple(sorted({name for pool in alike for name in pool.nodes}))
+
+    def most_per_node(self, like: Pool) -> int | None:
+        """Return the largest number of these devices on a node; None if unknown."""
+
+        def kind(pool: Pool) -> tuple[str | None, ...]:
+            return pool.architecture, pool.product, pool.mig_profile, pool.resource
+
+        return max((pool.count for pool in self.pools if kind(pool) == kind(like)), default=0) or None

@@ -1,0 +1,255 @@
+"""Events: written about VLLMDeployments, read about Pods, PersistentVolumeClaims and Jobs.
+
+The name of a written event is derived from the object and the series of the occurrence, or its key. After a crash between two writes, the
+operator reports the occurrence again and finds the existing event. An annotation on the event has the key of the last counted occurrence.
+
+The API server keeps no events in its watch cache: each request reads all events of the namespace. So they are read only for questions that
+no other source answers, not for a new object, and not again within seconds:
+
+* a Pod on a node without a container: does the image or a volume keep it waiting?
+* a container that ended with a signal: was it a probe?
+* a PersistentVolumeClaim that is not bound: why?
+* a Job without a Pod: was the Pod refused?
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from vllm_operator.api import labels, reading
+from vllm_operator.kube.client import (
+    CLAIM,
+    EVENT,
+    JOB,
+    POD,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Kind,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "vllm-operator"
+MAX_MESSAGE = 1023
+"""Maximum size in bytes. The API server refuses messages of 1024 bytes and more."""
+MAX_NAME = 253
+MAX_PODS = 8
+"""Maximum number of Pods whose events are read in one reconciliation. The status shows the worst Pods and counts the others."""
+MIN_AGE_SECONDS = 5.0
+"""Minimum age of an object before its events are read. Most younger objects are still making progress."""
+MIN_CACHE_SECONDS = 5.0
+MAX_CACHE_SECONDS = 60.0
+"""Bounds of the cache time, which is a quarter of the age of the object."""
+MAX_CACHED = 256
+KILLED = (0, 137, 143)
+"""Exit codes of a container that a probe may have ended, with SIGTERM or SIGKILL. A server may exit with 0 on SIGTERM."""
+_TRIES = 3
+_ANNOTATION_POINTER = f"/metadata/annotations/{labels.OCCURRENCE_ANNOTATION.replace('/', '~1')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something to report in an event. Equal keys identify the same occurrence. One event counts all occurrences of a series."""
+
+    type: str
+    reason: str
+    message: str
+    key: str
+    series: str = ""
+
+
+class EventRecorder:
+    """Writes events. An event that cannot be written is logged."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+
+    async def record(self, resource: Manifest, occurrence: Occurrence, *, now: datetime) -> str | None:
+        """Write an event, or count the occurrence in an existing event; return the verb of the request, or None if nothing was written.
+
+        Raises:
+            Unavailable: Try again with the same occurrence.
+        """
+        event = build_event(resource, occurrence, now=now)
+        try:
+            for _ in range(_TRIES):
+                try:
+                    await self._client.create(event)
+                    return "create"
+                except Conflict:
+                    pass
+                try:
+                    return await self._count(event, occurrence)
+                except (Conflict, NotFound):
+                    continue  # it has changed or was deleted
+        except Unavailable:
+            raise
+        except ClusterError as error:
+            log.warning("the event %s cannot be written: %s", occurrence.reason, error)
+        return None
+
+    async def _count(self, event: Manifest, occurrence: Occurrence) -> str | None:
+        if not occurrence.series:
+            return None
+        metadata = event["metadata"]
+        event_now = await self._client.get(EVENT, metadata["name"], metadata["namespace"])
+        annotations = event_now["metadata"].get("annotations")
+        if (annotations or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
+            return None
+        marked: Manifest = {"path": _ANNOTATION_POINTER, "value": occurrence.key}
+        if not annotations:  # somebody removed them, and a patch cannot add to a map that does not exist
+            marked = {"path": "/metadata/annotations", "value": {labels.OCCURRENCE_ANNOTATION: occurrence.key}}
+        operations: list[Manifest] = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": event_now["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/count", "value": (event_now.get("count") or 1) + 1},
+            {"op": "add", "path": "/lastTimestamp", "value": event["lastTimestamp"]},
+            {"op": "add", "path": "/message", "value": event["message"]},
+            {"op": "add", "path": "/type", "value": event["type"]},
+            {"op": "add", **marked},
+        ]
+        await self._client.patch(EVENT, metadata["name"], metadata["namespace"], operations, manager=COMPONENT)
+        return "patch"
+
+
+def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) -> Manifest:
+    """Return the manifest of an event about an object. An object without a kind is a VLLMDeployment.
+
+    Events of equal series have equal names; without a series, events of equal keys.
+    """
+    metadata = resource["metadata"]
+    identity = (metadata["uid"], occurrence.reason, occurrence.series or occurrence.key)
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{metadata['name'][: MAX_NAME - 17]}.{digest}",
+            "namespace": metadata["namespace"],
+            "annotations": {labels.OCCURRENCE_ANNOTATION: occurrence.key},
+        },
+        "involvedObject": {
+            "apiVersion": resource.get("apiVersion", labels.API_VERSION),
+            "kind": resource.get("kind", labels.KIND),
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata.get("resourceVersion", ""),
+        },
+        "type": occurrence.type,
+        "reason": occurrence.reason,
+        "message": shorten(occurrence.message),
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+def shorten(message: str, limit: int = MAX_MESSAGE) -> str:
+    """Truncate a message to at most `limit` bytes of UTF-8, with an ellipsis at the end."""
+    data = message.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return message
+    return data[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+class EventReader:
+    """Reads events about Pods, PersistentVolumeClaims and Jobs, and caches them for some seconds."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._now = now
+        self._cached: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
+
+    async def read(
+        self, pods: Sequence[Manifest], claims: Sequence[Manifest | None], jobs: Sequence[Manifest] = ()
+    ) -> tuple[tuple[Manifest, ...], float | None]:
+        """Return the events that explain a state, and the seconds until the next read (None for never). `jobs` are Jobs without a Pod.
+
+        Never raises. If events cannot be read, the last events are returned, and messages have less detail.
+        """
+        waiting: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
+        pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
+        waiting += [*((CLAIM, claim) for claim in pending), *((JOB, job) for job in jobs)]
+        if not waiting:
+            return (), None
+        due = [(kind, item) for kind, item in waiting if self._age(item) >= MIN_AGE_SECONDS]
+        try:
+            found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
+        except Forbidden:
+            return (), None
+        read_again = min((self._cache_seconds(item) for _, item in due), default=MIN_AGE_SECONDS)
+        return tuple(event for events in found for event in events), read_again
+
+    async def _about(self, kind: Kind, item: Manifest) -> tuple[Manifest, ...]:
+        metadata = item["metadata"]
+        uid = metadata["uid"]
+        read_at, known = self._cached.get(uid, (0.0, ()))
+        if uid in self._cached and self._clock() - read_at < self._cache_seconds(item):
+            return known
+        fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
+        try:
+            events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+        except Forbidden:
+            raise
+        except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail independently
+            log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
+            events = known
+        self._cached.pop(uid, None)
+        self._cached[uid] = (self._clock(), events)
+        if len(self._cached) > MAX_CACHED:
+            self._cached.popitem(last=False)
+        return events
+
+    def _cache_seconds(self, item: Manifest) -> float:
+        return min(MAX_CACHE_SECONDS, max(MIN_CACHE_SECONDS, self._age(item) / 4))
+
+    def _age(self, item: Manifest) -> float:
+        """Return the seconds since the object was created. The clocks of the API server and of this machine may differ."""
+        created = reading.moment(item, "metadata", "creationTimestamp")
+        if created is None:
+            return MIN_AGE_SECONDS
+        # A slow clock must not block the read indefinitely.
+        return abs((self._now() - created).total_seconds())
+
+
+def needs_explanation(pod: Manifest) -> bool:
+    """Return whether an event may add an explanation to the status of a Pod. Accepts any object."""
+    if not reading.text(pod, "spec", "nodeName"):
+        return False  # the condition PodScheduled explains it
+    status = reading.mapping(pod, "status")
+    containers = [*reading.objects(status, "initContainerStatuses"), *reading.objects(status, "containerStatuses")]
+    if not containers:
+        return reading.text(status, "phase") == "Pending"
+    return any(_is_creating(container) or _was_killed(container) for container in containers)
+
+
+def _is_creating(container: Mapping[str, Any]) -> bool:
+    return reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing")
+
+
+def _was_killed(container: Mapping[str, Any]) -> bool:
+    if reading.flag(container, "ready"):
+        return False
+    ends = (reading.mapping(container, state, "terminated") for state in ("state", "lastState"))
+    return any(end.get("exitCode") in KILLED and end.get("reason") != "OOMKilled" for end in ends)

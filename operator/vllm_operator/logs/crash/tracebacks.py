@@ -1,0 +1,307 @@
+"""Python tracebacks in a log to which several processes write at once.
+
+A traceback is the line `Traceback (most recent call last):`, frames with their source lines (indented), and the line of the exception. The
+lines of a logged traceback have the header of a record, which is removed before. Raw tracebacks were printed by Python: if the first frame
+is that of a process, the process has ended.
+
+Most lines of a crash are frames, so they are not read when they arrive. The latest lines are kept, and when an exception ends a traceback,
+its frames are collected backwards.
+"""
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from itertools import islice
+
+from vllm_operator.logs.crash.matching import Literals
+from vllm_operator.logs.lines.framing import plain
+
+NATIVE_FRAME = '  File "<unknown>"'
+"""Beginning of a frame of a process that died in native code. No exception follows."""
+LINES_KEPT = 120
+CHARACTERS_KEPT = 300
+_PROCESSES_KEPT = 8
+_SOURCE_LINES = 8
+"""Maximum number of source lines of a frame."""
+_EXCEPTION = re.compile(
+    r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
+    r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
+)
+_NAME = re.compile(r"(?=[\w.]{0,240}[A-Z.])(?=[\w.]{0,240}[a-z])[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
+_TOP_FRAME = re.compile(
+    r"in <module>|multiprocessing/(?:process|spawn|popen_\w+)\.py|in _run_module_as_main|in run_engine_core|in worker_main"
+)
+_ENGINE_FRAME = re.compile(
+    r'engine/multiprocessing/engine\.py", line \d+, in (?:start|run_mp_engine)\b|in (?:run_engine_core|worker_main|_run_worker_process)\b'
+)
+"""First frame of a traceback that a process of the engine logs when it ends."""
+BEGINNING = "Traceback (most recent call last)"
+_HEADINGS = (BEGINNING, f"{BEGINNING}:")
+_NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
+"""Heading of the traceback of a cell in a notebook. The message follows the frames."""
+_CALM = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+"""Header of a record that announces no error."""
+_OF_VLLM = (" LLM(", "-packages/vllm/")
+"""Parts of the traceback of a cell that starts an engine."""
+_HARMLESS = (
+    "Exception ignored in",
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+    "Exception in thread",
+    "Exception in ASGI application",
+    "Error in atexit",
+    "Error in sys.excepthook",
+)
+_LOGGING = ("--- Logging error ---", "--- Logging error in Loguru")
+"""Beginning of Python's report that a record could not be logged. The exception of the record follows, if it has one, then the traceback of
+the failure to log, the call stack, and the message."""
+_LOGGED = (
+    "Call stack:",
+    "Message: ",
+    "Arguments: ",
+    "Logged from file ",
+    "Unable to print the message and arguments",
+    "--- End of logging",
+)
+_MARKS = (*_HARMLESS, *_LOGGING, *_LOGGED)
+_EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")
+"""First frame of the failure to log, which the handler caught."""
+_NEAR, _MANY = 50, 1000
+"""Number of lines within which the announced traceback begins, and within which all tracebacks of a report begin."""
+GROUPED = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
+"""Prefixes of the lines of an exception group."""
+_GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+class Part(Enum):
+    """Part of a traceback."""
+
+    FRAME = auto()
+    CODE = auto()
+    EXCEPTION = auto()
+    OTHER = auto()
+
+
+@dataclass(slots=True)
+class Traceback:
+    """A traceback that has begun.
+
+    `raw`: printed by Python, not logged. `uncaught`: its first frame is that of a process. `harmless`: Python reported before it that the
+    process continues. `title`: the message of the record that it belongs to, which often quotes the exception. `number`: its line.
+    `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a notebook shows it. `is_of_logging`: it is part of the report that
+    a record could not be logged.
+    """
+
+    raw: bool
+    harmless: bool = False
+    uncaught: bool = False
+    has_top: bool = False
+    title: str = ""
+    number: int = 0
+    ends_engine: bool = False
+    is_of_a_cell: bool = False
+    is_of_logging: bool = False
+
+
+class Tracebacks:
+    """The tracebacks that have begun and not ended. `recent`: the latest lines of the log, which contain their frames."""
+
+    def __init__(self, recent: deque[str]) -> None:
+        """Create it without tracebacks."""
+        self.recent = recent
+        self._open: OrderedDict[str, Traceback] = OrderedDict()
+        self._harmless_before = False
+        self._harmless_since: dict[str, int] = {}
+        self._logging_since: dict[str, int] = {}
+        self._backward: Iterator[str] | None = None
+        self._collected: list[str] = []
+        self._has_groups = False
+        self.wants_top = False
+        """Whether the next frame must be read, because it is the first of a traceback."""
+
+    def ungrouped(self, text: str) -> str:
+        """Remove the prefix of an exception group from a line."""
+        self._has_groups = True
+        return _GROUPED.sub("", text, count=1)
+
+    def take(self, process: str, text: str, number: int, *, raw: bool) -> Part:
+        """Return which part of a traceback the line is. It is the latest of the log."""
+        self._backward = None
+        if text[:1] == " ":
+            if text.startswith('  File "'):
+                self._frame(process, text)
+                return Part.FRAME
+            if text[:4] == "    " and not text.strip(" ^~"):
+                return Part.FRAME
+            return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
+        if text.startswith(BEGINNING):
+            title = "" if raw else self._line_before(process)
+            self._start(process, raw, title, number - 1 if title else number)
+            return Part.FRAME
+        if text.endswith(_HEADINGS):
+            return self._headed(process, text, number, raw=raw)
+        if text.startswith(_MARKS) or (self._harmless_before and text.startswith(_CHAINED)):
+            self._mark(process, text, number)
+            return Part.OTHER
+        if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
+            return Part.EXCEPTION
+        return Part.OTHER
+
+    def _mark(self, process: str, text: str, number: int) -> None:
+        if text.startswith(_LOGGED):
+            self._logging_since.pop(process, None)
+        else:
+            _remember(self._logging_since if text.startswith(_LOGGING) else self._harmless_since, process, number)
+
+    def _headed(self, process: str, text: str, number: int, *, raw: bool) -> Part:
+        if text[-1] == ":":
+            self._start(process, raw, text[: -len(BEGINNING) - 1], number)
+        elif raw and _NOTEBOOK.match(text):
+            self._start(process, raw, "", number)
+            self._open[process].has_top = self._open[process].is_of_a_cell = True
+            return Part.FRAME
+        return Part.OTHER
+
+    def follows_frames(self, process: str) -> bool:
+        """Whether the process wrote frames right before the latest line. Output of `kubectl describe` is indented too."""
+        return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
+
+    def close(self, process: str) -> Traceback | None:
+        """Remove and return the traceback that the exception of the process ends, if its beginning was read."""
+        closed = self._open.pop(process, None)
+        self._harmless_before = closed is not None and closed.harmless
+        return closed
+
+    def is_harmless(self, process: str) -> bool:
+        """Whether the process continues after its current traceback."""
+        traceback = self._open.get(process)
+        return traceback is not None and traceback.harmless
+
+    def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
+        """Return the last frames and source lines that the process wrote before the latest line, as far as they are kept."""
+        if self._backward is None:
+            self._backward, self._collected = _backwards(self.recent, process, GROUPED if self._has_groups else ()), []
+        self._collected += islice(self._backward, max(0, most - len(self._collected)))
+        return tuple(self._collected[:most][::-1])
+
+    def mention(self, places: tuple[str, ...]) -> bool:
+        """Whether the latest lines contain one of these strings. If not, no frame does, and this is cheaper to find out."""
+        return bool(_literals(places).find("\n".join(self.recent)))
+
+    def forget(self) -> None:
+        """Forget all tracebacks."""
+        self._open.clear()
+        self._harmless_before = self.wants_top = False
+        self._harmless_since.clear()
+        self._logging_since.clear()
+
+    def unfinished(self) -> Iterator[Traceback]:
+        """Return tracebacks that end a process of the engine and whose exception is not in the log."""
+        return (each for each in self._open.values() if each.ends_engine and not each.harmless)
+
+    def broken_off(self) -> Iterator[tuple[str, Traceback]]:
+        """Return tracebacks that end a process and whose exception is not in the log, with the process."""
+        of_vllm = self.mention(_OF_VLLM)
+        for process, each in self._open.items():
+            if (each.uncaught or each.ends_engine or (each.is_of_a_cell and of_vllm)) and not each.harmless:
+                yield process, each
+
+    def _line_before(self, process: str) -> str:
+        raw = self.recent[-2] if len(self.recent) > 1 else ""
+        writer, text = plain(raw)
+        is_title = writer == process and text[:1] != " " and _CALM.search(raw, 0, len(raw) - len(text)) is None
+        return text if is_title else ""
+
+    def _start(self, process: str, raw: bool, title: str, number: int) -> None:
+        self._open[process] = Traceback(
+            raw,
+            harmless=number - self._harmless_since.pop(process, -_NEAR) < _NEAR,
+            title=title.strip(" ,"),
+            number=number,
+            is_of_logging=raw and number - self._logging_since.get(process, -_MANY) < _MANY,
+        )
+        self._open.move_to_end(process)
+        self.wants_top = True
+        if len(self._open) > _PROCESSES_KEPT:
+            self._open.popitem(last=False)
+
+    def _frame(self, process: str, text: str) -> None:
+        traceback = self._open.get(process)
+        if traceback is not None and not traceback.has_top:
+            traceback.has_top = True
+            if traceback.is_of_logging:
+                # The exception of the record comes first. That it could not be logged does not make it harmless.
+                traceback.harmless = _EMITTING.search(text) is not None
+            traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
+            traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
+            self.wants_top = any(not each.has_top for each in self._open.values())
+
+
+@cache
+def _literals(places: tuple[str, ...]) -> Literals:
+    return Literals(places)
+
+
+def _remember(since: dict[str, int], process: str, number: int) -> None:
+    if len(since) >= _PROCESSES_KEPT:
+        since.clear()
+    since[process] = number
+
+
+def _begins_with_name(text: str) -> bool:
+    # The line of an exception has one word before its colon. Few others do, and the test is cheap.
+    word = text.partition(" ")[0]
+    return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
+
+
+def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Iterator[str]:
+    """Frames and source lines of a process, the latest first, without the latest line of the log.
+
+    `groups`: prefixes of exception groups, if the log contains any.
+    """
+    lines = reversed(recent)
+    next(lines, None)
+    source = writer = ""
+    indented, length = " ", 0  # most lines have the same header as the line below them
+    for raw in lines:
+        if raw.startswith(indented):
+            text = raw[length:]
+        elif _may_be_of(process, raw):
+            writer, text = plain(raw)
+            if not text:
+                continue  # a header whose trailing space was lost; it would match a shorter part of the line above
+            length = len(raw) - len(text)
+            indented = raw[:length] + " "
+        else:
+            continue
+        if groups and text.startswith(groups):
+            text = _GROUPED.sub("", text, count=1)
+        if writer != process or not text.strip(" ^~"):
+            continue
+        if text.startswith(('  File "', "    ")):
+            if source:
+                return
+            yield text
+        elif text.startswith('File "'):
+            # The indentation of a copied log was lost. Only a frame of code without a file has no source line.
+            if source:
+                yield f"    {source}"
+            elif not text.startswith('File "<'):
+                return
+            yield f"  {text}"
+            source = ""
+        elif source:
+            return
+        else:
+            source = text
+
+
+def _may_be_of(process: str, raw: str) -> bool:
+    """Whether the process may have written a line: a cheap test that excludes most lines of others."""
+    if process:
+        return f"({process} " in raw
+    return raw[:1] != "(" or not 0 < raw.find(" pid=", 1) < raw.find(") ", 1, 130)

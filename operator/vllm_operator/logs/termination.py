@@ -1,0 +1,115 @@
+"""Find out why a container ended, from its status and its log.
+
+If the log explains the crash, it is more precise than the status, with one exception: when the kernel kills processes of a container for
+its memory use, the log shows the ends of other processes, which look like crashes.
+"""
+
+from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.templates import fill_in
+from vllm_operator.logs.crash.evidence import TERMINATED, UNKNOWN
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import Crash
+from vllm_operator.text.redaction import present
+
+_OOM = "OomKilledNoLog"
+_BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
+_NATIVE = "NativeCodeCrash"
+_IN_COMPILED_CODE = (6, 8, 11)
+"""Signals for errors in native code without a signature."""
+_SIGNALS = {
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    15: "terminated",
+}
+_LINE_LIMIT = 400
+SAYS_NOTHING = "and its log does not say why"
+"""End of the cause text of a crash without an error in the log."""
+
+
+def diagnose_termination(
+    knowledge: StartupKnowledge,
+    *,
+    exit_code: int | None,
+    signal: int | None,
+    reason: str | None,
+    message: str | None,
+    log_crash: Crash | None,
+    stage: str = "",
+    unread: str = "",
+) -> Crash | None:
+    """Return why a container ended, or None if it ended without an error.
+
+    Args:
+        knowledge: The signatures.
+        exit_code: Exit code of the main process, or 128 plus the number of the signal that ended it.
+        signal: Signal in the status of the container.
+        reason: Reason in the status of the container, such as OOMKilled, Error, Completed, StartError.
+        message: Termination message: the last lines of the log, or the error of the container runtime.
+        log_crash: Crash found in the log (`StartupParser.final_state.crash`).
+        stage: Stage of the start according to the log; empty if unknown.
+        unread: Clause with the reason why the log could not be read; empty if it was read.
+    """
+    by_id = {signature.id: signature for signature in knowledge.signatures}
+    number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
+    said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
+    if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
+        return _from(by_id[_OOM], said, (("stage", stage),))
+    if log_crash is not None and _is_specific(log_crash, by_id):
+        return log_crash
+    from_message = _from_message(knowledge, message)
+    if from_message is not None and (_is_specific(from_message, by_id) or log_crash is None):
+        return from_message
+    named = by_id.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
+    if named is not None:
+        return _from(named, said)
+    if log_crash is not None:
+        return log_crash
+    if (exit_code in (0, None) and number is None) or number == 15:
+        return None
+    if number in _IN_COMPILED_CODE:
+        return _from(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
+    return _unexplained(said, number, message, unread or SAYS_NOTHING)
+
+
+def _is_specific(crash: Crash, by_id: dict[str, Signature]) -> bool:
+    signature = by_id.get(crash.signature)
+    return signature is not None and not signature.is_echo
+
+
+def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | None:
+    if not message:
+        return None
+    parser = StartupParser(knowledge)
+    parser.feed(message)
+    parser.end()
+    return parser.final_state.crash
+
+
+def _from(signature: Signature, line: str, captures: tuple[tuple[str, str], ...] = ()) -> Crash:
+    return Crash(
+        signature=signature.id,
+        cause=fill_in(signature.cause, captures),
+        remedy=fill_in(signature.remedy, captures),
+        reference=signature.reference,
+        line=line,
+        retryable=signature.retryable,
+        auto_safe=signature.auto_safe,
+    )
+
+
+def _unexplained(said: str, number: int | None, message: str | None, about_log: str) -> Crash:
+    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
+    text = present(message.strip().rpartition("\n")[2], _LINE_LIMIT) if message and message.strip() else ""
+    return Crash(
+        signature=UNKNOWN,
+        cause=f"The engine {how} ({said}), {about_log}.",
+        remedy="Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node.",
+        reference=None,
+        line=text or said,
+        excerpt=text,
+    )

@@ -1,1 +1,0 @@
-"""Facts about the model, each with its source."""

@@ -1,0 +1,271 @@
+"""Cases: engines, for example measured ones, whose memory is estimated from a line of JSON.
+
+A line is untrusted. An unreadable field is unknown; a case without the input of the estimate has the outcome `unknown`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_operator.api.reading import mapping, read_integer, text
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.models import KnownShapes
+from vllm_operator.catalog.versions import Release, parse_release
+from vllm_operator.sizing.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.sizing.flags import read_flags, read_size
+from vllm_operator.sizing.formats import NO_NAME, name_format
+from vllm_operator.sizing.overhead import VARIABLE, read_runner
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.resolve import (
+    SizedModel,
+    allowed,
+    device_of,
+    find_product,
+    resolve_model,
+    smallest_named,
+    stated_mebibytes,
+)
+from vllm_operator.sizing.weights import weigh
+
+# Values in the fields of a case, as written by people and logs: versions, types of the KV cache, lengths, flags in a note. All are
+# untrusted.
+
+OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
+"""Range of versions in which the rules changed. Without a version, the smaller KV cache of both ends counts."""
+MAIN = frozenset({"main", "nightly", "latest", "master", "head"})
+UNTAGGED = (0, 2, 0)
+"""A build of a clone without tags has the version 0.1.dev1."""
+IMAGES = 20
+"""`25.09` is the year and month of an NVIDIA image, not a version of vLLM."""
+COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
+NEARER_COMMITS = 300
+"""About half of the commits between two minor releases of vLLM."""
+FLAG = re.compile(r"(--[a-z][a-z0-9-]{1,60}(?:\.[a-z_]{1,40}){0,2})(?:[= ]([^\s,;-][^\s,;]{0,200}))?")
+RUNNER = re.compile(VARIABLE + r"=([01])")
+
+
+def read_releases(version: str) -> tuple[Release, ...]:
+    """Return the release whose rules apply; two if the version is unknown.
+
+    `0.19.2rc1.dev134` is the main branch, 134 commits after 0.19.2rc0 was tagged there. It counts as the previous release or the next minor
+    one, whichever is nearer. `0.20.1.dev0`, without a candidate, is a build of the previous release.
+    """
+    release = parse_release(version.strip())
+    if release is None or release < UNTAGGED or release[0] >= IMAGES:
+        return (NEWEST,) if version.strip().lower() in MAIN else (OLDEST_TYPICAL, NEWEST)
+    major, minor, patch = release
+    found = COMMITS.search(version)
+    if found is None or patch == 0:
+        return (release,)
+    return ((major, minor + 1, 0),) if found[1] and int(found[2]) > NEARER_COMMITS else ((major, minor, patch - 1),)
+
+
+def read_cache_type(written: str) -> str:
+    """Return the `--kv-cache-dtype`; `auto` if none is given."""
+    name = written.strip().lower()[:40]
+    return "auto" if name in NO_NAME or name == "none" else name
+
+
+def read_tokens(written: Any) -> int | None:
+    """Return a number of tokens in vLLM's notation, such as `32k`; None for other values."""
+    return read_size(written.strip()) if isinstance(written, str) else None
+
+
+def read_note(note: str) -> Options:
+    """Return the flags and variables of vLLM in a note, without unreadable ones."""
+    written = {name: value or None for name, value in FLAG.findall(note)}
+    flags = read_flags(written) or Options()
+    runner = RUNNER.search(note)
+    return replace(flags, runner_v2=read_runner({VARIABLE: runner[1]}) if runner else None)
+
+
+GIB = 1 << 30
+MOST_GPUS = 4096
+SIZE_LIMIT = 1 << 40
+DRAFT_TOKENS = 1
+PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
+"""Layers of each pipeline stage, in the note of a case."""
+HOSTED = ("on the host", "host memory", "offload")
+"""Words in a format or note that mean that a part is in host memory."""
+BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
+"""A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine.
+
+    Attributes:
+        releases: The version; several if it is unknown.
+        hosted: Whether an unknown part of the weights or the KV cache is in host memory.
+
+    The measurements (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) are never read, because they are
+    the result.
+    """
+
+    name: str
+    model: str
+    label: str
+    releases: tuple[Release, ...]
+    parallel: ParallelShape
+    device_name: str
+    memory_gib: float | None
+    options: Options
+    config: Mapping[str, Any] | None = None
+    hosted: bool = False
+
+
+def read_case(line: Mapping[str, Any]) -> Case:
+    """Read a case. Unreadable fields keep their defaults."""
+    label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
+    note = text(line, "note")[:500]
+    flags = read_note(note)
+    sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
+    digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
+    block = "dflash" in spec
+    speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
+    length = line.get("max_model_len")
+    checkpoint = read_integer(line.get("checkpoint_bytes"))
+    partition = PARTITION.search(note)
+    options = Options(
+        utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
+        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_tokens(length) or flags.max_length,
+        sequences=_size(line.get("max_num_seqs")) or flags.sequences,
+        batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
+        cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
+        eager=line.get("enforce_eager") is True or flags.eager,
+        offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
+        speculative=speculative,
+        own_draft_layers="mtp" in spec or "nextn" in spec,
+        eagle="eagle" in spec,
+        separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
+        context_parallel=_size(line.get("dcp")) or 1,
+        block=_size(line.get("block_size")) or flags.block,
+        checkpoint_bytes=checkpoint or None,
+        fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
+        vision=flags.vision,
+        profiled_encoder=flags.profiled_encoder,
+        prefix_caching=flags.prefix_caching,
+        cache_bytes=flags.cache_bytes,
+        adapters=flags.adapters,
+        adapter_rank=flags.adapter_rank,
+        runner_v2=flags.runner_v2,
+        partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
+    )
+    return Case(
+        name=_name(line.get("id")),
+        model=text(line, "model")[:200],
+        label=label,
+        releases=read_releases(text(line, "vllm_version")),
+        parallel=ParallelShape(sizes[0], sizes[1], sizes[2], line.get("ep") is True),
+        device_name=text(line, "gpu")[:200],
+        memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
+        options=options,
+        config=mapping(line.get("config")) or None,
+        hosted=any(word in f"{label} {note}".lower() for word in HOSTED) and not options.offload_gib,
+    )
+
+
+def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
+    """Estimate a case."""
+    model = resolve_model(case.model, shapes, config=case.config, checkpoint_bytes=case.options.checkpoint_bytes, label=case.label)
+    if model is not None and model.label and not model.form.quantized and name_format(model.label, model.shape) is None:
+        return Estimate(Prediction.UNKNOWN, f"The format {model.label} is unknown. Give the model's config.json.")
+    if model is None:
+        return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
+    if case.hosted:
+        return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
+    refused = allowed(model.shape, model.form, case.parallel, case.options.context_parallel)
+    if refused is not None:
+        return Estimate(Prediction.REFUSED, refused)
+    device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))
+    made = [predict_model(model, case.parallel, device, options, facts, release) for release in case.releases]
+    fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
+    if fullest.prediction is Prediction.STARTED:
+        return check_length(fullest, model, options)
+    if fullest.prediction is Prediction.REFUSED and case.options.max_length is None and fullest.longest:
+        limit = f"{fullest.limit} The case does not state its length: up to {fullest.longest} tokens fit."
+        return replace(fullest, prediction=Prediction.TIGHT, limit=limit)
+    return fullest
+
+
+def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
+    """Return the estimate, changed to `tight` if the engine starts but the context is longer than the model's."""
+    own, asked = model.shape.max_length, options.max_length
+    if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
+        return made
+    limit = f"vLLM refuses a context of {asked} tokens, since config.json has {own}, unless --hf-overrides scales it."
+    return replace(made, prediction=Prediction.TIGHT, limit=limit)
+
+
+def predict_model(
+    model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
+) -> Estimate:
+    """Estimate an engine of a resolved model. Use measured weights if the format of its modules is unknown."""
+    if options.checkpoint_bytes != model.checkpoint_bytes:
+        options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
+    if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
+        one = weigh(model.shape, model.form, ParallelShape(), facts, release)
+        own = weigh(model.shape, model.form, parallel, facts, release)
+        measured = model.measured_weights(parallel, one / own if own > 0 else 0.0)
+        options = replace(options, weights_gib=measured)
+    return estimate(model.shape, model.form, device, parallel, options, facts, release)
+
+
+def as_line(name: str, made: Estimate) -> dict[str, Any]:
+    """Return the prediction as a line of JSON. Unknown figures are null."""
+    return {
+        "id": name,
+        "weightsGiB": _rounded(made.weights, 3),
+        "kvCacheGiB": _rounded(made.kv_cache, 3),
+        "kvCacheTokens": made.tokens,
+        "maxConcurrency": _rounded(made.concurrency, 2),
+        "outcome": made.prediction.value,
+        "limit": made.limit,
+    }
+
+
+def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
+    product = smallest_named(case.device_name, gpus)
+    named = (known for word, known in facts.usable_memory.unified_names.items() if word in case.device_name.lower())
+    architecture = product.architecture if product else next(named, None)
+    if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
+        product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
+    if case.memory_gib is None:
+        return device_of(product, architecture, stated_mebibytes(case.device_name, product), gpus, facts)
+    family = gpus.architectures.get(architecture or "")
+    return Device(case.memory_gib, architecture, case.device_name, unified=family is not None and family.unified_memory)
+
+
+def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
+    """Return the GPU memory of each pipeline stage if a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
+    names = case.device_name.split("+")
+    if len(names) < 2 or len(names) != case.parallel.pipeline:
+        return ()
+    found = [find_product(name.strip(), gpus) for name in names]
+    memory = [device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
+    stated = [each if each is not None else case.memory_gib for each in memory]
+    known = [each for each in stated if each is not None]
+    return tuple(known) if len(known) == len(names) else ()
+
+
+def _name(value: Any) -> str:
+    number = None if isinstance(value, str | bool) else read_integer(value)
+    return str(number) if number is not None else text(value)[:200]
+
+
+def _size(value: Any) -> int | None:
+    size = read_integer(value)
+    return size if size is not None and 0 < size < SIZE_LIMIT else None
+
+
+def _number(value: Any, limit: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
+        return None
+    return float(value)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

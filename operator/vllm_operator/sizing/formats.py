@@ -1,0 +1,588 @@
+"""Bytes of the weights of each module, from rules for module paths.
+
+The modules that a checkpoint leaves in 16 bits are the largest source of error, so the lists of config.json are read. Their patterns are
+untrusted: they are parsed as globs, never run as regular expressions.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from vllm_operator.api.reading import mapping, read_integer
+from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
+from vllm_operator.sizing.tensors import ALIASES, TensorSizes, find_family
+
+PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
+RULES_LIMIT = 256
+"""Maximum number of paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
+SCALE_BYTES = 2
+"""Bytes of a scale or a zero point of a group of weights."""
+FP8_BYTES, NVFP4_BYTES, MXFP4_BYTES, MXFP8_BYTES = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32, 1 + 1 / 32
+BLOCK_BYTES = 1 + 4 / (128 * 128)
+NF4_BYTES = 0.5 + 4 / 64
+"""4 bits, and 32 bits for each 64 weights, also with double quantization (model_loader/bitsandbytes_loader.py, 0.20.0)."""
+FEW_EXPERTS = 8
+MOST_EXPRESSIONS, MOST_GROUPS, MOST_CHOICES = 512, 4, 64
+"""Limits for untrusted expressions: regular expressions of a list, groups of alternatives in one, and resulting globs."""
+MARKS = ("lm_head", "embed_tokens", "vision_tower")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A size for modules whose path inside a layer matches; `layers` is None for all layers."""
+
+    pattern: str
+    layers: frozenset[int] | None
+    size: float | None
+    """Bytes per element; None for the size of the model's type."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSize:
+    """Bytes per element of a family of modules in some layers, from the tensors of the checkpoint."""
+
+    family: str
+    layers: frozenset[int]
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Bytes per element of each module.
+
+    Attributes:
+        name: Display name of the format, such as NVFP4.
+        size: Bytes per element of quantized linear modules.
+        rules: Modules with another size. The first match counts.
+        experts_only: Whether only the routed experts are quantized.
+        assumed: Whether the set of quantized modules is an assumption, because config.json was not read.
+        blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
+        group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
+        narrow_cache: Whether the checkpoint requests a KV cache in FP8.
+        wide_drafts: Whether layers for multi-token prediction are not quantized.
+        measured: Sizes of the checkpoint's tensors, by family. They take precedence.
+        outside: The same for modules outside of layers, in bytes of the whole module.
+        draft_size: The same for layers for multi-token prediction, in bytes per element; None if unknown.
+    """
+
+    name: str
+    size: float
+    rules: tuple[Rule, ...] = ()
+    experts_only: bool = False
+    assumed: bool = False
+    blocks: int = 0
+    group: int = 0
+    narrow_cache: bool = False
+    wide_drafts: bool = False
+    measured: tuple[MeasuredSize, ...] = ()
+    outside: tuple[tuple[str, int], ...] = ()
+    draft_size: float | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether some weights have less than 16 bits."""
+        if self.measured:
+            return any(each.size < 2 - 1 / 16 for each in self.measured)
+        return self.size < 2 or any(rule.size is not None and rule.size < 2 for rule in self.rules)
+
+    def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
+        """Return `bytes_of` for a module of the layers for multi-token prediction."""
+        if self.draft_size is not None:
+            return module.total * self.draft_size
+        return module.total * wide if self.wide_drafts else self.bytes_of(module, wide)
+
+    def bytes_of(self, module: Module, wide: int = 2) -> float:
+        """Return the bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
+        if self.outside and (known := dict(self.outside).get(module.name)) is not None:
+            return known
+        if not module.linear:
+            return module.total * wide
+        usual = self.size if not self.experts_only or module.shard is Shard.EXPERTS else float(wide)
+        if not module.in_layers:
+            return module.total * (wide if module.name in MARKS else usual)
+        if not self.rules and not self.measured:
+            return module.total * usual
+        remaining, total = set(module.layers), 0.0
+        family = find_family(module.name, is_expert=module.shard is Shard.EXPERTS) if self.measured else ""
+        for each in self.measured:
+            if remaining and each.family == family:
+                hit = remaining & each.layers
+                total += len(hit) * module.elements * each.size
+                remaining = remaining - hit
+        for rule in self.rules:
+            if remaining and _matches(module.name, rule.pattern):
+                hit = remaining if rule.layers is None else remaining & rule.layers
+                total += len(hit) * module.elements * (wide if rule.size is None else rule.size)
+                remaining = remaining - hit
+        return total + len(remaining) * module.elements * usual
+
+
+def grouped_bytes(bits: int, group: int) -> float:
+    """Return the bytes of a weight whose group has a common scale."""
+    return bits / 8 + (SCALE_BYTES / group if group > 0 else 0)
+
+
+def read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
+    """Return rules for the modules of a list, such as `model.layers.3.self_attn*` or `re:.*shared_experts.*`."""
+    layers: dict[str, set[int] | None] = {}
+    named: dict[str, set[str]] = {}
+    expressions = 0
+    for name in names:
+        expressions += name.startswith("re:") and "(" in name
+        if expressions > MOST_EXPRESSIONS:
+            break
+        for pattern in _globs(name[:PATTERN_LENGTH]):
+            own, path = _split(pattern)
+            if expert := _EXPERT.search(path):  # all experts are one module here
+                path = path[: expert.start(1)]
+                named.setdefault(path, set()).add(expert[1])
+            if len(layers) >= RULES_LIMIT and path not in layers:
+                continue
+            if own is None:
+                layers[path] = None
+            elif (known := layers.setdefault(path, set())) is not None:
+                known.add(own)
+    few = {path for path, experts in named.items() if len(experts) < FEW_EXPERTS}
+    return tuple(Rule(path, None if own is None else frozenset(own), size) for path, own in layers.items() if path not in few)
+
+
+_EXPERT = re.compile(r"\bexperts(\.[0-9]{1,5})(?:\.|$)")
+_CHOICES = re.compile(r"\((?:\?:)?([^()|]{1,60}(?:\|[^()|]{1,60}){0,63})\)")
+_REPEATED = re.compile(r"(?:\\d|\\w|\[0-9\]|\[\^\.\]|\.)[+*]")
+
+
+def _globs(name: str) -> list[str]:
+    """Return the globs for a name or a regular expression; none for an expression with conditions."""
+    if not name.startswith("re:"):
+        return [name]
+    if "(?!" in name or "(?<" in name or "(?=" in name:
+        return []
+    found = [_REPEATED.sub("*", name[3:].replace("\\.", ".\0")).replace(".\0", ".").strip("^$")]
+    for _ in range(MOST_GROUPS):
+        choices = _CHOICES.search(found[0])
+        if choices is None:
+            break
+        found = [each.replace(choices[0], choice, 1) for each in found for choice in choices[1].split("|")][:MOST_CHOICES]
+    return found
+
+
+_LAYER = re.compile(r"(?:^|[.*])layers\.(\d{1,5}|\*)(?:\.|(?=\*)|$)")
+
+
+def _split(pattern: str) -> tuple[int | None, str]:
+    """Split `model.layers.3.self_attn*` into the layer and the path inside a layer."""
+    found = _LAYER.search(pattern)
+    if found is None:
+        return None, pattern.rpartition("model.")[2] or "*"
+    path = pattern[found.end() :].lstrip(".") or "*"
+    return (None if found[1] == "*" else int(found[1])), path
+
+
+_PROJECTIONS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "w1", "w2", "w3", "weight", "weight_scale"})
+
+
+_PARTS = ALIASES | {"in_proj_qkv": "in_proj_qkvz"}
+_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
+
+@lru_cache(maxsize=4096)
+def _matches(name: str, pattern: str) -> bool:
+    parts = [_PARTS.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
+    parts = [part for part in parts if part]
+    if not parts:
+        return "*" in pattern
+    own = name.split(".")
+    if len(parts) == 1 and pattern[0] == pattern[-1] == "*" and any(pattern.strip("*") in part for part in own):
+        return True
+    if parts[-1] in _JOINED and own[-1] in _JOINED[parts[-1]]:
+        parts = [*parts[:-1], own[-1]]
+    if parts[-1] in _PROJECTIONS and len(parts) > 1:
+        parts = parts[:-1]
+        if parts[-1] == "mlp":
+            return name.endswith(".down_proj")  # the dense MLP is one module here
+    if pattern.startswith("mlp*") and name.startswith(("mlp.experts", "mlp.gate")):
+        return False  # Gemma 4 calls its dense MLP `mlp`, and its experts `experts`
+    if "shared_experts" in parts:
+        parts = parts[: parts.index("shared_experts") + 1]
+    return _contains(own, parts)
+
+
+def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:
+    """Return whether `parts` are adjacent parts of the path `own`."""
+    return any(list(own[at : at + len(parts)]) == list(parts) for at in range(len(own) - len(parts) + 1))
+
+
+# Bytes of the weights of each module, from `quantization_config` in config.json.
+#
+# Each kind of checkpoint says in its own words which modules have another format: lists of modules that are not quantized, formats by
+# pattern (`dynamic` of GPTQModel, `extra_config` of AutoRound, `layer_quant_config` of Quark), groups with targets (compressed-tensors), or
+# a format for each layer (ModelOpt). Sources: vllm/model_executor/layers/quantization, 0.20.0 and 0.26.0.
+
+EXCLUDE_KEYS = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "unquantized_modules",
+    "llm_int8_skip_modules",
+    "exclude",
+)
+ALGORITHMS = (
+    ("NVFP4", NVFP4_BYTES),
+    ("MXFP8", MXFP8_BYTES),
+    ("MXFP4", MXFP4_BYTES),
+    ("FP8", FP8_BYTES),
+    ("W4A", 0.5 + 2 / 128),
+    ("INT4", 0.5 + 2 / 128),
+    ("W8A8", 1.0),
+    ("INT8", 1.0),
+)
+"""Formats of NVIDIA ModelOpt by a part of their name. The first match counts."""
+GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
+USUAL_GROUP = 128
+CLASSES = ("Linear", "FusedMoE", "MoE")
+"""Targets of compressed-tensors that mean all layers of a class."""
+
+
+def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
+    """Return the format in a config.json; 16 bits without one."""
+    form = _read_format(config, shape)
+    drafts = any("mtp" in rule.pattern for rule in form.rules if rule.size is None)
+    return replace(form, wide_drafts=drafts, narrow_cache=_has_narrow_cache(config))
+
+
+def _has_narrow_cache(config: Mapping[str, Any]) -> bool:
+    written = mapping(config.get("quantization_config")) or mapping(mapping(config.get("text_config")).get("quantization_config"))
+    places = (mapping(written.get("quantization")), written)
+    scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
+    algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
+    return (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
+
+
+def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
+    nested = mapping(config.get("text_config"))
+    written = (
+        mapping(config.get("quantization_config"))
+        or mapping(nested.get("quantization_config"))
+        or mapping(config.get("compression_config"))
+    )
+    if not written:
+        return WeightFormat("BF16", float(shape.element_bytes))
+    method = str(written.get("quant_method", ""))[:40].lower()
+    rules = _rules_of(written)
+    algorithm = str(written.get("quant_algo") or mapping(written.get("quantization")).get("quant_algo") or "").upper()[:40]
+    if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
+        return WeightFormat("MXFP4", BLOCK_BYTES, (*rules, Rule("mlp.experts", None, MXFP4_BYTES)))
+    if method in GROUPED_METHODS:
+        return _grouped(written, method, rules, shape)
+    if method == "compressed-tensors":
+        return _compressed(written, rules)
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        return WeightFormat("MXFP4", MXFP4_BYTES, rules, experts_only=True)
+    if method in ("bitsandbytes", "bnb"):
+        small = written.get("load_in_4bit") or written.get("_load_in_4bit")
+        return WeightFormat("INT4", NF4_BYTES, rules) if small else WeightFormat("INT8", 1.0, rules)
+    if method == "quark":
+        return _quark(written, rules, shape)
+    if method == "experts_int8":
+        return WeightFormat("INT8", 1.0, rules, experts_only=True)
+    if "quantized_layers" in written or algorithm == "MIXED_PRECISION":
+        return _mixed(written, rules)
+    if "MXFP8" in algorithm or method == "mxfp8":
+        return WeightFormat("MXFP8", MXFP8_BYTES, rules)
+    if "FP4" in algorithm or (method == "modelopt_fp4" and not algorithm):
+        return WeightFormat("NVFP4", NVFP4_BYTES, rules)
+    if "FP8" in algorithm or method in ("fp8", "fbgemm_fp8", "ptpc_fp8") or (method == "modelopt" and not algorithm):
+        block = written.get("weight_block_size")
+        blocks = read_integer(block[0]) if isinstance(block, list) and block else None
+        return WeightFormat("FP8Block" if blocks else "FP8", BLOCK_BYTES if blocks else FP8_BYTES, rules, blocks=blocks or 0)
+    size = _algorithm_bytes(algorithm)
+    if size is not None:
+        return WeightFormat("INT8" if size == 1 else "INT4", size, rules, group=0 if size == 1 else USUAL_GROUP)
+    return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), rules, assumed=True)
+
+
+def _grouped(written: Mapping[str, Any], method: str, rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
+    """Return the format of AWQ, GPTQ or AutoRound: integers with a common scale, and other formats by pattern."""
+    bits, group = _bits(written, 4), read_integer(written.get("group_size")) or USUAL_GROUP
+    zeros = bits / 8 / group if group > 0 and method.startswith(("awq", "auto_awq")) else 0.0
+    named: dict[float | None, list[str]] = {}
+    for pattern, how in islice(mapping(written.get("dynamic")).items(), PATTERN_LIMIT):
+        # Regular expressions. A minus means that the modules are not quantized.
+        size = None if pattern.startswith("-:") else _element_bytes(mapping(how), bits, group)
+        named.setdefault(size, []).append("re:" + pattern.removeprefix("-:").removeprefix("+:"))
+    for pattern, how in islice(mapping(written.get("extra_config")).items(), PATTERN_LIMIT):
+        named.setdefault(_element_bytes(mapping(how), bits, group), []).append("re:" + pattern if "*" in pattern else pattern)
+    own = [rule for size, patterns in named.items() for rule in read_rules(patterns, size)]
+    size = grouped_bytes(bits, group) + zeros
+    outside = (("lm_head", round(shape.vocabulary * shape.hidden * size)),) if written.get("lm_head") is True else ()
+    return WeightFormat(f"INT{bits}", size, (*own, *rules), group=max(group, 0), outside=outside)
+
+
+def _element_bytes(how: Mapping[str, Any], bits: int, group: int) -> float | None:
+    """Return the bytes of a weight with these settings; None for 16 bits."""
+    own = _bits(how, bits, most=16)
+    written = read_integer(how.get("group_size"))
+    return None if own >= 16 else grouped_bytes(own, written if written is not None else group)
+
+
+def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
+    """Return the format of compressed-tensors: groups of layers with formats. A group for a whole class has the lowest precedence."""
+    groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
+    usual = [group for group in groups if any(target in CLASSES for target in _targets(group))]
+    form = _compressed_group(usual[0] if usual else (groups[0] if groups else {}), written)
+    own = [
+        rule
+        for group in groups
+        if group not in usual
+        for rule in read_rules([target for target in _targets(group) if target not in CLASSES], _compressed_group(group, written).size)
+    ]
+    if groups and not usual and own:  # only named modules are quantized
+        return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=(*rules, *own))
+    return replace(form, rules=(*rules, *own))
+
+
+def _targets(group: Mapping[str, Any]) -> list[str]:
+    listed = group.get("targets")
+    return [target for target in listed[:PATTERN_LIMIT] if isinstance(target, str)] if isinstance(listed, list) else ["Linear"]
+
+
+def _compressed_group(group: Mapping[str, Any], written: Mapping[str, Any]) -> WeightFormat:
+    weights = mapping(group.get("weights"))
+    bits, size = read_integer(weights.get("num_bits")) or 4, read_integer(weights.get("group_size")) or 0
+    name = str(group.get("format") or written.get("format", ""))[:60]
+    is_float = weights.get("type") == "float"
+    if not 2 <= bits <= 8:
+        return WeightFormat(f"INT{bits}", 2.0, assumed=True)
+    if bits == 4 and ("nvfp4" in name or (is_float and size == 16)):
+        return WeightFormat("NVFP4", NVFP4_BYTES)
+    if bits == 4 and ("mxfp4" in name or is_float):
+        return WeightFormat("MXFP4", MXFP4_BYTES)
+    if bits == 8:
+        if is_float and size == 32:
+            return WeightFormat("MXFP8", MXFP8_BYTES)
+        block = weights.get("strategy") == "block"
+        kind = "FP8" if is_float else "INT8"
+        scales = 0.0 if block or size <= 0 else 2 / size
+        return WeightFormat(f"{kind}Block" if block else kind, (BLOCK_BYTES if block else 1.0) + scales, blocks=128 if block else 0)
+    return WeightFormat(f"INT{bits}", grouped_bytes(bits, size or USUAL_GROUP), group=max(size, 0))
+
+
+def _quark(written: Mapping[str, Any], rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
+    """Return the format of AMD Quark: one format for all, and others by pattern."""
+    usual = _quark_bytes(mapping(written.get("global_quant_config")))
+    named: dict[float | None, list[str]] = {}
+    for pattern, how in islice(mapping(written.get("layer_quant_config")).items(), PATTERN_LIMIT):
+        named.setdefault(_quark_bytes(mapping(how)), []).append(pattern)
+    own = [rule for size, patterns in named.items() for rule in read_rules(patterns, size)]
+    size = usual if usual is not None else float(shape.element_bytes)
+    name = {MXFP4_BYTES: "MXFP4", FP8_BYTES: "FP8"}.get(size, "QUARK")
+    return WeightFormat(name, size, (*rules, *own), assumed=usual is None)
+
+
+def _quark_bytes(how: Mapping[str, Any]) -> float | None:
+    """Return the bytes of a weight; None for 16 bits. Formats with two steps are lists, whose first entry has the values."""
+    weight = how.get("weight")
+    weight = mapping(weight[0] if isinstance(weight, list) and weight else weight)
+    kind = str(weight.get("dtype") or "")[:20].lower()
+    group = read_integer(weight.get("group_size")) or 0
+    if kind == "fp4":
+        return MXFP4_BYTES if group != 16 else NVFP4_BYTES
+    if kind.startswith("fp6"):
+        return 0.75 + 1 / 32
+    if kind.startswith(("fp8", "int8", "uint8")):
+        return FP8_BYTES
+    return grouped_bytes(4, group or USUAL_GROUP) if kind in ("int4", "uint4") else None
+
+
+def _mixed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
+    """Return the format of NVIDIA ModelOpt's mixed precision: each quantized layer is named with its format, others have 16 bits."""
+    layers = mapping(written.get("quantized_layers")) or mapping(mapping(written.get("quantization")).get("quantized_layers"))
+    if layers:
+        named: dict[float, list[str]] = {}
+        for name, how in islice(layers.items(), PATTERN_LIMIT):
+            size = _algorithm_bytes(str(mapping(how).get("quant_algo", "")).upper()[:20])
+            if size is not None and isinstance(name, str):
+                named.setdefault(size, []).append(name)
+        own = [rule for size, names in named.items() for rule in read_rules(names, size)]
+        return WeightFormat("mixed", 2.0, (*rules, *own))
+    usual = (Rule("self_attn*", None, FP8_BYTES), Rule("linear_attn*", None, FP8_BYTES), Rule("mixer.in_proj", None, FP8_BYTES))
+    return WeightFormat("mixed", NVFP4_BYTES, (*rules, *usual), assumed=True)
+
+
+def _algorithm_bytes(algorithm: str) -> float | None:
+    return next((size for name, size in ALGORITHMS if name in algorithm), None)
+
+
+def _bits(written: Mapping[str, Any], default: int, most: int = 8) -> int:
+    bits = read_integer(written.get("bits") or written.get("w_bit"))
+    return bits if bits is not None and 2 <= bits <= most else default
+
+
+def _rules_of(written: Mapping[str, Any]) -> tuple[Rule, ...]:
+    listed: Iterable[Any] = ()
+    for key in EXCLUDE_KEYS:
+        found = written.get(key) or mapping(written.get("quantization")).get(key)
+        if isinstance(found, list):
+            listed = found[:PATTERN_LIMIT]
+            break
+    return read_rules([name for name in listed if isinstance(name, str)], None)
+
+
+# Bytes of the weights of each module, from the name of a format: as people and logs write it, or in the name of a model.
+
+NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/a", "-", "?"})
+"""Values for a format that is not given. The format of the checkpoint applies."""
+GGUF_BITS = {
+    "q2_k": 3.16,
+    "iq2_m": 2.93,
+    "iq3_m": 3.76,
+    "q3_k_s": 3.64,
+    "q3_k_m": 4.0,
+    "q3_k": 4.0,
+    "q3_k_l": 4.3,
+    "iq4_xs": 4.46,
+    "iq4_nl": 4.68,
+    "q4_0": 4.64,
+    "q4_k_s": 4.67,
+    "q4_k_m": 4.89,
+    "q4_k": 4.89,
+    "q5_k_s": 5.57,
+    "q5_k_m": 5.7,
+    "q5_k": 5.7,
+    "q6_k": 6.56,
+    "q8_0": 8.5,
+}
+"""Bits of a weight by type, of all tensors with the embedding (ggml-org/llama.cpp tools/quantize/README.md, Llama 3.1 8B)."""
+GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
+
+IN_NAME = re.compile(
+    r"(?<![a-z0-9])(awq|gptq|int[48]|[48]bit|bnb|autoround|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|i?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?)(?![a-z0-9])"
+)
+BLOCKED = ("qwen/", "deepseek-ai/", "minimaxai/")
+"""Organisations whose checkpoints in FP8 have blocks with a common scale."""
+
+
+def find_format(name: str, known: str) -> str:
+    """Return the format in the name of a checkpoint (`awq` of `Qwen3-8B-AWQ`); empty without one besides the known model's."""
+    found = [each for each in dict.fromkeys(IN_NAME.findall(name.lower()[:200])) if each not in known.lower()]
+    return "fp8_block" if found == ["fp8"] and name.lower().startswith(BLOCKED) else " ".join(found)
+
+
+def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
+    """Return the format for a name, such as `fp8_block` or `int4 (experts, group 32)`; None if it is empty or unknown.
+
+    The set of quantized modules is the usual one for the format and the kind of model. Layers for multi-token prediction are usually left
+    out where weights have 4 bits.
+    """
+    form = _name_format(label, shape)
+    return replace(form, wide_drafts=True) if form is not None and form.name in ("NVFP4", "INT4") else form
+
+
+def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
+    text = label.lower().strip()[:200]
+    words = frozenset(re.findall(r"[a-z0-9]+", text))
+    moe = shape.experts > 0
+    packed = GGUF_TYPE.search(text)
+    if packed:
+        size = GGUF_BITS.get(packed[0])
+        return None if size is None else _gguf(shape, packed[0], size / 8)
+    experts = moe and "experts" in words
+    if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
+        return WeightFormat("BF16", float(shape.element_bytes))
+    if "fbgemm" in words:
+        ends = frozenset({0, shape.layers - 1})
+        return WeightFormat("FP8", FP8_BYTES, (Rule("self_attn*", None, None), Rule("*", ends, None)))
+    if "native" in words and "fp4" in words:
+        return WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
+    if "nvfp4" in words or "fp4" in words:
+        return _usual_nvfp4(shape, moe, "mixed" in words)
+    if "mxfp4" in words:
+        return WeightFormat("MXFP4", MXFP4_BYTES, experts_only=moe)
+    if "mxfp8" in words:
+        return WeightFormat("MXFP8", MXFP8_BYTES)
+    if "fp8" in words and "block" in text:
+        return WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
+    if words & {"fp8", "float8"}:
+        return WeightFormat("FP8", FP8_BYTES, experts_only=experts)
+    if "modelopt" in words:  # vLLM's name for NVIDIA's checkpoints in FP8
+        return WeightFormat("FP8", FP8_BYTES)
+    if words & {"int8", "w8a8", "8bit", "w8a16"} or "8-bit" in text:
+        return WeightFormat("INT8", 1.0, experts_only=experts)
+    if words & {"bitsandbytes", "bnb", "nf4"}:
+        return WeightFormat("INT4", NF4_BYTES)
+    if words & {"awq", "gptq", "int4", "w4a16", "w4a8", "4bit", "autoround"} or "4-bit" in text or "auto-round" in text:
+        stated = re.search(r"group (?:size )?([0-9]{1,4})", text)
+        group = int(stated[1]) if stated and int(stated[1]) > 0 else 128
+        zeros = 0.5 / group if "awq" in words else 0.0
+        plain = bool(words & {"awq", "gptq"}) and not experts
+        return WeightFormat("INT4", grouped_bytes(4, group) + zeros, experts_only=experts, assumed=not plain, group=group)
+    return None
+
+
+def _gguf(shape: ModelShape, name: str, size: float) -> WeightFormat:
+    """Return a GGUF format: nearly all tensors are quantized, including the embedding, to several types."""
+    outside = tuple((each.name, round(each.total * size)) for each in shape.modules if each.shard is Shard.VOCABULARY)
+    return WeightFormat(name.upper(), size, outside=outside)
+
+
+def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
+    """Return NVIDIA's usual format: experts in 4 bits, the rest in 16; attention in FP8 with mixed precision and for dense hybrids.
+
+    With attention in FP8 the KV cache has FP8 too, ModelOpt's default (hf_ptq.py --kv_cache_qformat).
+    """
+    hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
+    if moe and not mixed:
+        return WeightFormat("NVFP4", NVFP4_BYTES, experts_only=True, assumed=True)
+    if mixed or hybrid:
+        rules = [Rule(f"{name}*", None, FP8_BYTES) for name in ("linear_attn", "mixer.in_proj", "mixer.out_proj", "mixer.shared_experts")]
+        attention = Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None)
+        rules = [*rules, attention, Rule("mixer.latent_proj", None, None)]
+        return WeightFormat("NVFP4", NVFP4_BYTES, tuple(rules), assumed=True, narrow_cache=True)
+    return WeightFormat("NVFP4", NVFP4_BYTES, assumed=True)
+
+
+# The format of weights from the tensors of a checkpoint: bytes of the modules of each layer.
+
+LEAST, MOST = 0.25, 4.5
+"""Bounds for the bytes of an element. Values outside mean that the names were not understood."""
+DIGITS = 4
+
+
+def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) -> WeightFormat | None:
+    """Return the format with the measured bytes of the tensors; None if the tensor names do not match the model.
+
+    Args:
+        form: The format that config.json states.
+        shape: The model.
+        sizes: All tensors of the checkpoint.
+    """
+    expected = _elements(shape.modules)
+    found = {(family, layer): size for family, layer, size in sizes.layers}
+    measured: dict[tuple[str, float], set[int]] = {}
+    for (family, layer), elements in expected.items():
+        size = (found.get((family, layer)) or found.get(("mixer", layer), 0)) / elements
+        if not LEAST <= size <= MOST:
+            return None
+        measured.setdefault((family, round(size, DIGITS)), set()).add(layer)
+    rules = tuple(MeasuredSize(family, frozenset(own), size) for (family, size), own in measured.items())
+    outside = [(name, size) for name, size in sizes.ends if any(module.name == name for module in shape.modules)]
+    outside += [("vision_tower", sizes.encoder)] if sizes.encoder and shape.vision else []
+    drafted = {family for family, _ in _elements(shape.drafts)}
+    own_drafts = sizes.drafts + sum(size for (family, layer), size in found.items() if layer >= shape.layers and family in drafted)
+    elements = sum(module.total for module in shape.drafts)
+    size = own_drafts / elements if elements else 0.0
+    return replace(form, measured=rules, outside=tuple(outside), draft_size=size if LEAST <= size <= MOST else None, assumed=False)
+
+
+def _elements(modules: Iterable[Module]) -> Counter[tuple[str, int]]:
+    counted: Counter[tuple[str, int]] = Counter()
+    for module in modules:
+        if module.in_layers and module.linear and module.elements:
+            for layer in module.layers:
+                counted[find_family(module.name, is_expert=module.shard is Shard.EXPERTS), layer] += module.elements
+    return counted

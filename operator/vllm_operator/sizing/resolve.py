@@ -1,0 +1,301 @@
+"""Models, GPUs and parallel sizes for an estimate.
+
+The shape of a model and the format of its weights come from the first source that has them: config.json and the index of the safetensors,
+then the table of well-known models. Facts without a source are unknown.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from vllm_operator.catalog.gpus import GPUs, Product
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.models import KnownShape, KnownShapes
+from vllm_operator.sizing.estimate import Device
+from vllm_operator.sizing.formats import NO_NAME, WeightFormat, find_format, measure_format, name_format, read_format
+from vllm_operator.sizing.model_shape import ModelShape, read_shape
+from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.tensors import TensorSizes
+
+GIB = 1 << 30
+FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
+"""Sources of a model's sizes."""
+STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
+"""Loaded size in a format label, such as `4-bit (19.78 GiB loaded)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedModel:
+    """Known facts about the memory of a model.
+
+    Attributes:
+        shape: Its sizes.
+        form: The format of its weights.
+        source: Source of the sizes.
+        known: Its entry in the table of well-known models.
+        label: Name of the format, if given.
+        checkpoint_bytes: Size of all tensors; None if unknown.
+    """
+
+    shape: ModelShape
+    form: WeightFormat
+    source: str
+    known: KnownShape | None = None
+    label: str = ""
+    checkpoint_bytes: int | None = None
+
+    def measured_weights(self, parallel: ParallelShape, expected: float) -> float | None:
+        """Return the weights on one GPU in GiB from a start-up log, for a format whose layers are unknown; None without one.
+
+        Args:
+            parallel: The sizes of the engine.
+            expected: The estimate for one GPU without parallelism, divided by that for these sizes.
+        """
+        stated = STATED.search(self.label.lower()[:200])
+        if stated:
+            return float(stated[1])
+        if self.known is None or not self.form.assumed or parallel.pipeline > 1:
+            return None
+        for loaded in self.known.loaded:
+            if loaded.format == self.label and loaded.tensor == parallel.tensor and loaded.expert == parallel.expert:
+                return float(loaded.gib)
+            if loaded.format == self.label and loaded.tensor == 1 and not parallel.expert and expected > 0:
+                return float(loaded.gib) / expected
+        return None
+
+
+def resolve_model(
+    name: str,
+    table: KnownShapes,
+    *,
+    config: Mapping[str, Any] | None = None,
+    checkpoint_bytes: int | None = None,
+    label: str = "",
+    tensors: TensorSizes | None = None,
+) -> SizedModel | None:
+    """Return the known facts about a model; None if its sizes are unknown.
+
+    Args:
+        name: `organisation/name`.
+        table: The table of well-known models.
+        config: Content of its config.json, if it was read.
+        checkpoint_bytes: Size of its tensors, if it was read.
+        label: Name of the format, such as `fp8_block`; empty for the format in config.json.
+        tensors: The tensors of the checkpoint, if they were read. They are ignored if a format is named.
+    """
+    if config is None:
+        return _resolve_known(name, table, checkpoint_bytes, label)
+    model = _resolve(name, table, config, checkpoint_bytes, label)
+    if model is None or tensors is None or label:
+        return model
+    form = measure_format(model.form, model.shape, tensors)
+    return model if form is None else replace(model, form=form)
+
+
+@lru_cache(maxsize=256)
+def _resolve_known(name: str, table: KnownShapes, checkpoint_bytes: int | None, label: str) -> SizedModel | None:
+    return _resolve(name, table, None, checkpoint_bytes, label)
+
+
+def _resolve(
+    name: str, table: KnownShapes, config: Mapping[str, Any] | None, checkpoint_bytes: int | None, label: str
+) -> SizedModel | None:
+    known = table.find(name)
+    shape, source, used = None, FROM_CONFIG, config
+    if config is not None:
+        shape = read_shape(config)
+    if shape is None and known is not None:
+        shape, source, used = read_shape(known.config), FROM_TABLE, known.config
+    if shape is None or used is None:
+        return None
+    own = read_format(used, shape)
+    label = "" if label.strip().lower() in NO_NAME else label
+    if not label and config is None and known is not None and not own.quantized:
+        label = find_format(name, known.name)
+    named = name_format(label, shape) if label else None
+    form = named if named is not None else own
+    if named is not None and own.quantized and own.name == named.name:
+        form = own  # config.json also lists modules that are not quantized
+    if checkpoint_bytes is None and known is not None and known.checkpoint_gib and form.name == own.name and _is_dated(name, known.name):
+        checkpoint_bytes = int(known.checkpoint_gib * GIB)
+    if named is not None and form.name != own.name:
+        checkpoint_bytes = None
+    return SizedModel(shape, form, source, known, label, checkpoint_bytes)
+
+
+def _is_dated(name: str, known: str) -> bool:
+    """Return whether a name is that of an entry, or of a later state of the same checkpoint, such as `-0731`."""
+    return re.fullmatch(r"(-[0-9]{4})?", name[len(known) :]) is not None if name.lower().startswith(known.lower()) else False
+
+
+# GPUs in the estimate: memory that CUDA reports, architecture, unified memory.
+
+MIB_PER_GIB = 1024
+LABEL_LIMIT = 120
+SAME_MEMORY = 0.1
+"""Maximum relative difference at which a stated size counts as the nominal size of the product."""
+SIZE = re.compile(r"(?<![a-z0-9.-])([0-9]{1,4}) ?(?:gb|gib|(?<=[0-9]{2})g)(?![a-z0-9])|-([0-9]{2,3})gb(?![a-z0-9])")
+COUNT = re.compile(r"^\W*[0-9]{1,3}(?: *[x*\u00d7] *| +(?=[a-z]))(?![0-9]+gb)|[ (]+[x*\u00d7] *[0-9]{1,3}\W*$|\([0-9]{1,3} *[x*\u00d7]\)")
+JOINED = re.compile(r"\b(rtx|[0-9]{4})(?=[0-9d])([0-9]{4}|d\b)")
+COMMON = frozenset(
+    (
+        *(
+            "nvidia",
+            "geforce",
+            "tesla",
+            "quadro",
+            "rtx",
+            "blackwell",
+            "grace",
+            "hopper",
+            "superchip",
+            "tensor",
+            "core",
+            "dgx",
+            "hgx",
+            "nvlink",
+        ),
+        *("gpu", "gpus", "edition", "generation", "class", "inferred"),
+        *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"),
+    )
+)
+"""Words that do not distinguish products."""
+
+
+def device_of(product: Product | None, architecture: str | None, memory_mebibytes: int | None, gpus: GPUs, facts: MemoryFacts) -> Device:
+    """Return a GPU of the cluster.
+
+    Args:
+        product: Its entry in the table; None if unknown.
+        architecture: Such as sm_90.
+        memory_mebibytes: Memory from the node label; None for the product's memory.
+        gpus: The table of GPUs.
+        facts: The constants.
+    """
+    known = facts.usable_memory
+    title = product.title if product else ""
+    family = gpus.architectures.get(architecture or "")
+    unified = family is not None and family.unified_memory
+    if unified:
+        stated = known.unified_gib.get(title)
+        return Device(float(stated) if stated is not None else None, architecture, title, unified=True)
+    mebibytes = memory_mebibytes or (product.memory_mebibytes if product else None)
+    if mebibytes is None:
+        return Device(None, architecture, title)
+    reported = mebibytes / MIB_PER_GIB
+    return Device(max(reported - known.reserve_gib - known.reserve_share * reported, 0.0), architecture, title)
+
+
+def find_product(name: str, gpus: GPUs) -> Product | None:
+    """Return the GPU for a name: a label value, a title, or the notation of people and logs, such as `8x H100` or `RTX 5090`."""
+    exact = gpus.product(name)
+    if exact is not None:
+        return exact
+    words, sizes = _words(name)
+    best: tuple[int, int, int, Product] | None = None
+    for product in (*gpus.products_by_name.values(), *gpus.cards) if words else ():
+        for own, own_sizes in (_words(product.title), _words(product.name)):
+            if own and (words <= own or own <= words):
+                score = (len(words & own), len(sizes & own_sizes), -len(own ^ words))
+                if best is None or score > best[:3]:
+                    best = (*score, product)
+    return best[3] if best else None
+
+
+def stated_mebibytes(name: str, product: Product | None) -> int | None:
+    """Return the memory in a name, such as `24 GB class`; None without one, or if it is the product's nominal size."""
+    _, sizes = _words(name)
+    if len(sizes) != 1 or (product is not None and sizes <= _words(product.name)[1]):
+        return None
+    stated = int(next(iter(sizes)).removesuffix("gb")) * MIB_PER_GIB
+    known = product.memory_mebibytes if product is not None else None
+    return None if known is not None and abs(stated - known) < SAME_MEMORY * known else stated
+
+
+def smallest_named(name: str, gpus: GPUs) -> Product | None:
+    """Return the GPU for a name; of several (`RTX 5070 Ti + RTX 5090`) the one with the least memory, None if one is unknown."""
+    found = [find_product(each, gpus) for each in name[:LABEL_LIMIT].split("+")]
+    known = [product for product in found if product is not None]
+    return min(known, key=lambda product: product.memory_mebibytes or 0) if len(known) == len(found) else None
+
+
+@lru_cache(maxsize=512)
+def _words(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words that distinguish products, and the memory sizes."""
+    text = SIZE.sub(lambda found: f" {found[1] or found[2]}gb ", name[:LABEL_LIMIT].lower())
+    text = COUNT.sub(" ", JOINED.sub(r"\1 \2", text))
+    words = frozenset(re.findall(r"[a-z0-9]+", text)) - COMMON
+    sizes = frozenset(word for word in words if re.fullmatch(r"[0-9]+gb", word))
+    return words - sizes, sizes
+
+
+# Parallel sizes that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
+#
+# Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
+# quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
+
+TENSOR_SIZES = (1, 2, 4, 8)
+"""Tensor-parallel sizes to choose from, limited to the GPUs of one node."""
+
+
+def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1) -> str | None:
+    """Return why vLLM refuses the sizes; None if it accepts them. `context` is --decode-context-parallel-size."""
+    tensor = parallel.tensor
+    if parallel.expert and not shape.experts:
+        return "It has no experts to spread. Remove expert parallelism."
+    if shape.heads % tensor:
+        return f"{shape.heads} attention heads cannot be divided by {tensor}."
+    if not shape.latent and max(shape.kv_heads, tensor) % min(shape.kv_heads, tensor):
+        return f"{shape.kv_heads} KV heads cannot be divided by {tensor}."
+    if parallel.pipeline > shape.layers:
+        return f"{shape.layers} layers cannot be spread over {parallel.pipeline} stages."
+    for name, size in shape.heads_by_kind:
+        if size % tensor:
+            return f"{size} {name} cannot be divided by {tensor}."
+    if shape.experts and not parallel.expert:
+        if shape.expert_width % tensor:
+            return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
+        if form.blocks and shape.expert_width // tensor % form.blocks and tensor > 1:
+            return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
+    return (_refused_context(shape, tensor, context) if context > 1 else None) or _refused_width(shape, form, tensor)
+
+
+def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None:
+    most = tensor if shape.latent or shape.compressed else tensor // max(shape.kv_heads, 1)
+    queries = shape.heads // max(shape.kv_heads, 1)
+    if tensor % context:
+        return f"{tensor} tensor-parallel ranks cannot be divided by --decode-context-parallel-size {context}."
+    if context > most:
+        needed = context * shape.kv_heads
+        return f"--decode-context-parallel-size {context} needs {needed} tensor-parallel ranks for {shape.kv_heads} KV heads."
+    if most < tensor and queries % context:
+        return f"{queries} heads for each KV head cannot be divided by --decode-context-parallel-size {context}."
+    return None
+
+
+def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
+    """Return why a dense module cannot be divided; None if all can."""
+    modules = {module.name: module for module in shape.modules}
+    for name, width in shape.widths if tensor > 1 else ():
+        if width % tensor:
+            return f"The width of {name}, {width}, cannot be divided by {tensor}."
+        module, multiple = modules.get(name), form.blocks or form.group
+        quantized = module is not None and form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
+        if quantized and multiple and width // tensor % multiple:
+            return f"The width of {name}, {width}, divided by {tensor} is no multiple of {multiple}, which have a common scale."
+    return None
+
+
+def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
+    """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed."""
+    found = []
+    for tensor in TENSOR_SIZES:
+        if tensor > most:
+            break
+        for parallel in (ParallelShape(tensor), ParallelShape(tensor, expert=True)):
+            if allowed(shape, form, parallel) is None and (not parallel.expert or (shape.experts and tensor > 1)):
+                found.append(parallel)
+                break
+    return found

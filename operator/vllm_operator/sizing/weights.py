@@ -1,0 +1,227 @@
+"""The weights on one GPU: sharded, replicated, padded and omitted modules.
+
+Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fused_moe, mla.py), 0.33.0.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+from math import log
+
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.versions import Release
+from vllm_operator.sizing.formats import WeightFormat
+from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
+from vllm_operator.sizing.parallelism import ParallelShape
+
+GIB = 1 << 30
+MIB = 1 << 20
+INDEX_BYTES = 4
+EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
+ENCODER = "vision_tower"
+MOST_LARGER = 1.25
+"""Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded."""
+VALUE_SHARE = 16 / 17
+"""Fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits."""
+
+
+def weigh(
+    shape: ModelShape,
+    form: WeightFormat,
+    parallel: ParallelShape,
+    facts: MemoryFacts,
+    release: Release,
+    *,
+    architecture: str | None = None,
+    drafts: bool = False,
+    checkpoint: int | None = None,
+    vision: bool = True,
+) -> float:
+    """Return the bytes of the weights on the fullest GPU.
+
+    Args:
+        shape: The model.
+        form: Bytes per element.
+        parallel: The sizes of the engine.
+        facts: The constants.
+        release: The vLLM version.
+        architecture: Architecture of the GPU.
+        drafts: Whether the layers for speculative decoding are loaded.
+        checkpoint: Bytes of all tensors in the checkpoint. It corrects for format details that config.json omits.
+        vision: Whether the encoder for images is loaded.
+    """
+    stages = weigh_stages(
+        shape, form, parallel, facts, release, architecture=architecture, drafts=drafts, checkpoint=checkpoint, vision=vision
+    )
+    return max(stages)
+
+
+def weigh_stages(
+    shape: ModelShape,
+    form: WeightFormat,
+    parallel: ParallelShape,
+    facts: MemoryFacts,
+    release: Release,
+    *,
+    architecture: str | None = None,
+    drafts: bool = False,
+    checkpoint: int | None = None,
+    vision: bool = True,
+    partition: tuple[int, ...] = (),
+) -> list[float]:
+    """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are its layers. Other arguments: see `weigh`."""
+    wide = shape.element_bytes
+    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != ENCODER]
+    loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if drafts else []
+    tied = not any(module.name == "lm_head" for module in shape.modules)
+    factor = _correction(shape, form, checkpoint, wide)
+    experts = _expert_padding(shape, form, parallel, architecture, facts, release)
+    layers = stage_layers(shape.layers, parallel.pipeline, partition)
+    ends = list(accumulate(layers))
+    stages = [0.0] * parallel.pipeline
+    for module, size in loaded:
+        held = size * factor * _share(module, shape, parallel, facts)
+        if module.shard is Shard.EXPERTS:
+            held *= experts
+        if module.name == "self_attn.kv_b_proj" and size < module.total * wide:
+            held += module.total * wide / parallel.tensor  # MLA computes with a 16-bit copy of quantized weights
+        if module.in_layers and parallel.pipeline > 1:
+            for layer in module.layers:
+                stages[min(bisect_right(ends, layer), parallel.pipeline - 1)] += held / len(module.layers)
+        elif module.name == "lm_head":
+            stages[-1] += held
+        else:
+            stages[0] += held
+            if module.name == "embed_tokens" and parallel.pipeline > 1 and tied:
+                stages[-1] += held
+    extra = _positions(shape, facts, release) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
+    repacked = facts.weights.repacked_mib * MIB if form.group else 0
+    return [held + extra + repacked * own for held, own in zip(stages, layers, strict=True)]
+
+
+def _positions(shape: ModelShape, facts: MemoryFacts, release: Release) -> int:
+    factors = [
+        each.factor
+        for each in facts.weights.section_positions
+        if each.since <= release and (not each.models or any(name in shape.architecture for name in each.models))
+    ]
+    return (shape.max_length or 0) * (factors[-1] if shape.sections and factors else 1)
+
+
+def buffer_bytes(shape: ModelShape, tokens: int) -> int:
+    """Return the bytes of buffers for a step with this many tokens, which the model allocates with its weights.
+
+    Sparse MLA stores the indexes of selected tokens. DeepSeek V4 stores its hidden states for a draft, even without one.
+    Sources: topk_indices_buffer in vllm/model_executor/models/deepseek_v2.py, 0.19.0; also _mtp_hidden_buffer in
+    vllm/models/deepseek_v4/nvidia/model.py, 0.25.0.
+    """
+    hidden = shape.streams * shape.hidden * shape.element_bytes if shape.compressed is not None else 0
+    return tokens * (shape.index_top * INDEX_BYTES + hidden)
+
+
+def eagle_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a usual EAGLE 3 draft: a dense layer as wide as the model, a projection of three hidden states, 32000 tokens.
+
+    Source: vllm/model_executor/models/llama_eagle3.py, 0.20.0; the embedding is that of the model.
+    """
+    width = shape.intermediate or EAGLE_WIDTH * shape.hidden
+    return 2 * shape.hidden * (3 * shape.hidden + EAGLE_VOCABULARY + 4 * shape.hidden + 3 * width)
+
+
+def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:
+    """Return the layers of each pipeline stage, divided like in vLLM (vllm/distributed/utils.py get_pp_indices, 0.12.0)."""
+    if len(partition) == stages and sum(partition) == layers:
+        return list(partition)
+    made = [layers // stages] * stages
+    for stage in range(layers % stages):
+        made[-min(stage + 2, stages)] += 1
+    return made
+
+
+def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
+    """Return the ratio of the checkpoint's size to its modules' size by config.json.
+
+    A checkpoint may lack the layers of a draft or the encoder, so the nearest match counts. A ratio of two means a second copy of the
+    weights (gpt-oss, Mistral), or 32 bits for weights that are loaded with 16. Other larger ratios say nothing about the loaded weights.
+    """
+    if checkpoint is None or checkpoint <= 0 or form.measured:
+        return 1.0
+    language = sum(form.bytes_of(module, wide) for module in shape.modules if module.name != ENCODER)
+    encoder = sum(form.bytes_of(module, wide) for module in shape.modules if module.name == ENCODER)
+    drafts = sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
+    contents = (language + encoder + drafts, language + encoder, language + drafts, language)
+    if language <= 0:
+        return 1.0
+    factor = min((checkpoint / held for held in contents), key=lambda ratio: abs(log(ratio)))
+    if factor > MOST_LARGER:
+        copies = factor / 2
+        return copies if 1 / MOST_LARGER <= copies <= MOST_LARGER else 1.0
+    return factor
+
+
+def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: MemoryFacts) -> float:
+    """Return the fraction of a module on one GPU of a pipeline stage, more than 1 / size if it is replicated or padded."""
+    match module.shard:
+        case Shard.REPLICATED:
+            return 1.0
+        case Shard.KV_HEADS:
+            kv_heads = max(shape.kv_heads, 1)
+            return max(kv_heads // parallel.tensor, 1) / kv_heads
+        case Shard.VOCABULARY:
+            padded = -(-shape.vocabulary // facts.weights.vocabulary_multiple) * facts.weights.vocabulary_multiple
+            return padded / shape.vocabulary / parallel.tensor
+        case Shard.EXPERTS if parallel.expert:
+            ranks = parallel.tensor * parallel.data
+            return -(-shape.experts // ranks) / shape.experts if shape.experts else 1.0
+        case _:
+            return 1.0 / parallel.tensor
+
+
+def _expert_padding(
+    shape: ModelShape, form: WeightFormat, parallel: ParallelShape, architecture: str | None, facts: MemoryFacts, release: Release
+) -> float:
+    """Return the factor by which the kernel enlarges MXFP4 experts."""
+    if form.name != "MXFP4" or not form.experts_only or not shape.expert_width:
+        return 1.0
+    rules = [
+        rule
+        for rule in facts.weights.expert_padding
+        if rule.since <= release and (not rule.architectures or architecture in rule.architectures)
+    ]
+    if not rules:
+        return 1.0
+    own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
+    wider = _round_up(shape.hidden, rules[-1].hidden) / shape.hidden - 1
+    padded = (1 + rules[-1].hidden_share * wider) * _round_up(own, rules[-1].width) / own
+    return padded if rules[-1].scales else (VALUE_SHARE * padded + 1.0 - VALUE_SHARE)
+
+
+def _round_up(size: float, multiple: int) -> int:
+    return -int(-size // multiple) * multiple
+
+
+# The memory of LoRA adapters: vLLM sets aside two matrices for each linear layer and each adapter that a batch may use.
+#
+# For a layer with `in` inputs and `out` outputs these have `rank * in` and `rank * out` elements, in the type of the model. With tensor
+# parallelism the side that the layer splits is split too, the other one is on each GPU. For experts there is a pair for each of them.
+# Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
+
+MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
+"""Modules of a shape that consist of several layers: two projections up and one down."""
+
+
+def adapter_bytes(shape: ModelShape, parallel: ParallelShape, slots: int, rank: int) -> float:
+    """Return the bytes on one GPU for this many adapters of a batch.
+
+    This is an upper bound: it assumes that vLLM can adapt every linear layer, and that each has the hidden size on one side.
+    """
+    if not slots or not shape.hidden:
+        return 0.0
+    elements = 0.0
+    for module in shape.modules:
+        if not (module.linear and module.in_layers):
+            continue
+        matrices = MATRICES.get(module.name.rpartition(".")[2], 1)
+        kept = matrices * shape.hidden * (shape.experts if module.shard is Shard.EXPERTS else 1)
+        split = module.elements / shape.hidden / (1 if module.shard is Shard.REPLICATED else parallel.tensor)
+        elements += (kept + split) * len(module.layers)
+    return elements * rank * slots * shape.element_bytes

@@ -1,0 +1,308 @@
+"""Find crashes, name them, and tell which are in force.
+
+A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A recorded crash has been
+reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or `SETTLING_SECONDS` after the
+end, whichever comes first, so that the event of a crash names its cause.
+"""
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import CrashStatus
+from vllm_operator.logs.crash.evidence import REFUSED_REMEDY, UNKNOWN
+from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
+from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
+from vllm_operator.pods.view import Phase, PodView, Termination, killed_by_probe
+from vllm_operator.status.observation.crash_record import restore
+from vllm_operator.status.observation.knowledge import match_container, match_pod
+from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.text import wording
+
+SETTLING_SECONDS = 10
+"""Seconds to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
+CLOCK_SKEW = timedelta(minutes=1)
+"""Tolerance for a node's clock that is ahead. Later times are ignored when crashes are ordered."""
+MESSAGES_READ = 16
+"""Maximum number of termination messages parsed per reconciliation, latest ends first. Users write them, and each takes up to 2 ms."""
+_ENDS_BY_A_PROBE = (None, 0, 137, 143)
+"""Exit codes that an event may explain some seconds later."""
+_PENDING, _UNREAD, _NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(7)
+_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A crash.
+
+    Attributes:
+        view: The Pod.
+        run: Number of restarts before the run that crashed.
+        time: Time of the crash, if known.
+        in_force: Whether no later start has succeeded.
+        settles_at: When the crash is reported even without a cause; None if it can be reported now.
+        status: Description of the crash.
+        captures: Values from the log line that names the crash.
+        during_start: Whether the log shows that the run had not become ready.
+    """
+
+    view: PodView
+    run: int
+    time: datetime | None
+    in_force: bool
+    settles_at: datetime | None
+    status: CrashStatus
+    captures: tuple[tuple[str, str], ...] = ()
+    during_start: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the crash can be reported now."""
+        return self.settles_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """All crashes of the current Pods, latest first, and the content of `status.lastCrash`."""
+
+    findings: tuple[Finding, ...]
+    last: CrashStatus | None
+    is_new: bool
+
+    @property
+    def most_informative(self) -> Finding | None:
+        """Return the crash in force with a known cause, else one with an unknown cause; the latest of several."""
+        settled = [finding for finding in self.in_force if finding.settled]
+        return max(settled, key=_rank_of, default=None)
+
+    @property
+    def being_read(self) -> Finding | None:
+        """Return the latest crash without a name after which a start has already succeeded."""
+        return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
+
+    @property
+    def in_force(self) -> tuple[Finding, ...]:
+        """Crashes after which no start has succeeded."""
+        return tuple(finding for finding in self.findings if finding.in_force)
+
+
+def find_crashes(observed: ObservedState) -> Crashes:
+    """Find the crashes of the observed Pods."""
+    horizon = observed.observation.now + CLOCK_SKEW
+    findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
+    previous = _recorded(observed)
+    latest = next((f for f in findings if f.settled), None)
+    if latest is None or _is_older(latest.status, previous, horizon):
+        return Crashes(tuple(findings), previous, is_new=False)
+    return Crashes(tuple(findings), latest.status, is_new=not _is_same(latest.status, previous))
+
+
+def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetime) -> bool:
+    if previous is None or _is_same(found, previous):
+        return False
+    return _credible(reading.moment(found.time), horizon) < _credible(reading.moment(previous.time), horizon)
+
+
+def _credible(time: datetime | None, horizon: datetime) -> str:
+    """Return a sort key for times: empty, which sorts first, if the time is unknown or in the future."""
+    return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
+
+
+def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
+    return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
+
+
+def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
+    previous = _recorded(observed)
+    if previous is None or not _is_same(found, previous):
+        return None
+    return previous.model_copy(update={"exit_code": found.exit_code}) if previous.exit_code is None else previous
+
+
+def _recorded(observed: ObservedState) -> CrashStatus | None:
+    """Return `status.lastCrash` with the omitted texts."""
+    return restore(observed.observation.previous.last_crash, observed.knowledge.signatures)
+
+
+def _findings(observed: ObservedState) -> Iterator[Finding]:
+    missing = observed.serving < observed.observation.wanted
+    with_messages = _last_ended(observed)
+    for view in (*observed.pods, *observed.primers):
+        if view.phase is Phase.FAILED:
+            yield _failed(observed, view, in_force=missing)
+        elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.observation.now:
+            yield _hung(observed, view)
+        elif view.termination is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
+            ended = view.termination
+            yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
+
+
+def _last_ended(observed: ObservedState) -> Set[str]:
+    """Return the UIDs of the Pods with termination messages whose containers ended last."""
+    horizon = observed.observation.now + CLOCK_SKEW
+    ends = ((view.termination, view) for view in (*observed.pods, *observed.primers) if view.termination is not None)
+    latest = sorted(((_credible(end.finished_at, horizon), view.name, view.uid) for end, view in ends if end.message), reverse=True)
+    return {uid for _, _, uid in latest[:MESSAGES_READ]}
+
+
+def _failed(observed: ObservedState, view: PodView, *, in_force: bool) -> Finding:
+    time = view.termination.finished_at if view.termination else view.created_at
+    code = view.termination.exit_code if view.termination else None
+    status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
+    return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
+
+
+def _hung(observed: ObservedState, view: PodView) -> Finding:
+    """Return a crash in the log of a container that still runs."""
+    state = observed.state(view)
+    assert state is not None
+    status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
+    return Finding(
+        view=view,
+        run=view.restarts,
+        time=state.last_line_at,
+        in_force=True,
+        settles_at=None,
+        status=_better(observed, _reported_before(observed, status), status),
+        captures=state.crash.captures if state.crash is not None else (),
+        during_start=state.stage is not Stage.READY,
+    )
+
+
+def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Finding:
+    state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
+    unread = observed.observation.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
+    if state is not None and state.skipped_seconds:
+        unread = UnreadLog(LogProblem.SKIPPED)
+    crash = _diagnose(observed, view, ended, state, unread)
+    found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
+    previous = _reported_before(observed, found)
+    finished = ended.finished_at
+    if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
+        finished = None  # with a wrong clock, the time to wait is unknown
+    settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
+    is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
+    has_settled = is_read or (settles_at is not None and settles_at <= observed.observation.now)
+    status = _better(observed, previous, found)
+    return Finding(
+        view=view,
+        run=ended.run,
+        time=ended.finished_at,
+        in_force=view.phase not in _HAS_SERVED,
+        settles_at=None if previous is not None or has_settled or _weight(observed, found) >= _STRONG else settles_at,
+        status=status,
+        captures=crash.captures if crash is not None and crash.signature == status.signature else (),
+        during_start=state is not None and state.stage is not Stage.READY,
+    )
+
+
+def _status(
+    observed: ObservedState,
+    view: PodView,
+    crash: Crash | None,
+    *,
+    run: int,
+    code: int | None,
+    time: datetime | None,
+    unread: UnreadLog | None = None,
+) -> CrashStatus:
+    clause = _unread_clause(observed, unread)
+    cause = wording.clean(crash.cause, 1000) if crash is not None else observed.messages.say("crash.unexplained", unread=clause)
+    if crash is None or crash.signature == UNKNOWN:
+        is_refused = crash is not None and crash.remedy == REFUSED_REMEDY
+        advice = f"unread_remedy.{unread.problem}" if unread is not None and clause in cause else "crash.unknown_remedy"
+        remedy = REFUSED_REMEDY if is_refused else observed.messages.say(advice, pod=view)
+    else:
+        remedy = wording.clean(crash.remedy or "", 1000)
+    return CrashStatus(
+        signature=wording.clean(crash.signature, 128) if crash is not None else UNKNOWN,
+        cause=cause,
+        remedy=remedy or None,
+        reference=wording.clean(crash.reference, 500) if crash is not None and crash.reference else None,
+        pod=view.name,
+        exit_code=code,
+        restarts=run,
+        time=reading.stamp(time),
+        excerpt=_excerpt(crash) if crash is not None else None,
+    )
+
+
+def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
+    """Return the more informative description of a crash; the earlier one if both are equal.
+
+    A user-defined signature replaces itself, because its texts may have changed.
+    """
+    if previous is None:
+        return found
+    before, now = _weight(observed, previous), _weight(observed, found)
+    has_other_problem = now == _UNREAD and _problem(observed, found.cause or "") is not _problem(observed, previous.cause or "")
+    return found if now > before or (now == before and (has_other_problem or now == _USER_DEFINED)) else previous
+
+
+def _weight(observed: ObservedState, crash: CrashStatus) -> int:
+    """Rate a description: nothing, an unnamed error, a weak cause, a cause, a cause by a user-defined signature."""
+    if crash.signature == UNKNOWN:
+        cause = crash.cause or ""
+        problem = _problem(observed, cause)
+        if problem is not None:
+            return _PENDING if problem is LogProblem.PENDING else _UNREAD
+        says_nothing = SAYS_NOTHING in cause or cause == observed.messages.say("crash.unexplained", unread="")
+        return _NOTHING if says_nothing else _ERROR
+    known = observed.knowledge.signatures.get(crash.signature)
+    return (
+        _WEAK if crash.signature in observed.knowledge.weak else _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
+    )
+
+
+def _unread_clause(observed: ObservedState, unread: UnreadLog | None) -> str:
+    return observed.messages.say(f"unread.{unread.problem}", detail=unread.detail) if unread is not None else ""
+
+
+def _problem(observed: ObservedState, cause: str) -> LogProblem | None:
+    """Return why the log could not be read, from the cause of a crash; None if it was read."""
+    return next((problem for problem in LogProblem if f", {_unread_clause(observed, UnreadLog(problem))}" in cause), None)
+
+
+def _diagnose(
+    observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None, unread: UnreadLog | None
+) -> Crash | None:
+    """Name the end of a run by its log and exit code, else by its status and events."""
+    found = diagnose_termination(
+        observed.knowledge.startup,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        reason=ended.reason,
+        message=ended.message,
+        log_crash=state.crash if state is not None else None,
+        stage=state.stage if state is not None else "",
+        unread=_unread_clause(observed, unread),
+    )
+    if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
+        return found
+    return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
+
+
+def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
+    """Return when a start counts as crashed because its log shows a crash, although its container still runs; None otherwise."""
+    state = observed.state(view)
+    if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
+        return None
+    now = observed.observation.now
+    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
+
+
+def _excerpt(crash: Crash) -> str | None:
+    lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
+    return next((line for line in lines if line), None)
+
+
+def reason(signature: str) -> str:
+    """Return the signature as a reason of a condition."""
+    word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
+    return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
+
+
+def _rank_of(finding: Finding) -> tuple[bool, str, str]:
+    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)

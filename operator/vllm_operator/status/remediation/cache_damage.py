@@ -1,0 +1,158 @@
+"""Decide when a damaged cache directory is quarantined, and when caches are not the cause of a crash.
+
+A truncated kernel file makes every start fail. The generation in the cache key is then raised: the next start fills a new directory, and
+the damaged one stays for inspection.
+
+A driver that is too old can produce the same error. Caches therefore count as damaged only if they existed: the PVC records that they were
+filled, they were fetched from a registry, the log shows that some were loaded, or an earlier run of the Pod crashed in the same way. If the
+same crash follows with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined within `WINDOW`.
+
+Python's bytecode is different. A start on a full volume can leave a truncated file in a new directory too, and the next start of the
+container crashes on it. The file can only be on the volume, so the directory is replaced again, after `MAX_QUARANTINED` at most every
+`PAUSE`. The engine starts when the volume has space.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from vllm_operator.api import labels, reading
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import CacheStatus, QuarantinedCache
+from vllm_operator.caches.artifacts import FETCHED, read_fetch
+from vllm_operator.pods.view import PodView
+from vllm_operator.status.observation.crashes import Crashes
+from vllm_operator.status.observation.observation import ObservedState
+
+MAX_QUARANTINED = 3
+"""Maximum number of quarantined directories, because each costs a cold start. A volume that damages more files needs a person."""
+WINDOW = timedelta(hours=24)
+PAUSE = timedelta(minutes=10)
+"""Interval between further replacements if only the volume can have damaged the cache, because it may have been full."""
+MAX_LISTED = 8
+"""Maximum number of directories in the status. The PVC records all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDamage:
+    """Whether damaged caches cause a crash.
+
+    Attributes:
+        quarantined: The quarantined directories.
+        raised: Whether the directory is quarantined now, which raises the generation of the next plan.
+        is_quarantined: Whether the directory of the plan is quarantined, now or earlier.
+        message: Name of the message about it; may be empty.
+        signature: The crash.
+    """
+
+    quarantined: tuple[QuarantinedCache, ...]
+    raised: bool = False
+    is_quarantined: bool = False
+    message: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    signature: str
+    view: PodView
+    run: int
+
+
+def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -> CacheDamage:
+    """Assess the crashes of Pods that use a plan's caches."""
+    previous = observed.observation.previous
+    known = tuple((previous.cache.quarantined if previous.cache else None) or ())
+    done = next((entry for entry in known if entry.key == plan.cache_key), None)
+    if done is not None:
+        return CacheDamage(known, is_quarantined=True, signature=done.signature)
+    if observed.observation.claim_name is not None and observed.observation.claim is None:
+        return CacheDamage(known)
+    for candidate in _candidates(observed, plan, crashes):
+        if message := _why_not_damaged(observed, plan, candidate, known):
+            return CacheDamage(known, message=message, signature=candidate.signature)
+        now = reading.stamp(observed.observation.now) or ""
+        entry = QuarantinedCache(key=plan.cache_key, time=now, signature=candidate.signature)
+        return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
+    return CacheDamage(known)
+
+
+def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
+    """Return the generation of the next plan's cache key: the generation of this plan, plus one if its directory is quarantined now."""
+    planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
+    before = previous.generation if previous is not None else None
+    current = max(int(planned) if planned.isdecimal() else 0, before or 0)
+    return current + 1 if damage is not None and damage.raised else current or before
+
+
+def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
+    """Return the last quarantined directory, if it was quarantined within `WINDOW`."""
+    return next((entry for entry in reversed(_recent(observed, quarantined))), None)
+
+
+def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
+    for finding in crashes.in_force:
+        if finding.settled and finding.status.signature in observed.knowledge.quarantining and _has_caches(observed, plan, finding.view):
+            yield _Candidate(finding.status.signature, finding.view, finding.run)
+    for view in observed.starting:
+        state = observed.state(view)
+        signs = observed.knowledge.quarantining.intersection(state.notices) if state is not None else ()
+        if signs and observed.stalled(view) and _has_caches(observed, plan, view):
+            yield _Candidate(min(signs), view, view.restarts)
+
+
+def _has_caches(observed: ObservedState, plan: Plan, view: PodView) -> bool:
+    return observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
+
+
+def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
+    """Return the message why the directory is not quarantined; empty if it is."""
+    filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
+    recent = _recent(observed, known)
+    if _is_on_volume(observed, plan, candidate):
+        return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
+    if not filled and not _is_fetched(observed, candidate) and not _had_any(observed, candidate):
+        return "cache.not_the_cause"
+    if not filled and any(entry.signature == candidate.signature for entry in recent):
+        return "cache.not_the_cause"
+    return "cache.quarantined_often" if len(recent) >= MAX_QUARANTINED else ""
+
+
+def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:
+    """Return whether the damaged file can only be in the caches of the plan.
+
+    A start on a full volume writes such a file, and the next start of the same container crashes on it, even in a new directory.
+    """
+    signature = observed.knowledge.signatures.get(candidate.signature)
+    variable = signature.cache_variable if signature is not None else None
+    is_set = any(planned.name == variable and planned.value for planned in plan.env)
+    return is_set and candidate.run > 0
+
+
+def _is_fetched(observed: ObservedState, candidate: _Candidate) -> bool:
+    """Return whether the Pod started with caches from a registry."""
+    for pod in (*observed.observation.pods, *observed.observation.primers):
+        if reading.text(pod, "metadata", "uid") == candidate.view.uid:
+            result = read_fetch(pod)
+            return result is not None and result.result in FETCHED
+    return False
+
+
+def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
+    when = reading.moment(entry.time)
+    return observed.observation.now - when if when is not None else WINDOW
+
+
+def _had_any(observed: ObservedState, candidate: _Candidate) -> bool:
+    state = observed.observation.startups.get((candidate.view.uid, candidate.run))
+    if state is not None and state.cache.hits > 0:
+        return True
+    before = observed.observation.previous.last_crash
+    if before is None or (before.pod, before.signature) != (candidate.view.name, candidate.signature):
+        return False
+    return (before.restarts or 0) < candidate.run
+
+
+def _recent(observed: ObservedState, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:
+    since = observed.observation.now - WINDOW
+    return [entry for entry in known if (when := reading.moment(entry.time)) is not None and when >= since]
