@@ -80,5 +80,5 @@ def test_a_size_is_written_in_whole_units(size: int, text: str) -> None:
 
 
 def test_reading_one_does_not_load_a_client() -> None:
-    code = "import sys; from vllm_operator.pods import reading as q; print(q.read_bytes('1Ki'), 'kubernetes' in sys.modules)"
+    code = "import sys; from vllm_operator.api import reading as q; print(q.read_bytes('1Ki'), 'kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1024 False"

@@ -1,6 +1,5 @@
-"""Reading Pods, events and quantities. Pure, and never raises on input of another shape.
+"""Reading Pods and their events. Pure, and never raises on input of another shape.
 
-reading    values and quantities from plain dicts
 view       the state of a Pod, from its status and its events
 owner      the VLLMDeployment that a Pod belongs to
 selection  label selectors
