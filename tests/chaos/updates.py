@@ -12,7 +12,7 @@ from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
-from vllm_operator.status.remediation.in_force import carried_out
+from vllm_operator.status.remedies import carried_out
 
 COMPARED = ("Deployment", "Service")
 

@@ -18,7 +18,7 @@ from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 
 pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
 

@@ -23,10 +23,9 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import not_accepted
-from vllm_operator.status.conditions import status_with_failure
 from vllm_operator.status.events import EventDraft
-from vllm_operator.status.observation.draining import DrainingPod
-from vllm_operator.status.observation.observation import ObjectProblem, Observation
+from vllm_operator.status.observation import DrainingPod, ObjectProblem, Observation
+from vllm_operator.status.report import status_with_failure
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"

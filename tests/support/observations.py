@@ -12,7 +12,7 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
 
 NOW = datetime(2026, 11, 21, 14, 10, 0, tzinfo=UTC)

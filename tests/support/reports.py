@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from vllm_operator.status.observation.crashes import find_crashes
-from vllm_operator.status.observation.knowledge import Knowledge, load_knowledge
-from vllm_operator.status.observation.observation import Observation, ObservedState
-from vllm_operator.status.remediation.decision import Decision, Remediator, decide, load_remediator
+from vllm_operator.status.crashes import find_crashes
+from vllm_operator.status.decision import Decision, Remediator, decide, load_remediator
+from vllm_operator.status.knowledge import Knowledge, load_knowledge
+from vllm_operator.status.observation import Observation, ObservedState
 from vllm_operator.status.report import Report
 from vllm_operator.status.report import report as report_on
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from support import observations as o
 from vllm_operator.logs.state import Stage, StartupState
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 
 X1 = ("vllm-a-x1", 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 from support import observations as o
 from support.situations import Situation
 from vllm_operator.inventory.taints import Taint
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 
 GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")
 OURS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)

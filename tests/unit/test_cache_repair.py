@@ -15,7 +15,7 @@ from vllm_operator.controller.observe import observe
 from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.planning.planner import plan
-from vllm_operator.status.remediation.cache_damage import PAUSE
+from vllm_operator.status.cache_damage import PAUSE
 
 POISON = Crash(
     signature="TritonKernelImageInvalid",

@@ -19,8 +19,7 @@ from vllm_operator.catalog.startup import Stages, load_startup
 from vllm_operator.catalog.user_entries import UserSignature
 from vllm_operator.catalog.versions import EngineFacts, VersionTable
 from vllm_operator.logs.state import Stage
-from vllm_operator.status.messages import MessageTexts
-from vllm_operator.status.observation.knowledge import TerminationRules
+from vllm_operator.status.knowledge import MessageTexts, TerminationRules
 
 FILES: dict[str, type[Entry]] = {
     "gpus.yaml": GPUs,

@@ -6,7 +6,7 @@ from support.fake_cluster import FakeCluster, LogStep
 from support.logs import RUNNING, TERMINATED, line, pod
 from vllm_operator.cli import diagnose_pod as command
 from vllm_operator.kube.client import Invalid
-from vllm_operator.status.observation.knowledge import load_knowledge
+from vllm_operator.status.knowledge import load_knowledge
 
 APOLOGY = b"unable to retrieve container logs for containerd://4f6b"
 MISSING = Invalid('previous terminated container "vllm" in pod "p" not found')

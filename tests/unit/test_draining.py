@@ -9,7 +9,7 @@ from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import reading
 from vllm_operator.kube.client import POD, Unavailable
-from vllm_operator.status.observation.draining import draining_until, read_requests
+from vllm_operator.status.observation import draining_until, read_requests
 
 PREFIX = "(APIServer pid=1) INFO 11-21 12:00:0{} [loggers.py:310] Engine 00{}: Avg prompt throughput: 0.0 tokens/s, "
 LINE = PREFIX + "Avg generation throughput: 41.2 tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: 1.2%\n"

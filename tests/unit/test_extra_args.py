@@ -10,7 +10,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
 from vllm_operator.planning.engine.command_line import read_words
 from vllm_operator.rendering.pod import render_pod_template
-from vllm_operator.status.remediation.changes import patch_operations
+from vllm_operator.status.remedies import patch_operations
 
 
 def with_words(*words: str, **engine: Any) -> VLLMDeployment:

@@ -9,8 +9,8 @@ from support import observations as o
 from support.reports import report
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
-from vllm_operator.status.estimates import LONGEST_START_SECONDS, StartClock
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.starts import LONGEST_START_SECONDS, StartClock
 
 X1 = ("vllm-a-x1", 0)
 UNKNOWN_WEIGHTS = 3 * 3600

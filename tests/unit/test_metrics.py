@@ -9,7 +9,7 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api.conditions import ORDER
 from vllm_operator.api.status import CacheStatus, Condition, ConditionStatus, StartupStatus, VLLMDeploymentStatus
 from vllm_operator.controller.metrics import RESULTS, Metrics, documented_reasons
-from vllm_operator.status.estimates import StartClock
+from vllm_operator.status.starts import StartClock
 
 
 def status(*conditions: tuple[str, str, str], **more: object) -> VLLMDeploymentStatus:

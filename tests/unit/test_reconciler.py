@@ -32,7 +32,7 @@ from vllm_operator.kube.client import (
     Unavailable,
 )
 from vllm_operator.logs.state import Stage, StartupState
-from vllm_operator.status.observation.crashes import SETTLING_SECONDS
+from vllm_operator.status.crashes import SETTLING_SECONDS
 
 TEAM = {"key": "dedicated", "value": "team-a", "effect": "NoSchedule"}
 POD_STATUS: dict[str, Any] = {

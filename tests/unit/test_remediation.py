@@ -18,9 +18,8 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState,
 from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.pinning import digest_of
-from vllm_operator.status.remediation.changes import Engine, exact_changes, patch_command, patch_operations
-from vllm_operator.status.remediation.decision import Case, Remediator
-from vllm_operator.status.remediation.in_force import carried_out, current, remedied, settled
+from vllm_operator.status.decision import Case, Remediator
+from vllm_operator.status.remedies import Engine, carried_out, current, exact_changes, patch_command, patch_operations, remedied, settled
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 DECIDE = Remediator(load_versions(), load_remedies())

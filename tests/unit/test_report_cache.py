@@ -12,8 +12,8 @@ from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.status.observation.observation import Observation
-from vllm_operator.status.observation.starts import read_stages
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.starts import read_stages
 
 X1 = ("vllm-a-x1", 0)
 CLAIM = "PersistentVolumeClaim"

@@ -18,8 +18,8 @@ from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_signatures
 from vllm_operator.logs.state import CacheEvidence, Crash, Progress, Stage, StartupState
-from vllm_operator.status.observation.knowledge import load_knowledge
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.observation import Observation
 
 X1 = ("vllm-a-x1", 0)
 

@@ -13,7 +13,7 @@ from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.events import EventDraft
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)

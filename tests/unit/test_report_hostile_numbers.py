@@ -7,7 +7,7 @@ import pytest
 from support import observations as o
 from support.reports import report
 from vllm_operator.logs.state import Progress, Stage, StartupState
-from vllm_operator.status.observation.starts import StageDuration, learn
+from vllm_operator.status.starts import StageDuration, learn
 
 X1, X2 = "vllm-a-x1", "vllm-a-x2"
 A_DAY = 86_400.0

@@ -16,10 +16,9 @@ from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.taints import Taint
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
-from vllm_operator.status.estimates import Estimate
-from vllm_operator.status.messages import MessageTexts, load_messages, prepare_messages
-from vllm_operator.status.observation.knowledge import load_knowledge
-from vllm_operator.status.scheduling import Obstacle
+from vllm_operator.status.knowledge import MessageTexts, load_knowledge, load_messages, prepare_messages
+from vllm_operator.status.progressing import Obstacle
+from vllm_operator.status.starts import Estimate
 from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")

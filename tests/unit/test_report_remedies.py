@@ -6,9 +6,9 @@ from typing import Any
 from support import observations as o
 from support.reports import decide_on, report
 from vllm_operator.logs.state import Crash, Stage, StartupState
-from vllm_operator.status.observation.observation import Observation
-from vllm_operator.status.remediation.decision import PodReference
-from vllm_operator.status.remediation.in_force import current
+from vllm_operator.status.decision import PodReference
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.remedies import current
 from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)

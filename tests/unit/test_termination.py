@@ -9,9 +9,9 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.termination import diagnose_termination
-from vllm_operator.status.observation.crashes import MESSAGES_READ, find_crashes
-from vllm_operator.status.observation.knowledge import load_knowledge
-from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.crashes import MESSAGES_READ, find_crashes
+from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.observation import ObservedState
 
 KNOWLEDGE = load_startup()
 

@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.kube.client import ClusterError, Forbidden, Invalid, Unavailable
 from vllm_operator.logs.state import LogProblem, Stage, StartupState, UnreadLog
-from vllm_operator.status.observation.observation import Observation
+from vllm_operator.status.observation import Observation
 
 RUN = ("uid-vllm-a-x1", 0)
 

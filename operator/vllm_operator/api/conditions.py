@@ -7,10 +7,12 @@ kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.ob
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_operator.api.status import Condition, ConditionStatus
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 READY = "Ready"
 """All replicas are ready and serve the current spec."""
@@ -202,34 +204,6 @@ class Reason:
     """Some replicas are ready, others are not ready yet."""
 
 
-def make_condition(
-    previous: Condition | None, *, type: str, status: ConditionStatus, reason: str, message: str, generation: int, now: str
-) -> Condition:
-    """Return the condition that follows a previous one of its type; the previous one if nothing has changed.
-
-    `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
-    """
-    since = previous.last_transition_time if previous is not None and previous.status == status else None
-    condition = Condition(
-        type=type, status=status, observed_generation=generation, last_transition_time=since or now, reason=reason, message=message
-    )
-    return previous if previous == condition else condition
-
-
-def sort_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Sort as in `ORDER`, unknown types last by name."""
-    rank = {name: index for index, name in enumerate(ORDER)}
-    return tuple(sorted(conditions, key=lambda c: (rank.get(c.type, len(rank)), c.type)))
-
-
-def find_condition(conditions: Iterable[Condition], type: str) -> Condition | None:
-    """Return the condition of a type, or None."""
-    for condition in conditions:
-        if condition.type == type:
-            return condition
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The status, reason and message of a condition."""
@@ -239,4 +213,36 @@ class Verdict:
     message: str
 
 
-VALID_SPEC = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec is valid.")
+VALID_SPEC = Verdict(TRUE, Reason.VALID, "The spec is valid.")
+
+
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
+    """Return the conditions for verdicts by type, in order. A condition without a verdict is removed; an unchanged one is kept.
+
+    `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
+    """
+    return sort_conditions(_follow(find_condition(previous, type), type, verdict, generation, now) for type, verdict in verdicts.items())
+
+
+def _follow(previous: Condition | None, type: str, verdict: Verdict, generation: int, now: str) -> Condition:
+    since = previous.last_transition_time if previous is not None and previous.status == verdict.status else None
+    condition = Condition(
+        type=type,
+        status=verdict.status,
+        observed_generation=generation,
+        last_transition_time=since or now,
+        reason=verdict.reason,
+        message=verdict.message,
+    )
+    return previous if previous == condition else condition
+
+
+def sort_conditions(conditions: Iterable[Condition]) -> list[Condition]:
+    """Sort as in `ORDER`, unknown types last by name."""
+    rank = {name: index for index, name in enumerate(ORDER)}
+    return sorted(conditions, key=lambda c: (rank.get(c.type, len(rank)), c.type))
+
+
+def find_condition(conditions: Iterable[Condition], type: str) -> Condition | None:
+    """Return the condition of a type, or None."""
+    return next((condition for condition in conditions if condition.type == type), None)

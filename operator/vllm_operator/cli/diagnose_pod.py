@@ -20,7 +20,7 @@ from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState
 from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
-from vllm_operator.status.observation.knowledge import Knowledge, load_knowledge
+from vllm_operator.status.knowledge import Knowledge, load_knowledge
 
 _LINE_BYTES = 64 * 1024
 _RETRY_SECONDS = (0.5, 1.0, 2.0)

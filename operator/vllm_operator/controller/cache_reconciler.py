@@ -62,7 +62,7 @@ from vllm_operator.kube.client import (
 )
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.manifests import render
-from vllm_operator.status.remediation.in_force import carried_out
+from vllm_operator.status.remedies import carried_out
 
 log = logging.getLogger(__name__)
 

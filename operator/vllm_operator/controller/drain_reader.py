@@ -8,7 +8,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.kube.client import ClusterClient, ClusterError, LogRequest, Manifest
 from vllm_operator.kube.recent import Recent
-from vllm_operator.status.observation.draining import DrainingPod, draining_until, read_requests
+from vllm_operator.status.observation import DrainingPod, draining_until, read_requests
 
 LOOK_SECONDS = 10
 """Interval between reads of a draining Pod's log. vLLM logs the number at the same interval."""

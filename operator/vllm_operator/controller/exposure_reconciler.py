@@ -8,7 +8,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.optional_objects import OptionalObjects, problem_of
 from vllm_operator.kube.client import HTTP_ROUTE, INFERENCE_POOL, NETWORK_POLICY, Manifest
 from vllm_operator.rendering.exposure import render_exposure
-from vllm_operator.status.observation.observation import NO_EXPOSURE, Exposure
+from vllm_operator.status.observation import NO_EXPOSURE, Exposure
 
 _KINDS = (NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
 

@@ -11,7 +11,7 @@ from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.state import Stage
-from vllm_operator.status.estimates import StartClock
+from vllm_operator.status.starts import StartClock
 
 PREFIX = "vllm_operator"
 RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")

@@ -43,7 +43,7 @@ from vllm_operator.kube.client import (
 from vllm_operator.kube.events import EventReader, shorten
 from vllm_operator.logs.state import StartupState, UnreadLog
 from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
-from vllm_operator.status.observation.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, Observation, last_sign
+from vllm_operator.status.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, Observation, last_sign
 
 HOLDERS_SECONDS = 15.0
 """Interval between reads of other Pods that keep a claim, which no watch reports."""

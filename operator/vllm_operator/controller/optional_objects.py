@@ -12,7 +12,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.apply import Applied, Applier, Refusal
 from vllm_operator.controller.created_objects import CreatedObjects
 from vllm_operator.kube.client import HTTP_ROUTE, INFERENCE_POOL, SCALED_OBJECT, ClusterClient, Forbidden, Kind, Manifest, NotFound
-from vllm_operator.status.observation.observation import ObjectProblem
+from vllm_operator.status.observation import ObjectProblem
 
 INTEGRATIONS = {"gateway": (HTTP_ROUTE, INFERENCE_POOL), "keda": (SCALED_OBJECT,)}
 """Kinds that the operator uses only if its settings name the integration: not every cluster has them, and each adds permissions that

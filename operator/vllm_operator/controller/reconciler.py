@@ -65,11 +65,10 @@ from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopene
 from vllm_operator.planning.planner import plan
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.rendering.revision import with_plan_name
-from vllm_operator.status.conditions import describe_invalid_spec
-from vllm_operator.status.observation.crashes import find_crashes
-from vllm_operator.status.observation.observation import Observation, ObservedState
-from vllm_operator.status.remediation.decision import Decision, decide, load_remediator
-from vllm_operator.status.report import Report, report
+from vllm_operator.status.crashes import find_crashes
+from vllm_operator.status.decision import Decision, decide, load_remediator
+from vllm_operator.status.observation import Observation, ObservedState
+from vllm_operator.status.report import Report, describe_invalid_spec, report
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.kube.client import ClusterClient, Manifest
 from vllm_operator.kube.events import EventRecorder, Occurrence
-from vllm_operator.status.conditions import status_with_failure
 from vllm_operator.status.events import EventDraft
-from vllm_operator.status.report import Report
+from vllm_operator.status.report import Report, status_with_failure
 from vllm_operator.text import wording
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from vllm_operator.controller.run_log import Parser
 from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.kube.events import EventRecorder, Occurrence
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.status.observation.knowledge import Knowledge, load_knowledge
+from vllm_operator.status.knowledge import Knowledge, load_knowledge
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,18 @@
-"""Status, conditions and events: only formatting, no decisions. Pure.
+"""Status, conditions and events of a VLLMDeployment, and the reaction to crashes. Pure.
 
-report          the complete report, in order
-conditions      setting conditions; the status of an object that could not be observed
-planned         Accepted, Planned, `status.pinnedPlan`
-caches          CacheWarm, `status.cache`, the PVCs
-artifacts       CachePublished, `status.cache.artifact`
-savings         `status.cache.warmStarts`, `status.cache.savedSeconds`
-progressing     Progressing; startup (`status.startup`), estimates (duration and lateness of a start), scheduling (advice about
-                Pods that the scheduler or an admission plugin refuses), fetching (weights that a Job downloads first)
-crashed         Crashed
-exposed         Exposed, `status.url`
-scaled          Autoscaled, Protected
-ready           Ready, Stalled, and the choice of reported conditions; draining (Pods that finish their requests)
-events          the difference to the previous status, as events
+observation       the input `Observation`, `ObservedState` (with parsed Pods, worst first), stalled starts, the rollout
+knowledge         messages, and the catalog data about starts, crashes and terminated Pods
+crashes           crashes, which of them is in force, and their record in `status.lastCrash`
+starts            starts whose logs show their caches: durations, estimates, lateness, saved time
+decision          `Decision`: remedies, damaged caches, restarts of stalled starts, scale to zero
+cache_damage      whether damaged caches cause a crash
+remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
+planned           Accepted, Planned, `status.pinnedPlan`
+caches            CacheWarm, CachePublished, `status.cache`, the PVCs
+startup           `status.startup`: the start in progress, and the download of weights
+progressing       Progressing, with advice about Pods that are refused
+optional_objects  Exposed, Autoscaled, Protected, `status.url`
+ready             Ready, Crashed, Stalled
+events            the difference to the previous status, as events
+report            the complete report, in order
 """

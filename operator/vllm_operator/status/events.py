@@ -17,12 +17,12 @@ from vllm_operator.api.status import Condition, ConditionStatus, RemediationStat
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.status.caches import CLAIM_PROBLEMS
-from vllm_operator.status.observation.crashes import Crashes
-from vllm_operator.status.observation.crashes import reason as reason_of
-from vllm_operator.status.observation.observation import ObservedState
-from vllm_operator.status.observation.starts import Start, completed_stages, last_start
+from vllm_operator.status.crashes import Crashes
+from vllm_operator.status.crashes import reason as reason_of
+from vllm_operator.status.observation import ObservedState
 from vllm_operator.status.planned import mismatches, previous_plan
-from vllm_operator.status.remediation.in_force import current, in_words
+from vllm_operator.status.remedies import current, in_words
+from vllm_operator.status.starts import Start, completed_stages, last_start
 
 NORMAL = "Normal"
 WARNING = "Warning"

@@ -11,8 +11,7 @@ from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pod_fields import find_kept_labels
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.observation import rollout
-from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.observation import ObservedState, is_current
 from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"
@@ -126,7 +125,7 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
         state = observed.state(view)
         if view.phase is not Phase.READY or state is None or state.stage is not Stage.READY or state.engine_version is None:
             continue
-        if rollout.is_current(observed, view):
+        if is_current(observed, view):
             return [name for name in names if name not in state.adapters]
     is_same = before is not None and before.revision == observed.observation.revision
     known = before.unserved_adapters if before is not None and is_same else None
@@ -139,7 +138,7 @@ def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
         state = observed.state(view)
         if state is None or state.memory.weights_gib is None or state.memory.kv_cache_gib is None:
             continue
-        if rollout.is_current(observed, view) and observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key:
+        if is_current(observed, view) and observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key:
             sizes = (round(gib * 1024) for gib in (state.memory.weights_gib, state.memory.kv_cache_gib))
             return EngineMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
     before = observed.observation.previous.pinned_plan

@@ -1,19 +1,23 @@
-"""Progressing: whether the rollout of the current spec proceeds or is complete, and the state of the Pod that is furthest behind."""
+"""Progressing: whether the rollout of the current spec proceeds or is complete, and the state of the Pod that is furthest behind.
 
+Why the scheduler or an admission plugin refuses a Pod is available as text only: the message of the Pod condition PodScheduled, and of the
+Deployment condition ReplicaFailure. The phrases come from the plugins of kube-scheduler and the admission plugins in Kubernetes 1.35.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
+from vllm_operator.inventory.taints import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.status.conditions import FALSE, TRUE
-from vllm_operator.status.fetching import describe_fetching
-from vllm_operator.status.observation import rollout
-from vllm_operator.status.observation.observation import ObservedState
-from vllm_operator.status.remediation.decision import stall_restarts_left
-from vllm_operator.status.remediation.in_force import current
-from vllm_operator.status.scheduling import find_obstacle, refusal_advice, unschedulable_advice
-from vllm_operator.status.startup import describe
+from vllm_operator.status.decision import stall_restarts_left
+from vllm_operator.status.observation import ObservedState, creation_failure, is_rolled_out, paused, updated_replicas
+from vllm_operator.status.remedies import current
+from vllm_operator.status.startup import describe, describe_fetching
 
 _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
     Phase.CRASHED: (FALSE, Reason.START_FAILED),
@@ -48,7 +52,7 @@ def progressing(observed: ObservedState, block: StartupStatus | None, remediatio
         return _all_serve(observed)
     if observation.activity.step is PrimingStep.ELSEWHERE:
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.activity.holder))
-    if failure := rollout.creation_failure(observed):
+    if failure := creation_failure(observed):
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
         return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
@@ -140,8 +144,89 @@ def _all_serve(observed: ObservedState) -> Verdict:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.unowned_claims))
     if observation.activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
-    if not rollout.is_rolled_out(observed):
-        updated = rollout.updated_replicas(observed) or 0
-        paused = rollout.paused(observed)
-        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=paused))
+    if not is_rolled_out(observed):
+        updated = updated_replicas(observed) or 0
+        name = paused(observed)
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=name))
     return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
+
+
+_MAX_NAMED_TAINTS = 3
+_REFUSALS = (
+    ("violates PodSecurity", "refused.pod_security"),
+    ("exceeded quota", "refused.quota"),
+    ("must specify", "refused.must_specify"),
+    ("RuntimeClass", "refused.runtime_class"),
+    ("not found", "refused.not_found"),
+    ("was found", "refused.not_found"),  # for example "no service account was found"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The taints on the nodes with the fewest untolerated taints. `node` is one of `nodes` nodes with exactly these."""
+
+    node: str
+    nodes: int
+    taints: tuple[Taint, ...]
+
+    @property
+    def tolerations(self) -> str:
+        """Return the tolerations to add to the Pods."""
+        return ", ".join(taint.toleration for taint in self.taints[:_MAX_NAMED_TAINTS])
+
+    @property
+    def names(self) -> str:
+        """Return the taints in words."""
+        return " and ".join(str(taint) for taint in self.taints[:_MAX_NAMED_TAINTS])
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether Kubernetes removes one of the taints when the node has recovered."""
+        return any(taint.is_passing for taint in self.taints)
+
+    @property
+    def is_usually_tolerated(self) -> bool:
+        """Whether the operator tolerates one of the taints by default."""
+        return any(taint.key == GPU_TAINT for taint in self.taints)
+
+
+def find_obstacle(observed: ObservedState, view: PodView) -> Obstacle | None:
+    """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
+    pod = next((pod for pod in observed.observation.pods if reading.text(pod, "metadata", "name") == view.name), None)
+    tolerations = reading.mapping(pod, "spec").get("tolerations")
+    untolerated = {
+        node: tuple(taint for taint in taints if not taint.is_tolerated(tolerations))
+        for node, taints in observed.observation.taints.items()
+    }
+    tainted = {node: taints for node, taints in untolerated.items() if taints}
+    if not tainted:
+        return None
+    node = min(tainted, key=lambda name: (len(tainted[name]), name))
+    return Obstacle(node, Counter(tainted.values())[tainted[node]], tainted[node])
+
+
+def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_plan: bool) -> str:
+    """Choose the message with the advice for a Pod that fits no node.
+
+    Args:
+        message: The scheduler's message.
+        obstacle: The taints of the nodes that have the planned GPU; None if no taint keeps the Pod off.
+        has_other_plan: Whether a new plan would use another GPU than the pinned plan.
+    """
+    if obstacle is not None and "taint" in message:
+        if obstacle.is_passing:
+            return "unschedulable.taint_passing"
+        return "unschedulable.taint_usually_tolerated" if obstacle.is_usually_tolerated else "unschedulable.taint"
+    if "untolerated taint" in message:
+        return "unschedulable.unknown_taint"
+    if "Insufficient nvidia.com" in message:
+        return "unschedulable.gpus"
+    if "Insufficient cpu" in message or "Insufficient memory" in message:
+        return "unschedulable.cpu_or_memory"
+    return "unschedulable.other_plan" if has_other_plan else "unschedulable.anything"
+
+
+def refusal_advice(message: str) -> str:
+    """Choose the message with the advice for Pods that an admission plugin refuses."""
+    return next((name for phrase, name in _REFUSALS if phrase in message), "refused.policy")

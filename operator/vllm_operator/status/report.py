@@ -8,34 +8,40 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pydantic import ValidationError
+
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import (
     ACCEPTED,
+    ALWAYS,
     AUTOSCALED,
     CACHE_PUBLISHED,
     CACHE_WARM,
     CRASHED,
     EXPOSED,
+    FALSE,
     PLANNED,
     PROGRESSING,
     PROTECTED,
     READY,
     STALLED,
+    TRUE,
+    UNKNOWN,
     Reason,
+    Verdict,
     find_condition,
+    set_conditions,
+    sort_conditions,
 )
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, progressing, ready, scaled, startup
-from vllm_operator.status.conditions import TRUE, set_conditions
-from vllm_operator.status.estimates import StartClock, start_clock
+from vllm_operator.status import caches, optional_objects, planned, progressing, ready, startup
+from vllm_operator.status.crashes import Crashes, crash_settles, shorten
+from vllm_operator.status.decision import Decision
 from vllm_operator.status.events import EventDraft, draft_events
-from vllm_operator.status.observation import rollout
-from vllm_operator.status.observation.crash_record import shorten
-from vllm_operator.status.observation.crashes import Crashes, crash_settles
-from vllm_operator.status.observation.observation import Observation, ObservedState
-from vllm_operator.status.remediation.decision import Decision
-from vllm_operator.status.remediation.in_force import to_record
+from vllm_operator.status.observation import Observation, ObservedState, replicas, selector
+from vllm_operator.status.remedies import to_record
+from vllm_operator.status.starts import StartClock, start_clock
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""
@@ -96,15 +102,15 @@ def _status(
         ACCEPTED: planned.accepted(observed),
         PLANNED: planned.planned(observed, plan),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
-        CACHE_PUBLISHED: artifacts.cache_published(observed, cached.artifact if cached else None),
+        CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
         PROGRESSING: progressing.progressing(observed, block, remediation),
-        CRASHED: crashed.crashed(observed, crashes, remediation),
-        EXPOSED: exposed.exposed(observed),
-        AUTOSCALED: scaled.autoscaled(observed),
-        PROTECTED: scaled.protected(observed),
+        CRASHED: ready.crashed(observed, crashes, remediation),
+        EXPOSED: optional_objects.exposed(observed),
+        AUTOSCALED: optional_objects.autoscaled(observed),
+        PROTECTED: optional_objects.protected(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY] = draining.with_draining(observed, ready.ready(observed, crashes, judged))
+    judged[READY] = ready.with_draining(observed, ready.ready(observed, crashes, judged))
     if (verdict := ready.stalled(observed, judged, is_unrecoverable=decision.is_unrecoverable)) is not None:
         judged[STALLED] = verdict
     reported, now = ready.reportable(observed, judged), reading.stamp(observation.now) or ""
@@ -113,10 +119,10 @@ def _status(
         last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
     return VLLMDeploymentStatus(
         observed_generation=observation.resource.metadata.generation,
-        replicas=rollout.replicas(observed),
+        replicas=replicas(observed),
         ready_replicas=observed.serving,
-        selector=rollout.selector(observed),
-        url=exposed.url(observed),
+        selector=selector(observed),
+        url=optional_objects.url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, generation=observation.resource.metadata.generation, now=now),
         pinned_plan=summary_of_plan,
         cache=cached,
@@ -141,7 +147,7 @@ def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime |
     if observed.observation.apply_error:
         yield _next_try(observed.observation)
     if observed.observation.exposure.awaits_gateway:
-        yield observed.observation.now + timedelta(seconds=exposed.GATEWAY_SECONDS)
+        yield observed.observation.now + timedelta(seconds=optional_objects.GATEWAY_SECONDS)
     recheck = observed.observation.activity.recheck_seconds
     yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
     yield caches.binding_deadline(observed)
@@ -162,3 +168,36 @@ def _next_try(observation: Observation) -> datetime:
     waited = (observation.now - since).total_seconds() if since is not None else 0.0
     least, most = REFUSED_SECONDS
     return observation.now + timedelta(seconds=min(most, max(least, waited / 2)))
+
+
+_STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."
+_UNKNOWN = "The operator could not observe this. See condition Ready."
+
+
+def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
+    """Return the status with Ready=False for this reason, and with Accepted=False and Stalled=True if only a change of the spec helps.
+
+    Other conditions keep their last observed state. Conditions that are always set are Unknown until they have been observed.
+
+    Args:
+        previous: The last written status.
+        reason: One of the documented reasons.
+        message: The failure, and how the user can fix it.
+        generation: The generation of the object.
+        now: The current time as in a condition.
+    """
+    failure = Verdict(FALSE, reason, message)
+    verdicts = {READY: failure}
+    if reason == Reason.INVALID_SPEC:
+        verdicts |= {ACCEPTED: failure, STALLED: Verdict(TRUE, reason, _STALLED)}
+    kept = {condition.type: condition for condition in previous.conditions if condition.type not in (*verdicts, STALLED)}
+    verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in ALWAYS if type not in (*verdicts, *kept)}
+    conditions = [*kept.values(), *set_conditions(previous.conditions, verdicts, generation=generation, now=now)]
+    return previous.model_copy(update={"observed_generation": generation, "conditions": sort_conditions(conditions)})
+
+
+def describe_invalid_spec(error: ValidationError) -> str:
+    """Describe the first error of a spec that the cluster's CRD accepts and the operator cannot parse."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}. The CRD in the cluster does not match the operator. Apply the CRD of this version of the operator."

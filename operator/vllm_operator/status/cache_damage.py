@@ -21,8 +21,8 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus, QuarantinedCache
 from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.pods.view import PodView
-from vllm_operator.status.observation.crashes import Crashes
-from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.crashes import Crashes
+from vllm_operator.status.observation import ObservedState
 
 MAX_QUARANTINED = 3
 """Maximum number of quarantined directories, because each costs a cold start. A volume that damages more files needs a person."""

@@ -1,10 +1,9 @@
-"""Exposed: the parts of the gateway or NetworkPolicy that have no effect; and the URL of the engine."""
+"""Exposed, Autoscaled and Protected: the objects that the spec asks for and that have no effect; and the URL of the engine."""
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.status.conditions import FALSE
-from vllm_operator.status.observation.observation import ObjectProblem, ObservedState
+from vllm_operator.api.conditions import FALSE, Reason, Verdict
+from vllm_operator.status.observation import ObjectProblem, ObservedState
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30
@@ -44,3 +43,25 @@ def url(observed: ObservedState) -> str | None:
     if not observed.serving and observed.observation.previous.url is None:
         return None
     return observed.observation.exposure.url or service_url(observed)
+
+
+_BUDGET = "PodDisruptionBudget"
+
+
+def autoscaled(observed: ObservedState) -> Verdict | None:
+    """Judge Autoscaled: the first problem with the autoscaler; None if there is none."""
+    problem = next((it for it in observed.observation.scaling if it.kind != _BUDGET), None)
+    if problem is None:
+        return None
+    say = observed.messages.say
+    if problem.reason == Reason.METRICS_API_MISSING:
+        return Verdict(FALSE, problem.reason, say("autoscaled.no_metrics", api=problem.detail))
+    if problem.reason == Reason.AUTOSCALER_EXISTS:
+        return Verdict(FALSE, problem.reason, say("autoscaled.exists", kind=problem.kind, autoscaler=problem.detail))
+    return judge_problem(observed, problem)
+
+
+def protected(observed: ObservedState) -> Verdict | None:
+    """Judge Protected: the problem with the PodDisruptionBudget; None if there is none."""
+    problem = next((it for it in observed.observation.scaling if it.kind == _BUDGET), None)
+    return judge_problem(observed, problem) if problem is not None else None

@@ -11,16 +11,23 @@ A start is stalled if it shows no sign of progress for too long. A log line, a n
 compiles for minutes without a log line. CPU use is more precise, if the cluster measures it. A start without CPU use gets no extra time for
 a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared memory)
 use CPU too.
+
+The number of requests of a draining Pod is in its log: vLLM writes a line with the running and waiting requests every 10 s while it is not
+idle, in all versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). The HTTP server cannot be asked: from 0.18 to 0.26 it accepts no
+connections while it drains (vllm/entrypoints/launcher.py), a NetworkPolicy may exclude the operator, and the permission for requests
+through the API server (`pods/proxy`) would allow requests to every Pod.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
 from vllm_operator.api import reading
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.reading import Manifest, RunKey
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
 from vllm_operator.caches.address import cache_key_of
@@ -30,9 +37,7 @@ from vllm_operator.logs.state import Stage, StartupState, UnreadLog
 from vllm_operator.logs.timeline import allowed_silence_seconds, infer_silence
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
-from vllm_operator.status.messages import Messages
-from vllm_operator.status.observation.draining import DrainingPod
-from vllm_operator.status.observation.knowledge import Knowledge
+from vllm_operator.status.knowledge import Knowledge, Messages
 
 DEFAULT_STALL_SECONDS = 600
 IDLE_CORES = 0.05
@@ -53,6 +58,15 @@ _NOT_SERVING_YET = frozenset(
         Phase.STARTING,
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingPod:
+    """A draining Pod. `until` is when it is killed at the latest; `requests` is the number of unfinished requests, None if unknown."""
+
+    name: str
+    until: datetime
+    requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +334,106 @@ def _wait_for_claim(view: PodView) -> PodView:
     """Distinguish a Pod that waits for its PVCs from one that fits no node. A new PVC is bound shortly afterwards."""
     waits = view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower()
     return replace(view, phase=Phase.WAITING_FOR_VOLUME) if waits else view
+
+
+def replicas(observed: ObservedState) -> int:
+    """Return the number of Pods, without terminating and failed ones. The Deployment's count follows a moment later."""
+    return sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
+
+
+def updated_replicas(observed: ObservedState) -> int | None:
+    """Return how many Pods run the current spec; None if the Deployment does not report it."""
+    return reading.integer(observed.observation.deployment, "status", "updatedReplicas")
+
+
+def is_rolled_out(observed: ObservedState) -> bool:
+    """Return whether all Pods run the current spec, according to the Deployment."""
+    deployment = observed.observation.deployment
+    observed_generation = reading.integer(deployment, "status", "observedGeneration")
+    if observed_generation is None:
+        return True
+    updated, counted = updated_replicas(observed) or 0, reading.integer(deployment, "status", "replicas") or 0
+    current = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
+    return current and updated >= observed.observation.wanted and counted <= updated
+
+
+def paused(observed: ObservedState) -> str:
+    """Return the name of the Deployment if it is paused, else an empty text."""
+    deployment = observed.observation.deployment
+    return reading.text(deployment, "metadata", "name") if reading.mapping(deployment, "spec").get("paused") is True else ""
+
+
+def is_current(observed: ObservedState, view: PodView) -> bool:
+    """Return whether a Pod has the current Pod template, according to the Deployment.
+
+    The Deployment counts such Pods. They are the Pods of the ReplicaSet that created the newest Pod.
+    """
+    deployment = observed.observation.deployment
+    observed_generation = reading.integer(deployment, "status", "observedGeneration")
+    if observed_generation is None:
+        return True
+    if observed_generation < (reading.integer(deployment, "metadata", "generation") or 0) or not updated_replicas(observed):
+        return False
+    pods = {reading.text(pod, "metadata", "name"): pod for pod in observed.observation.pods}
+    newest = max(pods.values(), key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+    return _template(pods.get(view.name)) == _template(newest)
+
+
+def _template(pod: Manifest | None) -> str:
+    return reading.text(pod, "metadata", "labels", "pod-template-hash")
+
+
+def creation_failure(observed: ObservedState) -> str | None:
+    """Return why the Deployment cannot create Pods, for example because of a quota or an admission policy; None if it can."""
+    failure = reading.named(observed.observation.deployment, "ReplicaFailure", "status", "conditions")
+    return (reading.text(failure, "message") or "no reason given") if failure.get("status") == "True" else None
+
+
+def selector(observed: ObservedState) -> str | None:
+    """Return the label selector of the Pods, for the scale subresource."""
+    chosen = reading.mapping(observed.observation.deployment, "spec", "selector", "matchLabels")
+    pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
+    return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.observation.previous.selector
+
+
+_LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRunning: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs")
+
+
+def why_no_pod(observed: ObservedState, role: Role) -> str:
+    """Return why a Job of the operator has no Pod: it has failed, or its Pod was refused. Empty if unknown."""
+    jobs = (job for job in observed.observation.jobs if reading.text(job, "metadata", "labels", COMPONENT_LABEL) == role.value)
+    for job in jobs:
+        failed = reading.named(job, "Failed", "status", "conditions")
+        if failed.get("status") == "True":
+            return reading.text(failed, "message") or reading.text(failed, "reason")
+        uid, name = reading.text(job, "metadata", "uid"), reading.text(job, "metadata", "name")
+        refused = observed.log.latest(uid=uid, name=name, kind="Job", reasons={"FailedCreate"})
+        if refused is not None:
+            return refused.message
+    return ""
+
+
+def draining_until(pod: Manifest) -> datetime | None:
+    """Return when a draining Pod is killed; None if the Pod is not draining.
+
+    A Pod is draining if it is being deleted, its engine has served and still runs, and a preStop hook delays the end.
+    """
+    engine = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
+    serves = reading.flag(engine, "started") and "running" in reading.mapping(engine, "state")
+    container = reading.named(pod, CONTAINER, "spec", "containers", key="name")
+    if not serves or not reading.mapping(container, "lifecycle", "preStop"):
+        return None
+    return reading.moment(pod, "metadata", "deletionTimestamp")  # includes the grace period
+
+
+def read_requests(lines: Iterable[str]) -> int | None:
+    """Return the running and waiting requests of an engine, from the last log line with these numbers; None without one.
+
+    With data parallelism there is a line for each rank, or one for all.
+    """
+    ranks: dict[str, int] = {}
+    for line in lines:
+        if found := _LOGGED.search(line):
+            number = int(found[3]) + int(found[4])
+            ranks = {"": number} if found[1] else {**{rank: n for rank, n in ranks.items() if rank}, found[2]: number}
+    return sum(ranks.values()) if ranks else None

@@ -3,22 +3,28 @@
 A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A recorded crash has been
 reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or `SETTLING_SECONDS` after the
 end, whichever comes first, so that the event of a crash names its cause.
+
+A crash that is in force is described by the condition `Crashed`. The record then omits the parts of that message that can be restored: the
+exit code from the Pod, and the texts from the signature and the line of the log. A restarted operator therefore describes the crash as
+before, even if the log is gone. Everything else is kept.
 """
 
-from collections.abc import Iterator, Set
+import re
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
+from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.pods.view import Phase, PodView, Termination, killed_by_probe
-from vllm_operator.status.observation.crash_record import restore
-from vllm_operator.status.observation.knowledge import match_container, match_pod
-from vllm_operator.status.observation.observation import ObservedState
+from vllm_operator.status.knowledge import match_container, match_pod
+from vllm_operator.status.observation import ObservedState
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
@@ -306,3 +312,41 @@ def reason(signature: str) -> str:
 
 def _rank_of(finding: Finding) -> tuple[bool, str, str]:
     return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
+
+
+_TEXTS = ("cause", "remedy", "reference")
+
+
+def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
+    """Omit texts that can be restored and that `said`, the message of the condition `Crashed`, contains."""
+    if _restore(crash, signatures) != crash or not all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
+        return crash
+    left_out: tuple[str, ...] = _TEXTS
+    if crash.pod in said and f"with exit code {crash.exit_code} " in said:
+        left_out = (*left_out, "exit_code")
+    return crash.model_copy(update=dict.fromkeys(left_out))
+
+
+def restore(crash: CrashStatus | None, signatures: Mapping[str, Signature]) -> CrashStatus | None:
+    """Return a recorded crash with its texts filled in. The exit code stays absent."""
+    return (_restore(crash, signatures) or crash) if crash is not None and crash.cause is None else crash
+
+
+def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashStatus | None:
+    """Fill in the texts of the signature with the values in the line of the log; None if no signature of the catalog has them."""
+    signature = signatures.get(crash.signature)
+    if signature is None or signature.is_user_defined:
+        return None
+    captures = _captures(signature, crash.excerpt or "").items()
+    cause, remedy = (wording.clean(fill_in(text, captures), 1000) for text in (signature.cause, signature.remedy))
+    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": signature.reference})
+
+
+def _captures(signature: Signature, line: str) -> dict[str, str]:
+    """Return the values of the pattern with the most captures. The line is bounded, and the patterns are the operator's own."""
+    found = [match.groupdict() for pattern in signature.patterns if (match := re.search(pattern.regex, line))]
+    return {name: value for name, value in max(found, key=_number_of_values, default={}).items() if value}
+
+
+def _number_of_values(captures: Mapping[str, str | None]) -> int:
+    return sum(value is not None for value in captures.values())

@@ -1,9 +1,9 @@
-"""Decide how to react to crashes, stalled starts and damaged caches: one `Decision`.
+"""Decide how to react to crashes, stalled starts and damaged caches: one `Decision`. `decide` is the only place for such decisions.
 
-A decision is written to the status first. The next reconciliation carries it out from there (`in_force`), so an operator that
-exits in between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by
-the same reconciliation, right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation
-of the spec. After giving up, only a change of the spec starts a new attempt, so there are no loops.
+A decision is written to the status first. The next reconciliation carries it out from there (`remedies`), so an operator that exits in
+between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by the same reconciliation,
+right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation of the spec. After giving
+up, only a change of the spec starts a new attempt, so there are no loops.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,10 @@ from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_r
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.pods.view import PodView
-from vllm_operator.status.observation import rollout
-from vllm_operator.status.observation.crashes import Crashes
-from vllm_operator.status.observation.observation import ObservedState
-from vllm_operator.status.remediation.cache_damage import CacheDamage, assess_cache_damage
-from vllm_operator.status.remediation.changes import Engine, exact_changes, patch_command
-from vllm_operator.status.remediation.in_force import current, in_words, recorded, remedied, settled, with_stalled
+from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
+from vllm_operator.status.crashes import Crashes
+from vllm_operator.status.observation import ObservedState, is_current
+from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled, with_stalled
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -189,7 +187,7 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
         now=reading.stamp(observed.observation.now) or "",
         captures=dict(finding.captures),
         during_start=finding.during_start,
-        is_current=rollout.is_current(observed, finding.view),
+        is_current=is_current(observed, finding.view),
         created_at=finding.view.created_at,
         serving=observed.serving,
     )

@@ -1,0 +1,300 @@
+"""Starts whose logs show whether caches were loaded or built, their durations, and estimates for the current start.
+
+The time left of a stage comes from the engine's own count, from the last start with the same caches, or from measurements. A start is late
+if it takes much longer than the last start with the same caches, or longer than its deadline. A first start may take minutes or an hour, so
+it is late only at its deadline.
+
+Warm starts are counted once, when the log says that the engine is ready, and only if a cold start with the same key was measured. The time
+of the last counted start is stored, so an operator that reads a log again counts nothing twice. A start is not counted if its log is read
+after the log of a later one, or of one that ended in the same second.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from vllm_operator.api import labels, reading
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheStatus
+from vllm_operator.catalog.rule_matching import Component
+from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.planning.engine.deadline import MAX_DEADLINE_SECONDS
+from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.status.observation import ObservedState, is_rolled_out
+from vllm_operator.text import wording
+
+
+@dataclass(frozen=True, slots=True)
+class StageDuration:
+    """Seconds of a stage in the last cold and the last warm start."""
+
+    stage: str
+    cold_seconds: int | None = None
+    warm_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start whose log shows whether caches were loaded or built. `seconds` is None until the engine is ready."""
+
+    state: StartupState
+    seconds: int | None
+    run: tuple[str, int]
+
+    @property
+    def evidence(self) -> CacheEvidence:
+        """The evidence about caches in the log."""
+        return self.state.cache
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the engine is ready, and loaded everything or built everything. Only such starts provide durations."""
+        return self.seconds is not None and (self.is_warm or self.is_cold)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the start loaded everything."""
+        return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the start built everything."""
+        return self.evidence.misses > 0 and self.evidence.hits == 0
+
+
+def last_start(observed: ObservedState) -> Start | None:
+    """Return the latest start with cache evidence in its log; None if there is none."""
+    starts = list(_starts(observed))
+    if not starts:
+        return None
+    view, state = max(starts, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
+    return Start(state, start_seconds(view, state), view.run)
+
+
+def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
+    """Return the warm starts of all Pods whose logs were read, oldest first: end time and seconds."""
+    found = ((Start(state, start_seconds(view, state), view.run), state.stage_since) for view, state in _starts(observed))
+    return sorted((ended, start.seconds) for start, ended in found if start.is_warm and start.seconds is not None and ended is not None)
+
+
+def _starts(observed: ObservedState) -> Iterator[tuple[PodView, StartupState]]:
+    """Yield Pods with the plan's caches and the logs of their starts that contain cache evidence."""
+    plan = observed.observation.outcome.plan
+    for view in (*observed.pods, *observed.primers):
+        is_of_plan = plan is None or observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
+        if is_of_plan and (state := observed.state(view)) is not None and _shows_caches(view, state):
+            yield view, state
+
+
+def start_seconds(view: PodView, state: StartupState) -> int | None:
+    """Return the seconds from the start of the container until the engine was ready; None until then."""
+    began = view.started_at or state.started_at
+    ended = state.stage_since if state.stage is Stage.READY else None
+    return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
+
+
+def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
+    """Return the stage durations of starts with this plan's caches, including the latest finished start."""
+    previous = observed.observation.previous.cache
+    known = read_stages(previous) if previous is not None and previous.key == plan.cache_key else []
+    start = last_start(observed)
+    return learn(known, start.state, is_warm=start.is_warm) if start is not None and start.is_finished else known
+
+
+def _shows_caches(view: PodView, state: StartupState) -> bool:
+    alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
+    return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)
+
+
+def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
+    """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
+    observation = observed.observation
+    previous = observation.previous.cache
+    was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
+    if observation.claim_name is None:
+        return None
+    primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
+    if not primed and observation.activity.is_priming:
+        return CacheState.PRIMING
+    served = observed.serving > 0 and is_rolled_out(observed) and observation.outcome.plan is not None
+    if primed or served or was_warm:
+        return CacheState.WARM
+    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else None
+
+
+SHORTEST_KEPT_SECONDS = 5
+"""Minimum seconds of stages that are kept in the status."""
+
+
+def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, datetime], ...]:
+    """Return the stages that a start has completed, with their start and end times."""
+    times = [(stage, time) for stage, time in state.entered if time is not None]
+    return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
+
+
+def read_stages(cache: CacheStatus) -> list[StageDuration]:
+    """Return the durations in the status, in stage order."""
+    cold, warm = cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {}
+    return [StageDuration(stage, cold.get(stage), warm.get(stage)) for stage in Stage if stage in cold or stage in warm]
+
+
+def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:
+    """Return the durations updated with a finished start."""
+    durations = {entry.stage: entry for entry in known}
+    for stage, began, ended in completed_stages(state):
+        seconds = round((ended - began).total_seconds())
+        if seconds > LONGEST_STAGE_SECONDS:
+            continue
+        entry = durations.get(stage, StageDuration(stage))
+        if seconds >= SHORTEST_KEPT_SECONDS or stage in durations:
+            seconds = max(0, seconds)
+            durations[stage] = replace(entry, warm_seconds=seconds) if is_warm else replace(entry, cold_seconds=seconds)
+    order = list(Stage)
+    return sorted(durations.values(), key=lambda entry: order.index(Stage(entry.stage)) if entry.stage in order else len(order))[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated seconds of a stage. `where` describes the measurement; empty for the last start with the same caches."""
+
+    seconds: int
+    where: str
+    since: datetime | None
+
+    @property
+    def until(self) -> datetime | None:
+        """Estimated end of the stage; None if its start is unknown."""
+        return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
+
+
+def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Estimate | None:
+    """Return the estimate for the current stage; None if nothing is known."""
+    learned = _learned(observed, stage, state)
+    if learned:
+        return Estimate(wording.rounded(learned), "", state.stage_since)
+    plan = observed.observation.outcome.plan
+    if plan is None:
+        return None
+    has_experts = any(choice.component == Component.MOE for choice in plan.backends)
+    measured = observed.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
+    seconds = measured.stages.get(stage, {}).get("warm" if is_warm(observed, state) else "cold")
+    return Estimate(wording.rounded(seconds), measured.where, state.stage_since) if seconds else None
+
+
+def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
+    """Return the estimated seconds left in the current stage; None if unknown, or if the estimate is exceeded."""
+    if counted is not None and not state.silent_stage_inferred:
+        return by_count(counted)
+    known = estimate(observed, stage, state)
+    if known is None or known.until is None:
+        return None
+    left = (known.until - observed.observation.now).total_seconds()
+    return wording.rounded(left) if left > 0 else None
+
+
+def by_count(counted: Progress) -> int | None:
+    """Return the seconds left according to a count; None if the count has no estimate or is complete."""
+    if counted.eta_seconds is None or not 0 < counted.eta_seconds <= LONGEST_STAGE_SECONDS or counted.completed >= counted.total:
+        return None
+    return wording.rounded(counted.eta_seconds)
+
+
+def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
+    """Return the stage's seconds in the last start with this cache key that was cold or warm like the current one."""
+    plan = observed.observation.outcome.plan
+    known = next((entry for entry in known_stages(observed, plan) if entry.stage == stage), None) if plan is not None else None
+    if known is None:
+        return None
+    return known.warm_seconds if is_warm(observed, state) else known.cold_seconds
+
+
+def is_warm(observed: ObservedState, state: StartupState) -> bool:
+    """Return whether a start finds compiled artifacts, as far as known."""
+    plan = observed.observation.outcome.plan
+    return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
+
+
+LONGEST_START_SECONDS = 30 * 86_400
+"""Limit of the time that a startup probe allows. Larger values lead to dates that Python cannot represent."""
+LATE_FACTOR = 2
+"""A start is late after this multiple of the last start's duration with the same caches."""
+SLACK_SECONDS = 600
+"""A start is never late before it takes this much longer than the last one, because a slower disk or hub costs minutes."""
+_KUBELET_PERIOD_SECONDS = 10
+"""Default of a probe's `periodSeconds`."""
+_IN_PROGRESS = frozenset({Phase.WAITING_FOR_VOLUME, Phase.IMAGE_PULLING, Phase.SCHEDULING, Phase.CREATING, Phase.STARTING})
+
+
+@dataclass(frozen=True, slots=True)
+class StartClock:
+    """A start in progress: its start time (UTC), and the seconds after which it is late."""
+
+    began: datetime
+    late_after_seconds: int
+
+    @property
+    def late_at(self) -> datetime:
+        """Time at which the start becomes late."""
+        return self.began + timedelta(seconds=self.late_after_seconds)
+
+
+def start_clock(observed: ObservedState) -> StartClock | None:
+    """Return the clock of the start that becomes late first; None if none is in progress."""
+    return min(_clocks(observed), key=lambda clock: clock.late_at, default=None)
+
+
+def _clocks(observed: ObservedState) -> Iterator[StartClock]:
+    for view in observed.starting:
+        began = view.started_at or view.created_at
+        if view.phase in _IN_PROGRESS and began is not None:
+            yield StartClock(began, _late_after(observed, view))
+
+
+def _late_after(observed: ObservedState, view: PodView) -> int:
+    deadline = _probe_seconds(observed, view) or _deadline(observed)
+    usual = _usual_seconds(observed, observed.state(view))
+    return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
+
+
+def _deadline(observed: ObservedState) -> int:
+    plan = observed.observation.resource.pinned or observed.observation.outcome.plan
+    return plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS
+
+
+def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
+    """Return the seconds of the last start with the same caches; None without one."""
+    plan, known = observed.observation.outcome.plan, observed.observation.previous.cache
+    if plan is None or known is None or known.key != plan.cache_key:
+        return None
+    return known.warm_start_seconds if is_warm(observed, state or StartupState()) else known.cold_start_seconds
+
+
+def _probe_seconds(observed: ObservedState, view: PodView) -> int | None:
+    """Return the seconds that the Pod's startup probe allows. `podTemplate` may override the spec. None without a probe."""
+    pods = (*observed.observation.pods, *observed.observation.primers)
+    pod = next((pod for pod in pods if reading.text(pod, "metadata", "uid") == view.uid), {})
+    probe = reading.mapping(reading.named(pod, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")
+    failures = reading.integer(probe, "failureThreshold")
+    delay, period = reading.integer(probe, "initialDelaySeconds") or 0, reading.integer(probe, "periodSeconds") or _KUBELET_PERIOD_SECONDS
+    return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None
+
+
+def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str, Any]:
+    """Return the fields of `status.cache` that count warm starts, including starts that ended since the last reconciliation.
+
+    Args:
+        observed: The observed state.
+        cold_seconds: Duration of a cold start with the same key; None if none was measured, so that nothing is counted.
+    """
+    before = observed.observation.previous.cache or CacheStatus()
+    until = before.counted_until or ""
+    new = [(ended, seconds) for ended, seconds in warm_starts(observed) if (reading.stamp(ended) or "") > until]
+    if not new or cold_seconds is None:
+        return {name: getattr(before, name) for name in ("warm_starts", "saved_seconds", "counted_until")}
+    return {
+        "warm_starts": (before.warm_starts or 0) + len(new),
+        "saved_seconds": (before.saved_seconds or 0) + sum(max(0, cold_seconds - seconds) for _, seconds in new),
+        "counted_until": reading.stamp(new[-1][0]),
+    }
