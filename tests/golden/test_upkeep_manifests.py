@@ -9,8 +9,7 @@ import yaml
 
 from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from support.observations import NOW
-from vllm_operator.api.adapters import SecretReference
-from vllm_operator.api.operation import Prefetch, Publish, Storage, WeightsSpec
+from vllm_operator.api.operation import Prefetch, Publish, SecretReference, Storage, WeightsSpec
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.cleaning import render_cleaning
 from vllm_operator.caches.context import CacheContext

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from vllm_operator.api.backends import BackendsSpec
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.notes import order
 from vllm_operator.catalog.rule_matching import RuleInput

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from support.backends import chosen, knowledge, notes_of
-from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.plan import ChosenBy
+from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable

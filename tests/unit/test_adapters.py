@@ -12,8 +12,8 @@ from support.gpus import real_node
 from support.operators import Bench, known_crashes
 from support.plans import known
 from support.plans import made as made_plan
-from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import AdapterSpec
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.kube.client import POD
 from vllm_operator.logs.parser import StartupParser

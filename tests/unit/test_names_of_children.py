@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.fleet import Fleet
 from support.operators import Bench
-from vllm_operator.api.names import is_name
+from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of
 from vllm_operator.api.rules import NAME

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.plan import ChosenBy
-from vllm_operator.api.spec import Distribution
+from vllm_operator.api.spec import BackendsSpec, Distribution
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, load_selectors, parse_selectors

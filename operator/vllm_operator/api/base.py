@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from vllm_operator.api.names import NAME_LIMIT, NAME_PATTERN
+from vllm_operator.api.labels import NAME_LIMIT, NAME_PATTERN
 
 DEPTH_LIMIT = 100
 """Maximum depth of an object without a schema, in levels. Deeper levels are not read."""
@@ -84,9 +84,15 @@ FORM = "x-form"
 """Key of the message for a pattern in a JSON schema. Not part of the CRD."""
 
 
-def form(words: str) -> dict[str, Any]:
-    """Return the schema entry for a message about a valid value."""
-    return {FORM: words}
+def form(limit: int, pattern: str, words: str, **constraints: Any) -> Any:
+    """Return the form of a string: its maximum length, its pattern, and `words` that say what a valid value looks like."""
+    return Field(max_length=limit, pattern=pattern, json_schema_extra={FORM: words}, **constraints)
+
+
+def optional(description: str, *markers: Mapping[str, Any], **constraints: Any) -> Any:
+    """Return a field that may be absent, because the operator has a default. `markers` are further entries of its schema."""
+    extra = {name: value for each in markers for name, value in each.items()}
+    return Field(default=None, description=description, json_schema_extra=extra or None, **constraints)
 
 
 Text = Annotated[str, Field(max_length=1024)]
@@ -98,156 +104,98 @@ SPACES = r" \t\n\f\r"
 _HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
 ModelURI = Annotated[
     str,
-    Field(
-        max_length=1024,
-        pattern=rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$",
-        json_schema_extra=form(
-            "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
-            "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store"
-        ),
+    form(
+        1024,
+        rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$",
+        "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
+        "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store",
     ),
 ]
 AdapterURI = Annotated[
     str,
-    Field(
-        max_length=1024,
-        pattern=rf"^({_HUB_OR_CLAIM})$",
-        json_schema_extra=form(
-            "write hf://organisation/name for an adapter on the hub, or pvc://claim/path for an adapter on a PersistentVolumeClaim"
-        ),
+    form(
+        1024,
+        rf"^({_HUB_OR_CLAIM})$",
+        "write hf://organisation/name for an adapter on the hub, or pvc://claim/path for an adapter on a PersistentVolumeClaim",
     ),
 ]
-Image = Annotated[
-    str,
-    Field(
-        max_length=1024,
-        pattern=rf"^[^{SPACES}]+$",
-        json_schema_extra=form("write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1"),
-    ),
-]
+Image = Annotated[str, form(1024, rf"^[^{SPACES}]+$", "write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1")]
 Repository = Annotated[
     str,
-    Field(
-        max_length=255,
-        pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$",
-        json_schema_extra=form("write a repository with its registry and without a tag, for example registry.example/team/vllm-caches"),
+    form(
+        255,
+        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$",
+        "write a repository with its registry and without a tag, for example registry.example/team/vllm-caches",
     ),
 ]
 ArtifactReference = Annotated[
     str,
-    Field(
-        max_length=327,
-        pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$",
-        json_schema_extra=form(
-            "write a repository with its registry and a digest, for example registry.example/team/caches@sha256:0123 and so on"
-        ),
+    form(
+        327,
+        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$",
+        "write a repository with its registry and a digest, for example registry.example/team/caches@sha256:0123 and so on",
     ),
 ]
 EngineVersion = Annotated[
-    str,
-    Field(
-        max_length=64,
-        pattern=r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$",
-        json_schema_extra=form("write a vLLM version such as 0.20.1 (not latest or nightly)"),
-    ),
+    str, form(64, r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$", "write a vLLM version such as 0.20.1 (not latest or nightly)")
 ]
 FlagName = Annotated[
     str,
-    Field(
-        max_length=128,
-        pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
-        json_schema_extra=form("write the name of one flag, such as max-model-len, and put its value into the field value"),
+    form(
+        128, r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$", "write the name of one flag, such as max-model-len, and put its value into the field value"
     ),
 ]
 CommandLineWord = Annotated[
     str,
-    Field(
-        max_length=4096,
-        pattern=r"^($|[^-]|-([^-A-Za-z]|$)|--?[A-Za-z][A-Za-z0-9._-]*(=|$))",
-        json_schema_extra=form("write each word by itself: --max-model-len and then 8192, or --max-model-len=8192"),
+    form(
+        4096,
+        r"^($|[^-]|-([^-A-Za-z]|$)|--?[A-Za-z][A-Za-z0-9._-]*(=|$))",
+        "write each word by itself: --max-model-len and then 8192, or --max-model-len=8192",
     ),
 ]
 VariableName = Annotated[
     str,
-    Field(
-        max_length=256,
-        pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
-        json_schema_extra=form("write letters, digits and _ only, not starting with a digit, and put the value into the field value"),
+    form(
+        256,
+        r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
+        "write letters, digits and _ only, not starting with a digit, and put the value into the field value",
     ),
 ]
 Architecture = Annotated[
     str,
-    Field(
-        max_length=16,
-        pattern=r"^sm_[0-9]{2,3}$",
-        json_schema_extra=form(
-            "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)"
-        ),
+    form(
+        16,
+        r"^sm_[0-9]{2,3}$",
+        "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)",
     ),
 ]
 Product = Annotated[
     str,
-    Field(
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$",
-        json_schema_extra=form("write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
-    ),
+    form(128, r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", "write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
 ]
 MigProfile = Annotated[
     str,
-    Field(
-        max_length=32,
-        pattern=r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$",
-        json_schema_extra=form("write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"),
+    form(
+        32, r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$", "write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"
     ),
 ]
-MigUUID = Annotated[
-    str,
-    Field(
-        max_length=64,
-        pattern=r"^MIG-[0-9A-Za-z/-]+$",
-        json_schema_extra=form("write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-"),
-    ),
-]
+MigUUID = Annotated[str, form(64, r"^MIG-[0-9A-Za-z/-]+$", "write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-")]
 GpuUUID = Annotated[
     str,
-    Field(
-        max_length=64,
-        pattern=r"^GPU-[0-9A-Za-z-]+$",
-        json_schema_extra=form(
-            "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)"
-        ),
+    form(
+        64,
+        r"^GPU-[0-9A-Za-z-]+$",
+        "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)",
     ),
 ]
-Backend = Annotated[
-    str,
-    Field(
-        max_length=64,
-        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
-        json_schema_extra=form("write Auto, or the name of one backend in vLLM (letters, digits, _ and -)"),
-    ),
-]
+Backend = Annotated[str, form(64, r"^[A-Za-z][A-Za-z0-9_-]*$", "write Auto, or the name of one backend in vLLM (letters, digits, _ and -)")]
 WeightSize = Annotated[
-    str,
-    Field(
-        max_length=32,
-        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
-        json_schema_extra=form("write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
-    ),
+    str, form(32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)")
 ]
 HostPath = Annotated[
-    str,
-    Field(
-        max_length=1024,
-        pattern=rf"^/[^/{SPACES}:.][^{SPACES}:]*$",
-        json_schema_extra=form("write an absolute path other than /, such as /var/cache/vllm-operator"),
-    ),
+    str, form(1024, rf"^/[^/{SPACES}:.][^{SPACES}:]*$", "write an absolute path other than /, such as /var/cache/vllm-operator")
 ]
 VolumeSize = Annotated[
     str,
-    Field(
-        max_length=32,
-        pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$",
-        json_schema_extra=form("write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
-    ),
+    form(32, r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
 ]

@@ -21,23 +21,8 @@ Schema = dict[str, Any]
 
 INT32_MAX = 2**31 - 1
 KEYWORDS = (
-    "description",
-    "type",
-    "format",
-    "enum",
-    "default",
-    "minimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minItems",
-    "maxItems",
-    "items",
-    "additionalProperties",
-    "maxProperties",
-    "required",
-    "properties",
+    *("description", "type", "format", "enum", "default", "minimum", "maximum", "minLength", "maxLength", "pattern"),
+    *("minItems", "maxItems", "items", "additionalProperties", "maxProperties", "required", "properties"),
 )
 """Keywords of JSON schema that are kept, in the order of the output. `x-kubernetes-*` follows."""
 READY = '.status.conditions[?(@.type=="Ready")]'
@@ -113,10 +98,7 @@ def custom_resource_definition() -> dict[str, Any]:
         },
         "additionalPrinterColumns": _columns(),
         "schema": {
-            "openAPIV3Schema": {
-                **_object_schema(description, spec=spec, status=status),
-                "x-kubernetes-validations": [dict(rules.NAME)],
-            }
+            "openAPIV3Schema": {**_object_schema(description, spec=spec, status=status), "x-kubernetes-validations": [dict(rules.NAME)]}
         },
     }
     return _definition(labels.KIND, labels.PLURAL, version, short_names=(labels.SHORT_NAME,))

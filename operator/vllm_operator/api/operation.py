@@ -1,16 +1,40 @@
-"""Parts of `spec`: storage of caches and weights, rollout, Service, start, remediation, preset.
+"""Parts of `spec` about operation: storage, rollout, Service and gateway, autoscaling, start, remediation, preset.
 
 Model, engine and GPUs are in `vllm_operator.api.spec`.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.adapters import SecretReference
-from vllm_operator.api.base import ArtifactReference, HostPath, Model, Name, Repository, VolumeSize, checked_by
+from vllm_operator.api.base import (
+    SPACES,
+    ArtifactReference,
+    HostPath,
+    Model,
+    Name,
+    Repository,
+    VolumeSize,
+    checked_by,
+    list_atomic,
+    open_objects,
+    optional,
+)
+
+
+class SecretReference(Model):
+    """A Secret in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+
+
+class SecretKeyReference(Model):
+    """A key of a Secret in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+    key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret. Default: token.")
 
 
 class Storage(StrEnum):
@@ -33,17 +57,12 @@ class AccessMode(StrEnum):
 class ClaimVolume(Model):
     """A PersistentVolumeClaim that the operator creates."""
 
-    size: VolumeSize | None = Field(
-        default=None,
-        description="Requested size. Default: 20Gi for caches; for weights, a size that fits the model. "
-        "It can be increased later if the storage class allows volume expansion.",
+    size: VolumeSize | None = optional(
+        "Requested size. Default: 20Gi for caches; for weights, a size that fits the model. It can be increased later if the storage "
+        "class allows volume expansion."
     )
-    storage_class_name: str | None = Field(
-        default=None, max_length=253, description="StorageClass. Default: the default StorageClass of the cluster."
-    )
-    access_mode: AccessMode | None = Field(
-        default=None, description="Access mode. Replicas on several nodes need ReadWriteMany. Default: ReadWriteOnce."
-    )
+    storage_class_name: str | None = optional("StorageClass. Default: the default StorageClass of the cluster.", max_length=253)
+    access_mode: AccessMode | None = optional("Access mode. Replicas on several nodes need ReadWriteMany. Default: ReadWriteOnce.")
 
 
 class OnDelete(StrEnum):
@@ -56,25 +75,18 @@ class OnDelete(StrEnum):
 class StorageSpec(Model):
     """Storage of files between starts."""
 
-    storage: Storage | None = Field(
-        default=None,
-        description="SharedClaim: one PersistentVolumeClaim for all replicas. ClaimPerReplica: an empty one for each Pod, deleted with the "
-        "Pod. HostPath: a directory on each node, which remains when the Pod is deleted. EmptyDir: deleted with the Pod. "
-        "Default: HostPath if `hostPath` is set, else SharedClaim.",
+    storage: Storage | None = optional(
+        "SharedClaim: one PersistentVolumeClaim for all replicas. ClaimPerReplica: an empty one for each Pod, deleted with the Pod. "
+        "HostPath: a directory on each node, which remains when the Pod is deleted. EmptyDir: deleted with the Pod. Default: HostPath if "
+        "`hostPath` is set, else SharedClaim."
     )
-    claim_name: Name | None = Field(
-        default=None, description="Name of an existing PersistentVolumeClaim to use. Several VLLMDeployments can share it."
+    claim_name: Name | None = optional("Name of an existing PersistentVolumeClaim to use. Several VLLMDeployments can share it.")
+    volume: ClaimVolume | None = optional("PersistentVolumeClaim that the operator creates for SharedClaim or ClaimPerReplica.")
+    host_path: HostPath | None = optional(
+        "Directory on the nodes for HostPath. It is created if missing. Default: /var/cache/vllm-operator."
     )
-    volume: ClaimVolume | None = Field(
-        default=None, description="PersistentVolumeClaim that the operator creates for SharedClaim or ClaimPerReplica."
-    )
-    host_path: HostPath | None = Field(
-        default=None, description="Directory on the nodes for HostPath. It is created if missing. Default: /var/cache/vllm-operator."
-    )
-    on_delete: OnDelete | None = Field(
-        default=None,
-        description="Retain or Delete the PersistentVolumeClaim that the operator created for SharedClaim when this object is deleted. "
-        "Default: Retain.",
+    on_delete: OnDelete | None = optional(
+        "Retain or Delete the PersistentVolumeClaim that the operator created for SharedClaim when this object is deleted. Default: Retain."
     )
 
 
@@ -104,31 +116,26 @@ class ArtifactSpec(Model):
     """Caches in a container registry. Pods fill an empty cache directory from there before the engine starts."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.ARTIFACT))
-    repository: Repository | None = Field(
-        default=None,
-        description="Repository of the artifacts, for example registry.example/team/vllm-caches. The tag follows from the image, the GPU, "
-        "the model and the settings of the engine.",
+    repository: Repository | None = optional(
+        "Repository of the artifacts, for example registry.example/team/vllm-caches. The tag follows from the image, the GPU, the model "
+        "and the settings of the engine."
     )
-    reference: ArtifactReference | None = Field(
-        default=None, description="Fetch exactly this artifact, by digest, instead of the one with the tag in `repository`."
+    reference: ArtifactReference | None = optional(
+        "Fetch exactly this artifact, by digest, instead of the one with the tag in `repository`."
     )
-    publish: Publish | None = Field(
-        default=None,
-        description="WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Caches that no Job "
-        "can mount (EmptyDir, ClaimPerReplica, HostPath) are pushed by a primer before a rollout. Default: Never.",
+    publish: Publish | None = optional(
+        "WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Caches that no Job can mount "
+        "(EmptyDir, ClaimPerReplica, HostPath) are pushed by a primer before a rollout. Default: Never."
     )
-    policy: ArtifactPolicy | None = Field(
-        default=None,
-        description="Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred.",
+    policy: ArtifactPolicy | None = optional(
+        "Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred."
     )
-    pull_secret_ref: SecretReference | None = Field(
-        default=None,
-        description="Secret of type kubernetes.io/dockerconfigjson for fetching. A key `ca.crt` in it adds a certificate authority. "
-        "Default: anonymous access.",
+    pull_secret_ref: SecretReference | None = optional(
+        "Secret of type kubernetes.io/dockerconfigjson for fetching. A key `ca.crt` in it adds a certificate authority. Default: "
+        "anonymous access."
     )
-    push_secret_ref: SecretReference | None = Field(
-        default=None,
-        description="Secret of the same form for publishing. Only the container that publishes mounts it. Default: anonymous access.",
+    push_secret_ref: SecretReference | None = optional(
+        "Secret of the same form for publishing. Only the container that publishes mounts it. Default: anonymous access."
     )
 
 
@@ -136,10 +143,8 @@ class CacheSpec(StorageSpec):
     """Storage of compiled kernels and graphs between starts."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
-    priming: Priming | None = Field(
-        default=None, description="Whether one Pod fills empty caches before the other Pods start. Default: Auto."
-    )
-    artifact: ArtifactSpec | None = Field(default=None, description="Caches in a container registry, for Pods on any node or cluster.")
+    priming: Priming | None = optional("Whether one Pod fills empty caches before the other Pods start. Default: Auto.")
+    artifact: ArtifactSpec | None = optional("Caches in a container registry, for Pods on any node or cluster.")
 
 
 class Prefetch(StrEnum):
@@ -153,10 +158,9 @@ class WeightsSpec(StorageSpec):
     """Storage of downloaded weights between starts, separate from the caches."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE, rules.PREFETCH_TO_CLAIM))
-    prefetch: Prefetch | None = Field(
-        default=None,
-        description="BeforeStart: a Job without a GPU downloads the weights to the shared PersistentVolumeClaim before Pods start. The "
-        "engines then use exactly that commit, and do not ask the hub. Never: each engine downloads what is missing. Default: Never.",
+    prefetch: Prefetch | None = optional(
+        "BeforeStart: a Job without a GPU downloads the weights to the shared PersistentVolumeClaim before Pods start. The engines then "
+        "use exactly that commit, and do not ask the hub. Never: each engine downloads what is missing. Default: Never."
     )
 
 
@@ -171,30 +175,19 @@ class RolloutStrategy(StrEnum):
 class RolloutSpec(Model):
     """Replacement of Pods when the spec changes."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.ROLLING_UPDATE_FIELDS, rules.ROLLING_UPDATE_MOVES))
-    strategy: RolloutStrategy | None = Field(
-        default=None,
-        description="Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto.",
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ROLLOUT))
+    strategy: RolloutStrategy | None = optional(
+        "Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto."
     )
-    max_surge: int | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="Maximum number of Pods above `replicas` during a rolling update. Each needs free GPUs. Default: 0, or 1 if "
-        "`maxUnavailable` is 0.",
+    max_surge: Annotated[int, Field(ge=0, le=1000)] | None = optional(
+        "Maximum number of Pods above `replicas` during a rolling update. Each needs free GPUs. Default: 0, or 1 if `maxUnavailable` is 0."
     )
-    max_unavailable: int | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="Maximum number of unavailable Pods during a rolling update. Default: 1, or 0 if `maxSurge` is more than 0.",
+    max_unavailable: int | None = optional(
+        "Maximum number of unavailable Pods during a rolling update. Default: 1, or 0 if `maxSurge` is more than 0.", ge=0, le=1000
     )
-    drain_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        le=3600,
-        description="Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. "
-        "With 0 they are aborted. Default: 60.",
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
+        "Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. With 0 they are "
+        "aborted. Default: 60."
     )
 
 
@@ -212,20 +205,14 @@ AnnotationValue = Annotated[str, Field(max_length=4096)]
 class ServiceSpec(Model):
     """The Service in front of the replicas."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.CLASS_OF_LOAD_BALANCER, rules.LOAD_BALANCER_CLASS_STAYS))
-    port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service. Default: 8000.")
-    type: ServiceType | None = Field(default=None, description="Type of the Service. Default: ClusterIP.")
-    annotations: dict[str, AnnotationValue] | None = Field(
-        default=None,
-        max_length=32,
-        description="Annotations of the Service, for example for the load balancer of a cloud provider.",
-        json_schema_extra=checked_by(rules.OWN_ANNOTATIONS),
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.SERVICE))
+    port: int | None = optional("Port of the Service. Default: 8000.", ge=1, le=65535)
+    type: ServiceType | None = optional("Type of the Service. Default: ClusterIP.")
+    annotations: Annotated[dict[str, AnnotationValue], Field(max_length=32)] | None = optional(
+        "Annotations of the Service, for example for the load balancer of a cloud provider.", checked_by(rules.OWN_ANNOTATIONS)
     )
-    load_balancer_class: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=256,
-        description="Implementation of the load balancer, for a Service of the type LoadBalancer. Default: that of the cluster.",
+    load_balancer_class: Annotated[str, Field(min_length=1, max_length=256)] | None = optional(
+        "Implementation of the load balancer, for a Service of the type LoadBalancer. Default: that of the cluster."
     )
 
 
@@ -245,6 +232,112 @@ class AuthSpec(Model):
     )
 
 
+Hostname = Annotated[str, Field(min_length=1, max_length=253)]
+Peer = Annotated[
+    dict[str, Any],
+    Field(
+        json_schema_extra=open_objects(
+            podSelector="Pods by label, in this namespace or in the selected ones.",
+            namespaceSelector="Namespaces by label.",
+            ipBlock="A range of addresses.",
+        )
+    ),
+]
+
+
+class NetworkPolicySpec(Model):
+    """A NetworkPolicy for the Pods. Only the port of the engine can be reached."""
+
+    ingress_from: Annotated[list[Peer], Field(max_length=32)] | None = optional(
+        "Who may connect to the engine, as in `ingress[].from` of a NetworkPolicy. It includes the scraper of metrics. Default: everybody "
+        "who can reach the Pods.",
+        list_atomic(),
+    )
+
+
+class GatewayReference(Model):
+    """A Gateway, as in `parentRefs` of an HTTPRoute."""
+
+    name: Name = Field(description="Name of the Gateway.")
+    namespace: Name | None = optional("Namespace of the Gateway. Default: that of this object.")
+    section_name: Name | None = optional("Listener of the Gateway. Default: all.")
+
+
+class FailureMode(StrEnum):
+    """What a gateway does while the endpoint picker does not answer."""
+
+    FAIL_OPEN = "FailOpen"
+    FAIL_CLOSE = "FailClose"
+
+
+class EndpointPicker(Model):
+    """The Service of an endpoint picker. The operator does not create it."""
+
+    name: Name = Field(description="Name of the Service, in the same namespace.")
+    port: int = Field(default=9002, ge=1, le=65535, description="Port of the Service. Default: 9002.")
+    failure_mode: FailureMode | None = optional(
+        "FailClose: refuse requests while it does not answer. FailOpen: pick any Pod. Default: FailClose."
+    )
+
+
+class InferencePoolSpec(Model):
+    """An InferencePool of the Pods, for gateways that choose a Pod by its load and its cached prefixes."""
+
+    endpoint_picker: EndpointPicker = Field(description="The endpoint picker that chooses a Pod for each request.")
+
+
+class GatewaySpec(Model):
+    """An HTTPRoute from a Gateway to the engine. The chart of the operator must allow it (`integrations.gateway`)."""
+
+    parent_refs: list[GatewayReference] = Field(
+        min_length=1, max_length=8, description="Gateways that serve the route.", json_schema_extra=list_atomic()
+    )
+    hostnames: list[Hostname] | None = optional("Hosts of the route. Default: all hosts of the Gateway.", list_atomic(), max_length=16)
+    inference_pool: InferencePoolSpec | None = optional("Route to an InferencePool instead of to the Service.")
+
+
+class ScalingMetric(StrEnum):
+    """What of an engine is compared with the target."""
+
+    WAITING_REQUESTS = "WaitingRequests"
+    RUNNING_REQUESTS = "RunningRequests"
+    KV_CACHE_USAGE = "KVCacheUsage"
+
+
+class KedaSpec(Model):
+    """KEDA asks Prometheus itself, so no adapter is needed, and can scale to zero and back."""
+
+    prometheus_address: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=rf"^https?://[^{SPACES}]+$",
+        description="URL of the Prometheus that scrapes the engines, for example http://prometheus.monitoring.svc:9090.",
+    )
+    activation_query: Annotated[str, Field(min_length=1, max_length=4096)] | None = optional(
+        "PromQL for the number of requests that wait in front of the engines, for example in a gateway. Replicas are created when it is "
+        "above 0. Required with `minReplicas: 0`, because without replicas there are no metrics of engines."
+    )
+
+
+class AutoscalingSpec(Model):
+    """A HorizontalPodAutoscaler, or a ScaledObject of KEDA, that sets `spec.replicas`."""
+
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.AUTOSCALING))
+    min_replicas: int | None = optional("Minimum number of replicas. 0 needs `keda`. Default: 1.", ge=0, le=1000)
+    max_replicas: int = Field(ge=1, le=1000, description="Maximum number of replicas.")
+    metric: ScalingMetric | None = optional(
+        "WaitingRequests: requests in the queue. RunningRequests: requests in progress. KVCacheUsage: used part of the KV cache. Default: "
+        "WaitingRequests."
+    )
+    target: Annotated[int, Field(ge=1, le=100_000)] | None = optional(
+        "Target of the metric per replica: a number of requests, or a percentage for KVCacheUsage. Default: 5 waiting or 64 running "
+        "requests, 80 percent."
+    )
+    keda: KedaSpec | None = optional(
+        "Use a ScaledObject of KEDA instead of a HorizontalPodAutoscaler. The chart of the operator must allow it (`integrations.keda`)."
+    )
+
+
 class OnStall(StrEnum):
     """What to do about a stalled start."""
 
@@ -256,28 +349,19 @@ class StartupSpec(Model):
     """Time limits of a start, and what to do about a stalled one."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.STALL_WITHIN_DEADLINE))
-    deadline_seconds: int | None = Field(
-        default=None,
-        ge=60,
-        le=86400,
-        description="Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to read "
-        "the weights at 100 MiB/s, and to download them at this speed if they are on the hub; three hours for weights of unknown size.",
+    deadline_seconds: Annotated[int, Field(ge=60, le=86400)] | None = optional(
+        "Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to read the weights "
+        "at 100 MiB/s, and to download them at this speed if they are on the hub; three hours for weights of unknown size."
     )
-    stall_timeout_seconds: int | None = Field(
-        default=None,
-        ge=30,
-        le=86400,
-        description="A start without progress for this long is reported as stalled. In stages that write no log, their usual duration "
-        "passes first. Default: 600.",
+    stall_timeout_seconds: Annotated[int, Field(ge=30, le=86400)] | None = optional(
+        "A start without progress for this long is reported as stalled. In stages that write no log, their usual duration passes first. "
+        "Default: 600."
     )
-    on_stall: OnStall | None = Field(
-        default=None,
-        description="Report: report a stalled start in the status. Restart: also delete the Pod, so that the Deployment creates a new one. "
-        "Default: Report.",
+    on_stall: OnStall | None = optional(
+        "Report: report a stalled start in the status. Restart: also delete the Pod, so that the Deployment creates a new one. Default: "
+        "Report."
     )
-    max_stall_restarts: int | None = Field(
-        default=None, ge=1, le=10, description="Maximum number of restarts of stalled starts for one spec. Default: 2."
-    )
+    max_stall_restarts: int | None = optional("Maximum number of restarts of stalled starts for one spec. Default: 2.", ge=1, le=10)
 
 
 class RemediationMode(StrEnum):
@@ -298,15 +382,13 @@ class OnUnrecoverableCrash(StrEnum):
 class RemediationSpec(Model):
     """What the operator does about crashes."""
 
-    mode: RemediationMode | None = Field(
-        default=None,
-        description="Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest.",
+    mode: RemediationMode | None = optional(
+        "Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest."
     )
-    max_attempts: int | None = Field(default=None, ge=1, le=10, description="Maximum number of remedies for one spec. Default: 2.")
-    on_unrecoverable_crash: OnUnrecoverableCrash | None = Field(
-        default=None,
-        description="What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. "
-        "KeepRestarting: nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting.",
+    max_attempts: int | None = optional("Maximum number of remedies for one spec. Default: 2.", ge=1, le=10)
+    on_unrecoverable_crash: OnUnrecoverableCrash | None = optional(
+        "What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. KeepRestarting: "
+        "nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting."
     )
 
 

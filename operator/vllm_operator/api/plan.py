@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map
+from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map, optional
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
@@ -31,23 +31,18 @@ class BackendChoice(Model):
         description="Rule: chosen by a rule of the operator. User: set in the spec. Engine: the default of vLLM; the operator sets nothing."
     )
     reason: Text = Field(description="Reason for the choice, in one sentence.")
-    source: str | None = Field(default=None, max_length=512, description="Source of this knowledge.")
-    alternatives: list[Annotated[str, Field(max_length=128)]] | None = Field(
-        default=None,
-        max_length=4,
-        description="Backends that vLLM may select instead at run time.",
-        json_schema_extra=list_atomic(),
+    source: str | None = optional("Source of this knowledge.", max_length=512)
+    alternatives: list[Annotated[str, Field(max_length=128)]] | None = optional(
+        "Backends that vLLM may select instead at run time.", list_atomic(), max_length=4
     )
-    observed: str | None = Field(
-        default=None, max_length=128, description="Backend that the log of the engine reports. Not recorded with the plan."
-    )
+    observed: str | None = optional("Backend that the log of the engine reports. Not recorded with the plan.", max_length=128)
 
 
 class GPUCandidate(Model):
     """A kind of GPU of the cluster when the plan was made."""
 
     gpu: str = Field(max_length=256, description="Number of GPUs that a replica would need, and their name.")
-    count: int | None = Field(default=None, ge=1, description="That number. Absent if the spec does not allow this kind of GPU.")
+    count: int | None = optional("That number. Absent if the spec does not allow this kind of GPU.", ge=1)
     verdict: str = Field(max_length=256, description="Why it was chosen, or why not.")
 
 
@@ -56,18 +51,18 @@ class PlannedVariable(Model):
 
     name: str = Field(max_length=256, description="Name of the variable.")
     value: str = Field(max_length=4096, description="Value of the variable.")
-    reason: Text | None = Field(default=None, description="Reason for the value.")
+    reason: Text | None = optional("Reason for the value.")
 
 
 class PlannedArgument(Model):
     """A flag that the operator passes to `vllm serve`."""
 
     name: str = Field(max_length=128, description="Flag with its leading dashes.")
-    value: str | None = Field(default=None, max_length=4096, description="Value. Absent for a flag without a value.")
-    values: list[Annotated[str, Field(max_length=4096)]] | None = Field(
-        default=None, max_length=64, description="Values of a flag that takes several.", json_schema_extra=list_atomic()
+    value: str | None = optional("Value. Absent for a flag without a value.", max_length=4096)
+    values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
+        "Values of a flag that takes several.", list_atomic(), max_length=64
     )
-    reason: Text | None = Field(default=None, description="Reason for the flag.")
+    reason: Text | None = optional("Reason for the flag.")
 
     @property
     def text(self) -> str | None:
@@ -80,9 +75,7 @@ class NodeRequirement(Model):
 
     key: str = Field(max_length=317, description="Key of the label.")
     operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
-    values: list[Annotated[str, Field(max_length=63)]] | None = Field(
-        default=None, max_length=64, description="Values for In and NotIn.", json_schema_extra=list_atomic()
-    )
+    values: list[Annotated[str, Field(max_length=63)]] | None = optional("Values for In and NotIn.", list_atomic(), max_length=64)
 
 
 class ModelFact(Model):
@@ -107,7 +100,7 @@ class PlannedWeights(Model):
         default=WeightsPlace.WITH_CACHES,
         description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.",
     )
-    volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
+    volume_size: str | None = optional("Size of their PersistentVolumeClaim.", max_length=32)
 
 
 class PlannedMemory(Model):
@@ -127,8 +120,8 @@ class EngineMemory(Model):
 class PlannedRequests(Model):
     """CPU and memory that the engine container requests, besides its GPUs."""
 
-    cpu: str | None = Field(default=None, max_length=32, description="CPU as a quantity. Absent if `spec.podTemplate` sets it.")
-    memory: str | None = Field(default=None, max_length=32, description="Memory as a quantity. Absent if `spec.podTemplate` sets it.")
+    cpu: str | None = optional("CPU as a quantity. Absent if `spec.podTemplate` sets it.", max_length=32)
+    memory: str | None = optional("Memory as a quantity. Absent if `spec.podTemplate` sets it.", max_length=32)
 
 
 class PlannedArtifact(Model):
@@ -152,10 +145,7 @@ class PlannedPreset(Model):
     name: str = Field(max_length=253, description="Name of the preset.")
     spec: dict[str, Any] = Field(description="Spec of the preset when the plan was made.", json_schema_extra=open_map())
     fields: list[Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=list,
-        max_length=256,
-        description="Fields of the spec that come from the preset.",
-        json_schema_extra=list_atomic(),
+        default_factory=list, max_length=256, description="Fields of the spec that come from the preset.", json_schema_extra=list_atomic()
     )
 
     def __str__(self) -> str:
@@ -165,74 +155,52 @@ class PlannedPreset(Model):
 class Plan(Model):
     """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
-    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
+    observed_generation: int | None = optional("Generation of the spec that the plan was made for.", ge=0)
+    spec_digest: str | None = optional("Digest of that spec without replicas.", max_length=64)
     catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
-    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
-    preset: PlannedPreset | None = Field(default=None, description="Preset of the plan. Absent without `spec.presetRef`.")
+    replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
+    preset: PlannedPreset | None = optional("Preset of the plan. Absent without `spec.presetRef`.")
     model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")
     tools_image: str = Field(max_length=1024, description="Image of the operator, from which Pods get its programs.")
-    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
+    engine_version: str | None = optional("vLLM version. Absent if unknown.", max_length=64)
     distribution: Distribution = Field(description="Build of vLLM in the image.")
-    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
-    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
-    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or MIG slice in MiB. Absent if unknown.")
+    architecture: str | None = optional("GPU architecture, for example sm_90. Absent if unknown.", max_length=16)
+    product: str | None = optional("GPU product. Absent if unknown.", max_length=128)
+    memory_mebibytes: int | None = optional("Memory of one GPU or MIG slice in MiB. Absent if unknown.", ge=0)
     resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
     count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
-    uuids: list[Annotated[str, Field(max_length=64)]] | None = Field(
-        default=None,
-        max_length=64,
-        description="UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.",
-        json_schema_extra=list_atomic(),
+    uuids: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] | None = optional(
+        "UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.",
+        list_atomic(),
     )
     node_requirements: list[NodeRequirement] = Field(
         default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
     )
     cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
     cache_key_parts: list[PlannedVariable] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Inputs of the cache key.",
-        json_schema_extra=list_map("name"),
+        default_factory=list, max_length=16, description="Inputs of the cache key.", json_schema_extra=list_map("name")
     )
-    cache_artifact: PlannedArtifact | None = Field(
-        default=None, description="How Pods fetch caches from a registry. Absent without `spec.cache.artifact`."
-    )
-    drain_seconds: int = Field(
-        default=0,
-        ge=0,
-        description="Seconds that requests in progress have to finish when a Pod stops.",
-    )
-    endpoint_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        description="Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.",
+    cache_artifact: PlannedArtifact | None = optional("How Pods fetch caches from a registry. Absent without `spec.cache.artifact`.")
+    drain_seconds: int = Field(default=0, ge=0, description="Seconds that requests in progress have to finish when a Pod stops.")
+    endpoint_seconds: int | None = optional(
+        "Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.", ge=0
     )
     deadline_seconds: int = Field(ge=0, description="Time limit of a start, in seconds.")
     requests: PlannedRequests = Field(default_factory=PlannedRequests, description="CPU and memory that the engine container requests.")
     weights: PlannedWeights = Field(default_factory=PlannedWeights, description="Storage of downloaded weights.")
-    resource_per_node: int | None = Field(
-        default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
+    resource_per_node: int | None = optional("Quantity of the resource on each of the chosen nodes. Absent if unknown.", ge=0)
+    provisioner: str | None = optional(
+        "What would add a node with these GPUs. Absent if there were nodes when the plan was made.", max_length=256
     )
-    provisioner: str | None = Field(
-        default=None,
-        max_length=256,
-        description="What would add a node with these GPUs. Absent if there were nodes when the plan was made.",
+    time_slices: int | None = optional(
+        "Pods that share each GPU by time-slicing. Absent if they do not, or if that is unknown.", ge=1, le=1024
     )
-    time_slices: int | None = Field(
-        default=None, ge=1, le=1024, description="Pods that share each GPU by time-slicing. Absent if they do not, or if that is unknown."
-    )
-    sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
-    memory: PlannedMemory | None = Field(
-        default=None, description="Predicted memory of one GPU. Absent if the sizes of the model are unknown."
-    )
-    policy: AcceleratorPolicy | None = Field(default=None, description="`spec.accelerator.policy` when the GPUs were chosen.")
-    candidates: list[GPUCandidate] | None = Field(
-        default=None,
-        max_length=16,
-        description="Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.",
-        json_schema_extra=list_atomic(),
+    sizing: SizingSpec | None = optional("`spec.sizing` when the GPUs were chosen.")
+    memory: PlannedMemory | None = optional("Predicted memory of one GPU. Absent if the sizes of the model are unknown.")
+    policy: AcceleratorPolicy | None = optional("`spec.accelerator.policy` when the GPUs were chosen.")
+    candidates: Annotated[list[GPUCandidate], Field(max_length=16)] | None = optional(
+        "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", list_atomic()
     )
     model_facts: list[ModelFact] = Field(
         default_factory=list,
@@ -240,9 +208,8 @@ class Plan(Model):
         description="Facts about the model that were known when the plan was made, each with its source.",
         json_schema_extra=list_map("name"),
     )
-    awaits_facts: bool | None = Field(
-        default=None,
-        description="The model hub could not be asked. If it answers before the engine has started, a new plan is made.",
+    awaits_facts: bool | None = optional(
+        "The model hub could not be asked. If it answers before the engine has started, a new plan is made."
     )
     backends: list[BackendChoice] = Field(
         default_factory=list,
@@ -251,16 +218,10 @@ class Plan(Model):
         json_schema_extra=list_map("component"),
     )
     env: list[PlannedVariable] = Field(
-        default_factory=list,
-        max_length=128,
-        description="Variables that the operator sets.",
-        json_schema_extra=list_map("name"),
+        default_factory=list, max_length=128, description="Variables that the operator sets.", json_schema_extra=list_map("name")
     )
     args: list[PlannedArgument] = Field(
-        default_factory=list,
-        max_length=64,
-        description="Flags that the operator sets.",
-        json_schema_extra=list_map("name"),
+        default_factory=list, max_length=64, description="Flags that the operator sets.", json_schema_extra=list_map("name")
     )
     notes: list[Text] = Field(
         default_factory=list,
@@ -287,25 +248,15 @@ class PlanSummary(Model):
     """The pinned plan in short. The condition Planned says it in words."""
 
     revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
-    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
-    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
-    resource_name: str | None = Field(
-        default=None,
-        max_length=256,
-        description="Resource that each Pod requests. Absent if it is nvidia.com/gpu.",
-    )
+    replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
+    architecture: str | None = optional("GPU architecture, for example sm_90. Absent if unknown.", max_length=16)
+    resource_name: str | None = optional("Resource that each Pod requests. Absent if it is nvidia.com/gpu.", max_length=256)
     image: str = Field(max_length=1024, description="Container image.")
-    predicted: EngineMemory | None = Field(default=None, description="Memory of one GPU as predicted, once it was measured.")
-    measured: EngineMemory | None = Field(default=None, description="Memory of one GPU as the engine measured it at its start.")
-    observed_backends: list[ObservedBackend] | None = Field(
-        default=None,
-        max_length=32,
-        description="Backends that the log of the engine reports and that are not those of the plan.",
-        json_schema_extra=list_map("component"),
+    predicted: EngineMemory | None = optional("Memory of one GPU as predicted, once it was measured.")
+    measured: EngineMemory | None = optional("Memory of one GPU as the engine measured it at its start.")
+    observed_backends: list[ObservedBackend] | None = optional(
+        "Backends that the log of the engine reports and that are not those of the plan.", list_map("component"), max_length=32
     )
-    unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = Field(
-        default=None,
-        max_length=64,
-        description="LoRA adapters of the spec that the engine has not loaded, according to its log.",
-        json_schema_extra=list_atomic(),
+    unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = optional(
+        "LoRA adapters of the spec that the engine has not loaded, according to its log.", list_atomic(), max_length=64
     )

@@ -17,44 +17,46 @@ DEFAULT_CACHE_SIZE = "20Gi"
 """Default size of the PersistentVolumeClaim of the caches."""
 
 
+def _rule(expression: str, message: str, field: str = "") -> dict[str, str]:
+    """Return a CEL rule with its message, and the path of the field to which the API server attributes it."""
+    return {"rule": expression, "message": message, **({"fieldPath": field} if field else {})}
+
+
 def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
     """Return a rule that refuses flags for which the spec has a field."""
     listed = ", ".join(f"'{name}'" for name in names)
     flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
-    return {
-        "rule": f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
-        "message": f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}",
-    }
+    return _rule(
+        f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
+        f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}",
+    )
 
 
 def owned_word(rule: Mapping[str, str]) -> dict[str, str]:
     """Return the same rule for the words of a command line."""
     names = re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
     listed = ", ".join(f"'{dashes}{name}'" for name in names for dashes in ("--", "-"))
-    return {
-        "rule": f"self.all(w, !(w.find('{WORD}').replace('_', '-') in [{listed}]))",
-        "message": rule["message"].replace("allowed in args", "allowed in extraArgs"),
-    }
+    return _rule(
+        f"self.all(w, !(w.find('{WORD}').replace('_', '-') in [{listed}]))",
+        rule["message"].replace("allowed in args", "allowed in extraArgs"),
+    )
 
 
-NAME = {
-    "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
-    "message": "the name is also the name of a Service; use at most 52 lower-case letters, digits and dashes, starting with a letter "
+NAME = _rule(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
+    "the name is also the name of a Service; use at most 52 lower-case letters, digits and dashes, starting with a letter "
     "and not ending with a dash",
-}
+)
 
 ARGUMENTS = (
-    {
-        "rule": f"self.all(a, self.exists_one(b, b.name.find('{FLAG}').replace('_', '-') == a.name.find('{FLAG}').replace('_', '-')))",
-        "message": "a flag is given twice (dashes and underscores do not matter); keep one of them",
-    },
+    _rule(
+        f"self.all(a, self.exists_one(b, b.name.find('{FLAG}').replace('_', '-') == a.name.find('{FLAG}').replace('_', '-')))",
+        "a flag is given twice (dashes and underscores do not matter); keep one of them",
+    ),
     owned_flag(("model", "model-tag"), "use model.uri"),
     owned_flag(("served-model-name",), "use model.servedName"),
     owned_flag(("revision",), "use model.revision"),
-    owned_flag(
-        ("host", "port", "uds"),
-        "use service.port; the engine itself always listens on port 8000 of its Pod",
-    ),
+    owned_flag(("host", "port", "uds"), "use service.port; the engine itself always listens on port 8000 of its Pod"),
     owned_flag(("tensor-parallel-size", "tp"), "use parallelism.tensor, which also requests the GPUs"),
     owned_flag(("pipeline-parallel-size", "pp"), "use parallelism.pipeline, which also requests the GPUs"),
     owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also requests the GPUs"),
@@ -62,218 +64,153 @@ ARGUMENTS = (
 )
 
 EXTRA_ARGUMENTS = (
-    {
-        "rule": f"self.size() == 0 || self[0].matches('{WORD}')",
-        "message": "the first word must be a flag, such as --seed; the model is in model.uri",
-    },
-    {
-        # Full names only: the cost of a comparison of all pairs of words is limited.
-        "rule": "self.all(a, !a.startsWith('--') || self.exists_one(b, b == a))",
-        "message": "a flag is given twice; keep one of them",
-    },
+    _rule(f"self.size() == 0 || self[0].matches('{WORD}')", "the first word must be a flag, such as --seed; the model is in model.uri"),
+    # Full names only: the cost of a comparison of all pairs of words is limited.
+    _rule("self.all(a, !a.startsWith('--') || self.exists_one(b, b == a))", "a flag is given twice; keep one of them"),
     *(owned_word(rule) for rule in ARGUMENTS[1:]),
 )
 
-ARGUMENTS_APART = {
-    "rule": "!has(self.args) || !has(self.extraArgs) || self.args.all(a, !self.extraArgs.exists(w, "
+ARGUMENTS_APART = _rule(
+    "!has(self.args) || !has(self.extraArgs) || self.args.all(a, !self.extraArgs.exists(w, "
     f"w == '--' + a.name.find('{FLAG}').replace('_', '-') || w.startsWith('--' + a.name.find('{FLAG}').replace('_', '-') + '=')))",
-    "message": "a flag is given in args and in extraArgs; keep one of them",
-    "fieldPath": ".extraArgs",
-}
+    "a flag is given in args and in extraArgs; keep one of them",
+    ".extraArgs",
+)
 
-VALUE_OR_VALUES = {
-    "rule": "!(has(self.value) && has(self.values))",
-    "message": "give either value or values (for a flag with several), not both",
-}
+VALUE_OR_VALUES = _rule("!(has(self.value) && has(self.values))", "give either value or values (for a flag with several), not both")
 
-VALUE_OR_SOURCE = {
-    "rule": "!(has(self.value) && has(self.valueFrom))",
-    "message": "give either value or valueFrom, not both",
-}
+VALUE_OR_SOURCE = _rule("!(has(self.value) && has(self.valueFrom))", "give either value or valueFrom, not both")
 
-REVISION_ON_HUB = {
-    "rule": "!has(self.revision) || self.uri.startsWith('hf://')",
-    "message": "only what is on the hub (hf://) has a revision; on a PersistentVolumeClaim, name the directory in uri: pvc://claim/path",
-    "fieldPath": ".revision",
-}
+REVISION_ON_HUB = _rule(
+    "!has(self.revision) || self.uri.startsWith('hf://')",
+    "only what is on the hub (hf://) has a revision; on a PersistentVolumeClaim, name the directory in uri: pvc://claim/path",
+    ".revision",
+)
 
-MIG_SELECTED = {
-    "rule": "has(self.mode) || has(self.profile) || has(self.uuids)",
-    "message": "give mode, profile or uuids; without mig, the operator compares MIG slices and whole GPUs",
-}
+MIG = (
+    _rule(
+        "has(self.mode) || has(self.profile) || has(self.uuids)",
+        "give mode, profile or uuids; without mig, the operator compares MIG slices and whole GPUs",
+    ),
+    _rule(
+        "!has(self.mode) || self.mode != 'Disabled' || !(has(self.profile) || has(self.uuids))",
+        "profile and uuids select MIG slices; remove them, or set mode to Enabled",
+        ".mode",
+    ),
+)
 
-MIG_MODE = {
-    "rule": "!has(self.mode) || self.mode != 'Disabled' || !(has(self.profile) || has(self.uuids))",
-    "message": "profile and uuids select MIG slices; remove them, or set mode to Enabled",
-    "fieldPath": ".mode",
-}
+ACCELERATOR = (
+    _rule(
+        "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
+        "a MIG device can be pinned by UUID only with allocation: DRA; "
+        "with the device plugin, the kubelet picks the device: use mig.profile",
+        ".mig.uuids",
+    ),
+    _rule(
+        "!has(self.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
+        "a GPU can be pinned by UUID only with allocation: DRA; with the device plugin, the kubelet picks the GPU: "
+        "use podTemplate.spec.nodeSelector to select the node",
+        ".uuids",
+    ),
+    _rule(
+        "!(has(self.uuids) && has(self.mig))",
+        "give uuids (whole GPUs) or mig (slices), not both; MIG devices are pinned in mig.uuids",
+        ".uuids",
+    ),
+)
 
-MIG_UUID_NEEDS_DRA = {
-    "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
-    "message": "a MIG device can be pinned by UUID only with allocation: DRA; "
-    "with the device plugin, the kubelet picks the device: use mig.profile",
-    "fieldPath": ".mig.uuids",
-}
+STORAGE = (
+    _rule(
+        "!(has(self.claimName) && has(self.volume))",
+        "give claimName (an existing PersistentVolumeClaim) or volume (one that the operator creates), not both",
+    ),
+    _rule(
+        "!has(self.claimName) || !has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
+        "all replicas share an existing PersistentVolumeClaim; remove storage and hostPath, or claimName",
+        ".claimName",
+    ),
+    _rule(
+        "!has(self.volume) || !has(self.hostPath) && (!has(self.storage) || self.storage in ['SharedClaim', 'ClaimPerReplica'])",
+        "volume describes a PersistentVolumeClaim; remove it for a directory of the node (HostPath) or of the Pod (EmptyDir)",
+        ".volume",
+    ),
+    _rule(
+        "!has(self.hostPath) || !has(self.storage) || self.storage == 'HostPath'",
+        "hostPath needs storage HostPath; remove hostPath, or set storage to HostPath",
+        ".hostPath",
+    ),
+)
 
-UUID_NEEDS_DRA = {
-    "rule": "!has(self.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
-    "message": "a GPU can be pinned by UUID only with allocation: DRA; with the device plugin, the kubelet picks the GPU: "
-    "use podTemplate.spec.nodeSelector to select the node",
-    "fieldPath": ".uuids",
-}
+PREFETCH_TO_CLAIM = _rule(
+    "!has(self.prefetch) || self.prefetch == 'Never' || !has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
+    "prefetch needs one PersistentVolumeClaim for all replicas; remove prefetch, or storage and hostPath",
+    ".prefetch",
+)
 
-UUID_OR_MIG = {
-    "rule": "!(has(self.uuids) && has(self.mig))",
-    "message": "give uuids (whole GPUs) or mig (slices), not both; MIG devices are pinned in mig.uuids",
-    "fieldPath": ".uuids",
-}
+ARTIFACT = (
+    _rule(
+        "has(self.repository) || has(self.reference)", "give repository (the tag is chosen), reference (one artifact by digest), or both"
+    ),
+    _rule(
+        "!has(self.publish) || self.publish == 'Never' || has(self.repository)",
+        "publish needs a repository to push to; a reference is only fetched",
+        ".publish",
+    ),
+)
 
-CLAIM_OR_VOLUME = {
-    "rule": "!(has(self.claimName) && has(self.volume))",
-    "message": "give claimName (an existing PersistentVolumeClaim) or volume (one that the operator creates), not both",
-}
+ROLLOUT = (
+    _rule(
+        "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
+        "maxSurge and maxUnavailable need strategy RollingUpdate; remove them, or set strategy to RollingUpdate",
+    ),
+    _rule(
+        "!has(self.maxSurge) || !has(self.maxUnavailable) || self.maxSurge + self.maxUnavailable > 0",
+        "maxSurge and maxUnavailable cannot both be 0, because no Pod could be replaced; "
+        "without a spare GPU, use maxSurge 0 and maxUnavailable 1",
+    ),
+)
 
-CLAIM_IS_SHARED = {
-    "rule": "!has(self.claimName) || !has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
-    "message": "all replicas share an existing PersistentVolumeClaim; remove storage and hostPath, or claimName",
-    "fieldPath": ".claimName",
-}
+AUTOSCALING = (
+    _rule(
+        "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+        "minReplicas cannot be more than maxReplicas; lower minReplicas or raise maxReplicas",
+        ".minReplicas",
+    ),
+    _rule(
+        "!has(self.minReplicas) || self.minReplicas > 0 || (has(self.keda) && has(self.keda.activationQuery))",
+        "minReplicas 0 needs keda.activationQuery, because engines that do not run have no metrics; add it, or set minReplicas to 1",
+        ".minReplicas",
+    ),
+    _rule(
+        "!has(self.metric) || self.metric != 'KVCacheUsage' || !has(self.target) || self.target <= 100",
+        "the target of KVCacheUsage is a percentage; use at most 100",
+        ".target",
+    ),
+)
 
-VOLUME_IS_CLAIM = {
-    "rule": "!has(self.volume) || !has(self.hostPath) && (!has(self.storage) || self.storage in ['SharedClaim', 'ClaimPerReplica'])",
-    "message": "volume describes a PersistentVolumeClaim; remove it for a directory of the node (HostPath) or of the Pod (EmptyDir)",
-    "fieldPath": ".volume",
-}
+OWN_ANNOTATIONS = _rule(
+    "self.all(name, !name.startsWith('vllm-operator.dev/'))",
+    "annotations with the prefix vllm-operator.dev/ are the operator's; use another prefix",
+)
 
-PATH_IS_HOSTS = {
-    "rule": "!has(self.hostPath) || !has(self.storage) || self.storage == 'HostPath'",
-    "message": "hostPath needs storage HostPath; remove hostPath, or set storage to HostPath",
-    "fieldPath": ".hostPath",
-}
+SERVICE = (
+    _rule(
+        "!has(self.loadBalancerClass) || (has(self.type) && self.type == 'LoadBalancer')",
+        "loadBalancerClass needs type LoadBalancer",
+        ".loadBalancerClass",
+    ),
+    _rule(
+        "!has(self.type) || self.type != 'LoadBalancer' || !has(oldSelf.type) || oldSelf.type != 'LoadBalancer' || "
+        "(has(self.loadBalancerClass) ? self.loadBalancerClass : '') == (has(oldSelf.loadBalancerClass) ? oldSelf.loadBalancerClass : '')",
+        "the class of a load balancer cannot change; set type to ClusterIP first, then to LoadBalancer with the new class",
+        ".loadBalancerClass",
+    ),
+)
 
-STORAGE = (CLAIM_OR_VOLUME, CLAIM_IS_SHARED, VOLUME_IS_CLAIM, PATH_IS_HOSTS)
-"""Rules of the volumes."""
-
-PREFETCH_TO_CLAIM = {
-    "rule": "!has(self.prefetch) || self.prefetch == 'Never' || "
-    "!has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
-    "message": "prefetch needs one PersistentVolumeClaim for all replicas; remove prefetch, or storage and hostPath",
-    "fieldPath": ".prefetch",
-}
-
-ARTIFACT_SOURCE = {
-    "rule": "has(self.repository) || has(self.reference)",
-    "message": "give repository (the tag is chosen), reference (one artifact by digest), or both",
-}
-
-PUBLISHED_SOMEWHERE = {
-    "rule": "!has(self.publish) || self.publish == 'Never' || has(self.repository)",
-    "message": "publish needs a repository to push to; a reference is only fetched",
-    "fieldPath": ".publish",
-}
-
-ARTIFACT = (ARTIFACT_SOURCE, PUBLISHED_SOMEWHERE)
-"""Rules of artifacts."""
-
-ROLLING_UPDATE_FIELDS = {
-    "rule": "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
-    "message": "maxSurge and maxUnavailable need strategy RollingUpdate; remove them, or set strategy to RollingUpdate",
-}
-
-ROLLING_UPDATE_MOVES = {
-    "rule": "!has(self.maxSurge) || !has(self.maxUnavailable) || self.maxSurge + self.maxUnavailable > 0",
-    "message": "maxSurge and maxUnavailable cannot both be 0, because no Pod could be replaced; "
-    "without a spare GPU, use maxSurge 0 and maxUnavailable 1",
-}
-
-BOUNDS_OF_REPLICAS = {
-    "rule": "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
-    "message": "minReplicas cannot be more than maxReplicas; lower minReplicas or raise maxReplicas",
-    "fieldPath": ".minReplicas",
-}
-
-ZERO_NEEDS_KEDA = {
-    "rule": "!has(self.minReplicas) || self.minReplicas > 0 || (has(self.keda) && has(self.keda.activationQuery))",
-    "message": "minReplicas 0 needs keda.activationQuery, because engines that do not run have no metrics; add it, or set minReplicas to 1",
-    "fieldPath": ".minReplicas",
-}
-
-TARGET_IN_PERCENT = {
-    "rule": "!has(self.metric) || self.metric != 'KVCacheUsage' || !has(self.target) || self.target <= 100",
-    "message": "the target of KVCacheUsage is a percentage; use at most 100",
-    "fieldPath": ".target",
-}
-
-AUTOSCALING = (BOUNDS_OF_REPLICAS, ZERO_NEEDS_KEDA, TARGET_IN_PERCENT)
-"""Rules of autoscaling."""
-
-OWN_ANNOTATIONS = {
-    "rule": "self.all(name, !name.startsWith('vllm-operator.dev/'))",
-    "message": "annotations with the prefix vllm-operator.dev/ are the operator's; use another prefix",
-}
-
-CLASS_OF_LOAD_BALANCER = {
-    "rule": "!has(self.loadBalancerClass) || (has(self.type) && self.type == 'LoadBalancer')",
-    "message": "loadBalancerClass needs type LoadBalancer",
-    "fieldPath": ".loadBalancerClass",
-}
-
-LOAD_BALANCER_CLASS_STAYS = {
-    "rule": "!has(self.type) || self.type != 'LoadBalancer' || !has(oldSelf.type) || oldSelf.type != 'LoadBalancer' || "
-    "(has(self.loadBalancerClass) ? self.loadBalancerClass : '') == (has(oldSelf.loadBalancerClass) ? oldSelf.loadBalancerClass : '')",
-    "message": "the class of a load balancer cannot change; set type to ClusterIP first, then to LoadBalancer with the new class",
-    "fieldPath": ".loadBalancerClass",
-}
-
-STALL_WITHIN_DEADLINE = {
-    "rule": "!has(self.stallTimeoutSeconds) || !has(self.deadlineSeconds) || self.stallTimeoutSeconds <= self.deadlineSeconds",
-    "message": "stallTimeoutSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallTimeoutSeconds",
-}
-
-GPUS_FOR_PARALLELISM = {
-    "rule": "!has(self.accelerator) || !has(self.accelerator.count) || self.accelerator.count >= "
-    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1)",
-    "message": "accelerator.count is less than parallelism.tensor times pipeline times data; "
-    "remove count, so that the product is used, or lower the parallelism",
-    "fieldPath": ".accelerator.count",
-}
-
-MIG_WITHOUT_PEERS = {
-    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || self.accelerator.mig.?mode.orValue('Enabled') == 'Disabled' || "
-    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) == 1",
-    "message": "tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory; "
-    "use parallelism.tensor 1 and pipeline 1 with more replicas, a larger slice, or whole GPUs",
-    "fieldPath": ".accelerator.mig",
-}
-
-MIG_UUID_PER_REPLICA = {
-    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || !has(self.accelerator.mig.uuids) || "
-    "self.accelerator.mig.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue(self.?parallelism.?data.orValue(1))",
-    "message": "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; add UUIDs, or lower replicas",
-    "fieldPath": ".accelerator.mig.uuids",
-}
-
-UUID_PER_REPLICA = {
-    "rule": "!has(self.accelerator) || !has(self.accelerator.uuids) || "
-    "self.accelerator.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue("
-    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1))",
-    "message": "there are fewer UUIDs in accelerator.uuids than the replicas need; add UUIDs, or lower replicas or the parallelism",
-    "fieldPath": ".accelerator.uuids",
-}
-
-EXPERTS_TO_SPREAD = {
-    "rule": "self.?parallelism.?expert.orValue('Disabled') == 'Disabled' || self.?model.?facts.?experts.orValue(1) > 0",
-    "message": "expert parallelism needs a model with experts, and model.facts.experts is 0; "
-    "remove parallelism.expert, or correct model.facts.experts",
-    "fieldPath": ".parallelism.expert",
-}
-
-
-PREFETCH_FROM_HUB = {
-    "rule": "self.?weights.?prefetch.orValue('Never') == 'Never' || self.model.uri.startsWith('hf://')",
-    "message": "only a model on the hub (hf://) can be fetched before the start; remove weights.prefetch",
-    "fieldPath": ".weights.prefetch",
-}
+STALL_WITHIN_DEADLINE = _rule(
+    "!has(self.stallTimeoutSeconds) || !has(self.deadlineSeconds) || self.stallTimeoutSeconds <= self.deadlineSeconds",
+    "stallTimeoutSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallTimeoutSeconds",
+)
 
 
 def is_for_several(of: str) -> str:
@@ -286,32 +223,12 @@ def is_for_several(of: str) -> str:
 
 def one_pod_claim(of: str) -> dict[str, str]:
     """Return a rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
-    return {
-        "rule": f"self.?replicas.orValue(1) <= 1 || {is_for_several(of)}",
-        "message": "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod; use ReadWriteMany (replicas on "
+    return _rule(
+        f"self.?replicas.orValue(1) <= 1 || {is_for_several(of)}",
+        "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod; use ReadWriteMany (replicas on "
         "several nodes), ReadWriteOnce (all on one node), storage ClaimPerReplica (a PersistentVolumeClaim for each), or replicas 1",
-        "fieldPath": f".{of}",
-    }
-
-
-ONE_POD_CLAIM = one_pod_claim("cache")
-ONE_POD_WEIGHTS = one_pod_claim("weights")
-
-ONE_POD_SURGE = {
-    "rule": f"self.?rollout.?maxSurge.orValue(0) == 0 || {is_for_several('cache')} && {is_for_several('weights')}",
-    "message": "with maxSurge, the new Pod of a rollout would wait for a PersistentVolumeClaim with access mode ReadWriteOncePod that the "
-    "old Pod uses; remove maxSurge, or use ReadWriteOnce or ReadWriteMany",
-    "fieldPath": ".rollout.maxSurge",
-}
-
-PREFETCH_BESIDE_REPLICA = {
-    "rule": "self.?weights.?prefetch.orValue('Never') == 'Never' || has(self.weights.claimName) || (has(self.weights.volume) ? "
-    "self.?weights.?volume.?accessMode.orValue('ReadWriteOnce') : self.?cache.?volume.?accessMode.orValue('ReadWriteOnce')) "
-    "!= 'ReadWriteOncePod'",
-    "message": "a Job cannot fetch to a PersistentVolumeClaim with access mode ReadWriteOncePod beside a replica; use ReadWriteOnce or "
-    "ReadWriteMany for weights.volume, or remove weights.prefetch",
-    "fieldPath": ".weights.prefetch",
-}
+        f".{of}",
+    )
 
 
 def elsewhere(of: str) -> str:
@@ -330,43 +247,82 @@ def volume_field(of: str, field: str, default: str) -> str:
     return f"(has({of}.cache) && has({volume}) && has({volume}.{field}) ? {volume}.{field} : '{default}')"
 
 
-CLAIM_SIZE_GROWS = {
-    "rule": f"{OWN_CLAIMS} || quantity({volume_field('self', 'size', DEFAULT_CACHE_SIZE)})"
-    f".compareTo(quantity({volume_field('oldSelf', 'size', DEFAULT_CACHE_SIZE)})) >= 0",
-    "message": f"a PersistentVolumeClaim can grow but not shrink (default size {DEFAULT_CACHE_SIZE}); keep the size, "
-    "or create a smaller one and name it in cache.claimName",
-    "fieldPath": ".cache",
-}
-
-CLAIM_MODE_STAYS = {
-    "rule": f"{OWN_CLAIMS} || {volume_field('self', 'accessMode', 'ReadWriteOnce')} == "
-    f"{volume_field('oldSelf', 'accessMode', 'ReadWriteOnce')}",
-    "message": "the access mode of a PersistentVolumeClaim cannot change; create one with the new mode and name it in cache.claimName, "
-    "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
-    "fieldPath": ".cache",
-}
-
-CLAIM_CLASS_STAYS = {
-    "rule": f"{OWN_CLAIMS} || {volume_field('oldSelf', 'storageClassName', '')} == '' || "
-    f"{volume_field('self', 'storageClassName', '')} == {volume_field('oldSelf', 'storageClassName', '')}",
-    "message": "the storage class of a PersistentVolumeClaim cannot change; create one with the new class and name it in cache.claimName, "
-    "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
-    "fieldPath": ".cache",
-}
-
 SPEC = (
-    GPUS_FOR_PARALLELISM,
-    MIG_WITHOUT_PEERS,
-    MIG_UUID_PER_REPLICA,
-    UUID_PER_REPLICA,
-    EXPERTS_TO_SPREAD,
-    ONE_POD_CLAIM,
-    ONE_POD_WEIGHTS,
-    ONE_POD_SURGE,
-    PREFETCH_BESIDE_REPLICA,
-    PREFETCH_FROM_HUB,
-    CLAIM_SIZE_GROWS,
-    CLAIM_MODE_STAYS,
-    CLAIM_CLASS_STAYS,
+    _rule(
+        "!has(self.accelerator) || !has(self.accelerator.count) || self.accelerator.count >= "
+        "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1)",
+        "accelerator.count is less than parallelism.tensor times pipeline times data; "
+        "remove count, so that the product is used, or lower the parallelism",
+        ".accelerator.count",
+    ),
+    _rule(
+        "!has(self.accelerator) || !has(self.accelerator.mig) || self.accelerator.mig.?mode.orValue('Enabled') == 'Disabled' || "
+        "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) == 1",
+        "tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory; "
+        "use parallelism.tensor 1 and pipeline 1 with more replicas, a larger slice, or whole GPUs",
+        ".accelerator.mig",
+    ),
+    _rule(
+        "!has(self.accelerator) || !has(self.accelerator.mig) || !has(self.accelerator.mig.uuids) || "
+        "self.accelerator.mig.uuids.size() >= self.?replicas.orValue(1) * "
+        "self.?accelerator.?count.orValue(self.?parallelism.?data.orValue(1))",
+        "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; add UUIDs, or lower replicas",
+        ".accelerator.mig.uuids",
+    ),
+    _rule(
+        "!has(self.accelerator) || !has(self.accelerator.uuids) || "
+        "self.accelerator.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue("
+        "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1))",
+        "there are fewer UUIDs in accelerator.uuids than the replicas need; add UUIDs, or lower replicas or the parallelism",
+        ".accelerator.uuids",
+    ),
+    _rule(
+        "self.?parallelism.?expert.orValue('Disabled') == 'Disabled' || self.?model.?facts.?experts.orValue(1) > 0",
+        "expert parallelism needs a model with experts, and model.facts.experts is 0; "
+        "remove parallelism.expert, or correct model.facts.experts",
+        ".parallelism.expert",
+    ),
+    one_pod_claim("cache"),
+    one_pod_claim("weights"),
+    _rule(
+        f"self.?rollout.?maxSurge.orValue(0) == 0 || {is_for_several('cache')} && {is_for_several('weights')}",
+        "with maxSurge, the new Pod of a rollout would wait for a PersistentVolumeClaim with access mode ReadWriteOncePod that the "
+        "old Pod uses; remove maxSurge, or use ReadWriteOnce or ReadWriteMany",
+        ".rollout.maxSurge",
+    ),
+    _rule(
+        "self.?weights.?prefetch.orValue('Never') == 'Never' || has(self.weights.claimName) || (has(self.weights.volume) ? "
+        "self.?weights.?volume.?accessMode.orValue('ReadWriteOnce') : self.?cache.?volume.?accessMode.orValue('ReadWriteOnce')) "
+        "!= 'ReadWriteOncePod'",
+        "a Job cannot fetch to a PersistentVolumeClaim with access mode ReadWriteOncePod beside a replica; use ReadWriteOnce or "
+        "ReadWriteMany for weights.volume, or remove weights.prefetch",
+        ".weights.prefetch",
+    ),
+    _rule(
+        "self.?weights.?prefetch.orValue('Never') == 'Never' || self.model.uri.startsWith('hf://')",
+        "only a model on the hub (hf://) can be fetched before the start; remove weights.prefetch",
+        ".weights.prefetch",
+    ),
+    _rule(
+        f"{OWN_CLAIMS} || quantity({volume_field('self', 'size', DEFAULT_CACHE_SIZE)})"
+        f".compareTo(quantity({volume_field('oldSelf', 'size', DEFAULT_CACHE_SIZE)})) >= 0",
+        f"a PersistentVolumeClaim can grow but not shrink (default size {DEFAULT_CACHE_SIZE}); keep the size, "
+        "or create a smaller one and name it in cache.claimName",
+        ".cache",
+    ),
+    _rule(
+        f"{OWN_CLAIMS} || {volume_field('self', 'accessMode', 'ReadWriteOnce')} == "
+        f"{volume_field('oldSelf', 'accessMode', 'ReadWriteOnce')}",
+        "the access mode of a PersistentVolumeClaim cannot change; create one with the new mode and name it in cache.claimName, "
+        "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
+        ".cache",
+    ),
+    _rule(
+        f"{OWN_CLAIMS} || {volume_field('oldSelf', 'storageClassName', '')} == '' || "
+        f"{volume_field('self', 'storageClassName', '')} == {volume_field('oldSelf', 'storageClassName', '')}",
+        "the storage class of a PersistentVolumeClaim cannot change; create one with the new class and name it in cache.claimName, "
+        "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
+        ".cache",
+    ),
 )
 """Rules of the spec as a whole. The last three compare it with the stored object."""

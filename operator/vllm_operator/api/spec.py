@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.adapters import AdapterSpec, SecretKeyReference
-from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.base import (
+    AdapterURI,
     Architecture,
+    Backend,
     CommandLineWord,
     EngineVersion,
     FlagName,
@@ -29,23 +29,27 @@ from vllm_operator.api.base import (
     WeightSize,
     checked_by,
     cut_depth,
+    form,
     list_atomic,
     list_map,
     list_set,
     open_objects,
+    optional,
 )
-from vllm_operator.api.exposure import GatewaySpec, NetworkPolicySpec
 from vllm_operator.api.operation import (
     AuthSpec,
+    AutoscalingSpec,
     CacheSpec,
+    GatewaySpec,
+    NetworkPolicySpec,
     PresetReference,
     RemediationSpec,
     RolloutSpec,
+    SecretKeyReference,
     ServiceSpec,
     StartupSpec,
     WeightsSpec,
 )
-from vllm_operator.api.scaling import AutoscalingSpec
 
 
 class Distribution(StrEnum):
@@ -82,21 +86,18 @@ class Quantization(StrEnum):
 class ModelFacts(Model):
     """Facts about the model that affect the choice of kernels. A fact given here overrides one that the operator looks up."""
 
-    attention: Attention | None = Field(
-        default=None,
-        description="Kind of attention. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. "
-        "Hybrid: attention together with linear attention or Mamba layers (Qwen3-Next, Nemotron-H).",
+    attention: Attention | None = optional(
+        "Kind of attention. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. Hybrid: attention together with linear "
+        "attention or Mamba layers (Qwen3-Next, Nemotron-H)."
     )
-    experts: int | None = Field(default=None, ge=0, le=65536, description="Number of routed experts. 0 for a dense model.")
-    quantization: Quantization | None = Field(
-        default=None,
-        description="Number format of the weights. FP8Block is FP8 with 128x128 block scales (DeepSeek, Qwen3-FP8); "
-        "FP8 is per tensor or per channel.",
+    experts: int | None = optional("Number of routed experts. 0 for a dense model.", ge=0, le=65536)
+    quantization: Quantization | None = optional(
+        "Number format of the weights. FP8Block is FP8 with 128x128 block scales (DeepSeek, Qwen3-FP8); FP8 is per tensor or per channel."
     )
-    routing_groups: int | None = Field(
-        default=None, ge=0, le=4096, description="Number of expert groups of the router (`n_group` in config.json). 0 if there are none."
+    routing_groups: int | None = optional(
+        "Number of expert groups of the router (`n_group` in config.json). 0 if there are none.", ge=0, le=4096
     )
-    weight_size: WeightSize | None = Field(default=None, description="Total size of the weight files as a quantity, for example 640Gi.")
+    weight_size: WeightSize | None = optional("Total size of the weight files as a quantity, for example 640Gi.")
 
 
 class ModelSpec(Model):
@@ -105,18 +106,36 @@ class ModelSpec(Model):
     model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
     uri: ModelURI = Field(
         description="Location of the model: `hf://organisation/name` on the model hub, `pvc://claim/path` on a PersistentVolumeClaim in "
-        "the same namespace, or `s3://bucket/path`, `gs://bucket/path` or `az://container/path` in an object store.",
+        "the same namespace, or `s3://bucket/path`, `gs://bucket/path` or `az://container/path` in an object store."
     )
-    revision: str | None = Field(default=None, min_length=1, max_length=256, description="Branch, tag or commit on the hub.")
-    served_name: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=256,
-        description="Model name in client requests. Default: the part of `uri` after the scheme.",
+    revision: str | None = optional("Branch, tag or commit on the hub.", min_length=1, max_length=256)
+    served_name: str | None = optional(
+        "Model name in client requests. Default: the part of `uri` after the scheme.", min_length=1, max_length=256
     )
-    token_secret_ref: SecretKeyReference | None = Field(default=None, description="Secret with the token for gated models on the hub.")
-    facts: ModelFacts | None = Field(
-        default=None, description="Facts about the model, for models that the operator cannot look up on the hub."
+    token_secret_ref: SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
+    facts: ModelFacts | None = optional("Facts about the model, for models that the operator cannot look up on the hub.")
+
+
+AdapterName = Annotated[
+    str, form(128, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", "use letters, digits, dots, dashes and underscores", min_length=1)
+]
+
+
+class AdapterSpec(Model):
+    """A LoRA adapter. Clients use it by its name, as they use a model."""
+
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
+    name: AdapterName = Field(description="Model name in client requests.")
+    uri: AdapterURI = Field(
+        description="Location of the adapter: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
+        "PersistentVolumeClaim in the same namespace."
+    )
+    revision: str | None = optional("Branch, tag or commit on the hub.", min_length=1, max_length=256)
+    token_secret_ref: SecretKeyReference | None = optional(
+        "Secret with the token for this adapter on the hub. Default: `model.tokenSecretRef`."
+    )
+    rank: int | None = optional(
+        "Rank of the adapter. Default: the rank in its adapter_config.json, if the operator can read it on the hub.", ge=1, le=512
     )
 
 
@@ -124,16 +143,10 @@ class EngineArgument(Model):
     """A command line flag of the engine."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_VALUES))
-    name: FlagName = Field(
-        description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
-    )
-    value: str | None = Field(default=None, max_length=16384, description="Value. Absent for a flag without a value.")
-    values: list[Annotated[str, Field(max_length=4096)]] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="Values of a flag that takes several, such as `--cudagraph-capture-sizes`.",
-        json_schema_extra=list_atomic(),
+    name: FlagName = Field(description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.")
+    value: str | None = optional("Value. Absent for a flag without a value.", max_length=16384)
+    values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
+        "Values of a flag that takes several, such as `--cudagraph-capture-sizes`.", list_atomic(), min_length=1, max_length=64
     )
 
     @property
@@ -147,11 +160,10 @@ class EnvironmentVariable(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_SOURCE))
     name: VariableName = Field(description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=16384, description="Value of the variable.")
-    value_from: dict[str, Any] | None = Field(
-        default=None,
-        description="Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
-        json_schema_extra=open_objects(
+    value: str | None = optional("Value of the variable.", max_length=16384)
+    value_from: dict[str, Any] | None = optional(
+        "Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
+        open_objects(
             secretKeyRef="A key of a Secret.",
             configMapKeyRef="A key of a ConfigMap.",
             fieldRef="A field of the Pod.",
@@ -164,32 +176,21 @@ class EngineSpec(Model):
     """The vLLM server to run."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.ARGUMENTS_APART))
-    image: Image | None = Field(
-        default=None,
-        description="Container image. Default: `vllm/vllm-openai:v<version>`.",
+    image: Image | None = optional("Container image. Default: `vllm/vllm-openai:v<version>`.")
+    version: EngineVersion | None = optional(
+        "vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build."
     )
-    version: EngineVersion | None = Field(
-        default=None,
-        description="vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build.",
+    distribution: Distribution | None = optional("Build of vLLM in the image. Default: vLLM.")
+    args: list[EngineArgument] | None = optional(
+        "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by(*rules.ARGUMENTS), max_length=128
     )
-    distribution: Distribution | None = Field(default=None, description="Build of vLLM in the image. Default: vLLM.")
-    args: list[EngineArgument] | None = Field(
-        default=None,
-        max_length=128,
-        description="Flags for `vllm serve`. They override the operator's choices.",
-        json_schema_extra=list_map("name") | checked_by(*rules.ARGUMENTS),
+    extra_args: Annotated[list[CommandLineWord], Field(max_length=64)] | None = optional(
+        'The same as `args`, as words of a command line: `["--seed", "7"]`. A flag can be in one of the two lists.',
+        list_atomic(),
+        checked_by(*rules.EXTRA_ARGUMENTS),
     )
-    extra_args: list[CommandLineWord] | None = Field(
-        default=None,
-        max_length=64,
-        description='The same as `args`, as words of a command line: `["--seed", "7"]`. A flag can be in one of the two lists.',
-        json_schema_extra=list_atomic() | checked_by(*rules.EXTRA_ARGUMENTS),
-    )
-    env: list[EnvironmentVariable] | None = Field(
-        default=None,
-        max_length=256,
-        description="Environment variables of the engine container. They override the operator's choices.",
-        json_schema_extra=list_map("name"),
+    env: list[EnvironmentVariable] | None = optional(
+        "Environment variables of the engine container. They override the operator's choices.", list_map("name"), max_length=256
     )
 
 
@@ -210,18 +211,11 @@ class Toggle(StrEnum):
 class MigSpec(Model):
     """MIG slices of GPUs."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED, rules.MIG_MODE))
-    mode: Toggle | None = Field(
-        default=None,
-        description="Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.",
-    )
-    profile: MigProfile | None = Field(default=None, description="MIG profile, for example 1g.10gb.")
-    uuids: list[MigUUID] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="Use only these MIG devices. Requires `allocation: DRA`.",
-        json_schema_extra=list_set(),
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.MIG))
+    mode: Toggle | None = optional("Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.")
+    profile: MigProfile | None = optional("MIG profile, for example 1g.10gb.")
+    uuids: list[MigUUID] | None = optional(
+        "Use only these MIG devices. Requires `allocation: DRA`.", list_set(), min_length=1, max_length=64
     )
 
 
@@ -236,49 +230,29 @@ class AcceleratorPolicy(StrEnum):
 class AcceleratorSpec(Model):
     """GPUs that a replica may use, and their number."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA, rules.UUID_NEEDS_DRA, rules.UUID_OR_MIG))
-    architectures: list[Architecture] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=16,
-        description="Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.",
-        json_schema_extra=list_atomic(),
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ACCELERATOR))
+    architectures: Annotated[list[Architecture], Field(min_length=1, max_length=16)] | None = optional(
+        "Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.", list_atomic()
     )
-    products: list[Product] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=32,
-        description="Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.",
-        json_schema_extra=list_atomic(),
+    products: Annotated[list[Product], Field(min_length=1, max_length=32)] | None = optional(
+        "Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.", list_atomic()
     )
-    policy: AcceleratorPolicy | None = Field(
-        default=None,
-        description=(
-            "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with "
-            "the least memory. MostCapable: the newest kind of data center GPU. MostFree: those of which the most are free. Default: "
-            "SmallestThatFits, after the order in `architectures` and `products`. If a policy is set, these lists have no order."
-        ),
+    policy: AcceleratorPolicy | None = optional(
+        "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with the "
+        "least memory. MostCapable: the newest kind of data center GPU. MostFree: those of which the most are free. Default: "
+        "SmallestThatFits, after the order in `architectures` and `products`. If a policy is set, these lists have no order."
     )
-    count: int | None = Field(
-        default=None, ge=1, le=64, description="Number of GPUs per replica. Default: the product of the parallelism sizes."
+    count: int | None = optional("Number of GPUs per replica. Default: the product of the parallelism sizes.", ge=1, le=64)
+    mig: MigSpec | None = optional(
+        "Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which the model "
+        "fits. An entry in `products` without the suffix of a slice is the whole GPU."
     )
-    mig: MigSpec | None = Field(
-        default=None,
-        description="Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which "
-        "the model fits. An entry in `products` without the suffix of a slice is the whole GPU.",
+    uuids: list[GpuUUID] | None = optional(
+        "Use only these whole GPUs. Requires `allocation: DRA`.", list_set(), min_length=1, max_length=64
     )
-    uuids: list[GpuUUID] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="Use only these whole GPUs. Requires `allocation: DRA`.",
-        json_schema_extra=list_set(),
-    )
-    allocation: Allocation | None = Field(
-        default=None, description="DevicePlugin: extended resources. DRA: dynamic resource allocation. Default: DevicePlugin."
-    )
-    runtime_class_name: Name | None = Field(
-        default=None, description="RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
+    allocation: Allocation | None = optional("DevicePlugin: extended resources. DRA: dynamic resource allocation. Default: DevicePlugin.")
+    runtime_class_name: Name | None = optional(
+        "RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
     )
 
     @property
@@ -292,84 +266,81 @@ class AcceleratorSpec(Model):
 class ParallelismSpec(Model):
     """Distribution of one replica over its GPUs."""
 
-    tensor: int | None = Field(
-        default=None,
-        ge=1,
-        le=64,
-        description=(
-            "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
-            "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
-        ),
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = optional(
+        "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
+        "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
     )
-    pipeline: int | None = Field(default=None, ge=1, le=64, description="Pipeline parallel size. Default: 1.")
-    data: int | None = Field(default=None, ge=1, le=64, description="Data parallel size within one replica. Default: 1.")
-    expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models. Default: Disabled.")
+    pipeline: int | None = optional("Pipeline parallel size. Default: 1.", ge=1, le=64)
+    data: int | None = optional("Data parallel size within one replica. Default: 1.", ge=1, le=64)
+    expert: Toggle | None = optional("Expert parallelism for mixture-of-experts models. Default: Disabled.")
 
 
 class SizingSpec(Model):
     """What the KV cache of a replica should hold. It decides which GPUs are large enough, and how many a replica needs."""
 
-    context_length: int | None = Field(
-        default=None,
-        ge=1,
-        le=16_777_216,
-        description=(
-            "Tokens of one request, prompt and answer together. It becomes `--max-model-len`. Default: the context of the model, or a "
-            "shorter one where that does not fit."
-        ),
+    context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = optional(
+        "Tokens of one request, prompt and answer together. It becomes `--max-model-len`. Default: the context of the model, or a shorter "
+        "one where that does not fit."
     )
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_536,
-        description=(
-            "Requests of this length that the KV cache should hold at a time. Without `contextLength`, requests of 32768 tokens, or of the "
-            "context of the model if that is less. Default: 1."
-        ),
+    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = optional(
+        "Requests of this length that the KV cache should hold at a time. Without `contextLength`, requests of 32768 tokens, or of the "
+        "context of the model if that is less. Default: 1."
     )
+
+
+class OptimizeFor(StrEnum):
+    """Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
+
+    THROUGHPUT = "Throughput"
+    LATENCY = "Latency"
+
+
+class BackendsSpec(Model):
+    """Kernel backends. If a field is Auto or absent, the operator chooses the backend."""
+
+    optimize_for: OptimizeFor | None = optional("Throughput (many concurrent requests) or Latency (few). Default: Throughput.")
+    attention: Backend | None = optional("Auto, or an attention backend of vLLM, for example FLASHINFER_MLA. Default: Auto.")
+    mla_prefill: Backend | None = optional("Auto, or a prefill backend for MLA models, for example TRTLLM_RAGGED. Default: Auto.")
+    gemm: Backend | None = optional("Auto, or a backend for quantized dense layers, for example DEEPGEMM. Default: Auto.")
+    moe: Backend | None = optional("Auto, or a backend for expert layers, for example FLASHINFER_CUTLASS or MARLIN. Default: Auto.")
+    all_to_all: Backend | None = optional(
+        "Auto, or a communication backend for expert parallelism, for example deepep_low_latency. Default: Auto."
+    )
+    sampler: Backend | None = optional("Auto, FLASHINFER or NATIVE. Default: Auto.")
+
+
+POD_TEMPLATE = open_objects(metadata="Labels and annotations of the Pods.", spec="Pod spec, as spec.template.spec of a Deployment.")
 
 
 class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
-    preset_ref: PresetReference | None = Field(
-        default=None, description="Preset with defaults for the fields below, merged when a plan is made. Default: none."
-    )
+    preset_ref: PresetReference | None = optional("Preset with defaults for the fields below, merged when a plan is made. Default: none.")
     model: ModelSpec = Field(description="The model to serve.")
-    adapters: list[AdapterSpec] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="LoRA adapters to serve beside the model.",
-        json_schema_extra=list_map("name"),
-    )
-    engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
-    accelerator: AcceleratorSpec | None = Field(default=None, description="GPUs that a replica may use, and their number.")
-    parallelism: ParallelismSpec | None = Field(default=None, description="Distribution of one replica over its GPUs.")
-    sizing: SizingSpec | None = Field(default=None, description="What the KV cache of a replica should hold.")
-    backends: BackendsSpec | None = Field(default=None, description="Kernel backends. The operator chooses those that are not set.")
-    cache: CacheSpec | None = Field(default=None, description="Storage of compiled kernels and graphs between starts.")
-    weights: WeightsSpec | None = Field(
-        default=None,
-        description="Storage of weights from the hub between starts. Default: a separate PersistentVolumeClaim, sized for the model, with "
-        "the storage class and access mode of the caches. If `cache.claimName` is set, or `cache.storage` is HostPath or EmptyDir, "
-        "weights are stored with the caches.",
+    adapters: list[AdapterSpec] | None = optional("LoRA adapters to serve beside the model.", list_map("name"), min_length=1, max_length=64)
+    engine: EngineSpec | None = optional("The vLLM server to run.")
+    accelerator: AcceleratorSpec | None = optional("GPUs that a replica may use, and their number.")
+    parallelism: ParallelismSpec | None = optional("Distribution of one replica over its GPUs.")
+    sizing: SizingSpec | None = optional("What the KV cache of a replica should hold.")
+    backends: BackendsSpec | None = optional("Kernel backends. The operator chooses those that are not set.")
+    cache: CacheSpec | None = optional("Storage of compiled kernels and graphs between starts.")
+    weights: WeightsSpec | None = optional(
+        "Storage of weights from the hub between starts. Default: a separate PersistentVolumeClaim, sized for the model, with the storage "
+        "class and access mode of the caches. If `cache.claimName` is set, or `cache.storage` is HostPath or EmptyDir, weights are stored "
+        "with the caches."
     )
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
-    autoscaling: AutoscalingSpec | None = Field(default=None, description="An autoscaler that sets `replicas`. Default: none.")
-    rollout: RolloutSpec | None = Field(default=None, description="Replacement of Pods when the spec changes.")
-    service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
-    network_policy: NetworkPolicySpec | None = Field(default=None, description="A NetworkPolicy for the Pods. Default: none.")
-    gateway: GatewaySpec | None = Field(default=None, description="An HTTPRoute from a Gateway to the engine. Default: none.")
-    auth: AuthSpec | None = Field(default=None, description="Key that clients must send.")
-    startup: StartupSpec | None = Field(default=None, description="Time limits of a start, and what to do about a stalled one.")
-    remediation: RemediationSpec | None = Field(default=None, description="What the operator does about crashes.")
-    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(
-        default=None,
-        description="Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by "
-        "name, and its values take precedence.",
-        json_schema_extra=open_objects(
-            metadata="Labels and annotations of the Pods.", spec="Pod spec, as spec.template.spec of a Deployment."
-        ),
+    autoscaling: AutoscalingSpec | None = optional("An autoscaler that sets `replicas`. Default: none.")
+    rollout: RolloutSpec | None = optional("Replacement of Pods when the spec changes.")
+    service: ServiceSpec | None = optional("The Service in front of the replicas.")
+    network_policy: NetworkPolicySpec | None = optional("A NetworkPolicy for the Pods. Default: none.")
+    gateway: GatewaySpec | None = optional("An HTTPRoute from a Gateway to the engine. Default: none.")
+    auth: AuthSpec | None = optional("Key that clients must send.")
+    startup: StartupSpec | None = optional("Time limits of a start, and what to do about a stalled one.")
+    remediation: RemediationSpec | None = optional("What the operator does about crashes.")
+    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(
+        "Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by name, and its "
+        "values take precedence.",
+        POD_TEMPLATE,
     )

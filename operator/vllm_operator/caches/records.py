@@ -26,8 +26,8 @@ from vllm_operator.api.labels import (
     PRIMING_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
+    is_name,
 )
-from vllm_operator.api.names import is_name
 from vllm_operator.api.status import CacheStatus
 
 Changes = dict[str, str | None]

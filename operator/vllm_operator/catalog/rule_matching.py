@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictBool
 
-from vllm_operator.api.backends import OptimizeFor
-from vllm_operator.api.spec import Allocation, Attention, Distribution, Quantization
+from vllm_operator.api.spec import Allocation, Attention, Distribution, OptimizeFor, Quantization
 from vllm_operator.catalog.entry import Entry, Expression, matching, quote, read_text
 from vllm_operator.catalog.versions import Release, parse_release
 

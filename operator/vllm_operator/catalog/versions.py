@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool
 
-from vllm_operator.api.scaling import ScalingMetric
+from vllm_operator.api.operation import ScalingMetric
 from vllm_operator.catalog.entry import Entry, list_data, load_file
 
 Release = tuple[int, int, int]

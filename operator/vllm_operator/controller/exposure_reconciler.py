@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from vllm_operator.api import reading
-from vllm_operator.api.exposure import GatewayReference
+from vllm_operator.api.operation import GatewayReference
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.optional_objects import OptionalObjects, problem_of
 from vllm_operator.kube.client import HTTP_ROUTE, INFERENCE_POOL, NETWORK_POLICY, Manifest

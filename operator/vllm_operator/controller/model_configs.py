@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vllm_operator.api.adapters import AdapterSpec, SecretKeyReference
+from vllm_operator.api.operation import SecretKeyReference
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import ModelSpec
+from vllm_operator.api.spec import AdapterSpec, ModelSpec
 from vllm_operator.hub.client import HubAnswer, ModelHub
 from vllm_operator.kube.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.planning.pinning import is_in_force

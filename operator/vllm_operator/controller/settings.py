@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from vllm_operator.api.names import is_namespace
+from vllm_operator.api.labels import is_namespace
 from vllm_operator.pods.tools import TOOLS_IMAGE
 
 PREFIX = "VLLM_OPERATOR_"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_operator.api import labels
-from vllm_operator.api.names import is_name, is_namespace
+from vllm_operator.api.labels import is_name, is_namespace
 
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""

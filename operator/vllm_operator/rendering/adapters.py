@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import AdapterSpec
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
 from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT

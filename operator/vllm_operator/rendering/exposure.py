@@ -5,7 +5,7 @@ All have the name of the VLLMDeployment.
 
 from typing import Any
 
-from vllm_operator.api.exposure import GatewaySpec, InferencePoolSpec
+from vllm_operator.api.operation import GatewaySpec, InferencePoolSpec
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.rendering.container import PORT
 

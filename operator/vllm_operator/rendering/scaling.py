@@ -11,9 +11,8 @@ from math import ceil
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.api.operation import Storage
+from vllm_operator.api.operation import AutoscalingSpec, KedaSpec, ScalingMetric, Storage
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
-from vllm_operator.api.scaling import AutoscalingSpec, KedaSpec, ScalingMetric
 from vllm_operator.caches.volumes import storage_of
 from vllm_operator.catalog.versions import load_engine_facts
 

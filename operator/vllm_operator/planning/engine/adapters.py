@@ -12,10 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.reading import mapping, read_integer
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import AdapterSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity

@@ -8,10 +8,10 @@ compile cache, and some variables at their default value differ from unset ones.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
+from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
 from vllm_operator.catalog.notes import Note

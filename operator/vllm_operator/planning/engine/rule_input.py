@@ -2,9 +2,8 @@
 
 import re
 
-from vllm_operator.api.backends import OptimizeFor
 from vllm_operator.api.reading import read_integer
-from vllm_operator.api.spec import Allocation, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
+from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.planning.engine.version import ResolvedVersion
