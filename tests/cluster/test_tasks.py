@@ -17,9 +17,8 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import RUNNING
 from vllm_operator.controller.app import Operator
 from vllm_operator.controller.settings import Settings
-from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.api_client import Fence, KubeClient
 from vllm_operator.kube.connection import load_configuration
-from vllm_operator.kube.lease import Fence
 
 pytestmark = [
     pytest.mark.cluster,

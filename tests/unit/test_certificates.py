@@ -12,10 +12,10 @@ import pytest
 import yaml
 from aiohttp import web
 
-from vllm_operator.kube import connection
-from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube import api_client
+from vllm_operator.kube.api_client import ConnectionOutdated, KubeClient
 from vllm_operator.kube.client import CONFIG_MAP, Unauthorized, Unavailable
-from vllm_operator.kube.connection import ConnectionOutdated, load_configuration
+from vllm_operator.kube.connection import load_configuration
 
 pytestmark = pytest.mark.skipif(which("openssl") is None, reason="there is no openssl to make a certificate with")
 
@@ -91,7 +91,7 @@ async def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     }
     (folder / "config").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
-    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(api_client, "CHECK_SECONDS", 0.01)
     made = KubeClient(await load_configuration(), reload=load_configuration, timeout_seconds=5)
     yield made
     await made.close()

@@ -11,7 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator.kube import api_client as kube
-from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.api_client import Fence, KubeClient
 from vllm_operator.kube.client import (
     ACCESS_REVIEW,
     CONFIG_MAP,
@@ -26,7 +26,6 @@ from vllm_operator.kube.client import (
     Unreachable,
 )
 from vllm_operator.kube.connection import MissingConnectionError
-from vllm_operator.kube.lease import Fence
 
 GOOD, OLD = "bearer good", "bearer old"
 REFUSED = {"kind": "Status", "message": "Unauthorized"}

@@ -54,15 +54,9 @@ from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserD
 from vllm_operator.controller.workers import Workers
 from vllm_operator.hub.client import HttpHub
 from vllm_operator.inventory.nodes import read_inventory
-from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.api_client import ConnectionOutdated, Fence, KubeClient
 from vllm_operator.kube.client import Key, Kind, Manifest
-from vllm_operator.kube.connection import (
-    ConnectionOutdated,
-    MissingConnectionError,
-    context_namespace,
-    load_configuration,
-)
-from vllm_operator.kube.lease import Fence
+from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
 from vllm_operator.planning.artifact import ArtifactTrust
 
 log = logging.getLogger(__name__)

@@ -1,17 +1,22 @@
 """Leader election with a Lease: at most one operator writes at a time.
 
-The leader renews the Lease every 2 s. It may write for 10 s after its last renewal, counted from before the renewal was sent. A standby
-reads the Lease every 2 s, and acquires it when it has not changed for 15 s. So the leader stops before another process starts to lead, even
-if the API server answers neither. Each renewal reads the Lease first, and the resourceVersion proves that nobody held it in between. A
-process that has lost the Lease exits.
+The rules are client-go's (tools/leaderelection). The leader renews the Lease every 2 s. It may write for 10 s after its last renewal,
+counted from before the renewal was sent. A standby reads the Lease every 2 s, and acquires it when it has not changed for 15 s by its own
+clock; the times in the Lease are informational. So the leader stops before another process starts to lead, even if the API server answers
+neither. Each write depends on the resourceVersion that was read, so nobody held the Lease in between. A process that has lost the Lease
+exits.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.controller.health import Readiness
+from vllm_operator.kube.api_client import Fence
 from vllm_operator.kube.client import (
     LEASE,
     ClusterClient,
@@ -23,24 +28,16 @@ from vllm_operator.kube.client import (
     Unauthorized,
     Unavailable,
 )
-from vllm_operator.kube.lease import (
-    LEASE_SECONDS,
-    RENEW_SECONDS,
-    RETRY_SECONDS,
-    Fence,
-    ObservedLease,
-    Record,
-    acquire_spec,
-    new_lease,
-    observe,
-    read_lease,
-    release_spec,
-    renew_spec,
-)
 
 log = logging.getLogger(__name__)
 
 MANAGER = "vllm-operator-lease"
+LEASE_SECONDS = 15.0
+"""Time without a change after which another operator may acquire a Lease (client-go: LeaseDuration)."""
+RENEW_SECONDS = 10.0
+"""How long the holder may write after it began its last renewal (client-go: RenewDeadline)."""
+RETRY_SECONDS = 2.0
+"""Time between two renewals, or two attempts to acquire the Lease (client-go: RetryPeriod)."""
 ATTEMPT_SECONDS = 5.0
 """Timeout of an attempt to acquire, renew or release the Lease. Two attempts fit into the time before the leader must stop."""
 MISSING = "lease"
@@ -48,6 +45,53 @@ MISSING = "lease"
 
 class LeadershipLost(Exception):  # noqa: N818 - an event, not an error
     """Another process holds the Lease, or somebody deleted it. This process must exit, because its state may be outdated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The content of a Lease. Two terms of one holder differ in `acquired`."""
+
+    holder: str
+    acquired: str
+    renewed: str
+    seconds: float
+    transitions: int
+
+
+def read_lease(manifest: Mapping[str, Any]) -> Record:
+    """Read a Lease. Accepts any content of its fields."""
+    spec = reading.mapping(manifest, "spec")
+    return Record(
+        holder=str(spec.get("holderIdentity") or ""),
+        acquired=str(spec.get("acquireTime") or ""),
+        renewed=str(spec.get("renewTime") or ""),
+        seconds=float(_number(spec.get("leaseDurationSeconds")) or LEASE_SECONDS),
+        transitions=_number(spec.get("leaseTransitions")),
+    )
+
+
+def lease_spec(holder: str, now: datetime, *, acquired: str = "", seconds: float = LEASE_SECONDS, transitions: int = 0) -> Manifest:
+    """Return the spec of a Lease that is renewed now, and acquired now unless `acquired` says when."""
+    renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "holderIdentity": holder,
+        "leaseDurationSeconds": int(seconds),
+        "acquireTime": acquired or renewed,
+        "renewTime": renewed,
+        "leaseTransitions": transitions,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLease:
+    """The content of a Lease, and the time of its first observation by the clock of the observer."""
+
+    record: Record
+    observed_at: float
+
+    def may_acquire(self, identity: str, now: float) -> bool:
+        """Return whether the Lease has no holder, has expired, or is held by an earlier process of this identity."""
+        return self.record.holder in ("", identity) or now >= self.observed_at + self.record.seconds
 
 
 class Leadership:
@@ -62,7 +106,6 @@ class Leadership:
         lease: str,
         identity: str,
         host: str = "",
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Initialize without the Lease.
 
@@ -73,7 +116,6 @@ class Leadership:
             lease: `namespace/name`.
             identity: The name of this process in the Lease.
             host: The address of the API server, for messages.
-            now: The clock.
         """
         self._client = client
         self._fence = fence
@@ -82,7 +124,6 @@ class Leadership:
         self._namespace, _, self._name = lease.rpartition("/")
         self._identity = identity
         self._host = host
-        self._now = now
         self._observed: ObservedLease | None = None
         self._term: Record | None = None
         self._renewed_at = 0.0
@@ -98,7 +139,7 @@ class Leadership:
         while True:
             try:
                 async with asyncio.timeout(ATTEMPT_SECONDS):
-                    await (self._acquire() if self._term is None else self._renew())
+                    await (self._acquire() if self._term is None else self._renew(self._term))
             except LeadershipLost:
                 self._fence.close()
                 self._term = None
@@ -122,10 +163,10 @@ class Leadership:
         if term is None or self._fence.clock() - self._renewed_at >= RENEW_SECONDS:
             return  # it is not held, or another operator may hold it by now
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
-                await self._write(await self._read_own(term), release_spec(term, self._now()))
+            async with asyncio.timeout(ATTEMPT_SECONDS):  # without a holder, and for a second, as client-go writes it
+                await self._write(await self._read_own(term), lease_spec("", _now(), seconds=1, transitions=term.transitions))
         except (ClusterError, LeadershipLost, TimeoutError) as error:
-            log.warning("cannot release the Lease, so the next operator waits until it expires: %s", error or "no answer in time")
+            log.warning("cannot release the Lease, so the next operator waits until it expires: %s", str(error) or "no answer in time")
 
     async def _acquire(self) -> None:
         started = self._fence.clock()
@@ -134,22 +175,31 @@ class Leadership:
         except NotFound:
             # If the Lease was just deleted, its holder may not know it yet.
             if self._observed is None or started >= self._observed.observed_at + LEASE_SECONDS:
-                lease = new_lease(self._namespace, self._name, acquire_spec(self._identity, None, self._now()))
-                self._hold(await self._client.create(lease), started)
+                named = {
+                    "apiVersion": LEASE.api_version,
+                    "kind": LEASE.kind,
+                    "metadata": {"namespace": self._namespace, "name": self._name},
+                }
+                self._hold(await self._client.create({**named, "spec": lease_spec(self._identity, _now())}), started)
             return
         self._readiness.clear_missing(MISSING)
-        record = read_lease(manifest)
-        self._observed = observe(self._observed, record, self._fence.clock())
-        if self._observed.may_acquire(self._identity, self._fence.clock()):
-            self._hold(await self._write(manifest, acquire_spec(self._identity, record, self._now())), started)
-        else:
-            self._report_standby(record.holder)
+        record, now = read_lease(manifest), self._fence.clock()
+        if self._observed is None or self._observed.record != record:
+            self._observed = ObservedLease(record, now)
+        if self._observed.may_acquire(self._identity, now):
+            transitions = record.transitions + (record.holder != self._identity)
+            self._hold(await self._write(manifest, lease_spec(self._identity, _now(), transitions=transitions)), started)
+            return
+        words = f"standing by: {record.holder} holds the Lease {self._lease}"
+        if self._readiness.standby != words:
+            log.info("%s", words)
+        self._readiness.standby = words
 
-    async def _renew(self) -> None:
+    async def _renew(self, term: Record) -> None:
         """Renew the Lease. If renewals fail for too long, the fence closes by itself. Raises LeadershipLost."""
-        assert self._term is not None
         started = self._fence.clock()
-        self._hold(await self._write(await self._read_own(self._term), renew_spec(self._term, self._now())), started)
+        spec = lease_spec(term.holder, _now(), acquired=term.acquired, seconds=term.seconds, transitions=term.transitions)
+        self._hold(await self._write(await self._read_own(term), spec), started)
 
     async def _read_own(self, term: Record) -> Manifest:
         """Read the Lease of this term. Raises LeadershipLost if the term has ended."""
@@ -175,12 +225,6 @@ class Leadership:
         self._fence.writes_until = started + RENEW_SECONDS
         self._readiness.clear_missing(MISSING)
 
-    def _report_standby(self, holder: str) -> None:
-        words = f"standing by: {holder} holds the Lease {self._lease}"
-        if self._readiness.standby != words:
-            log.info("%s", words)
-        self._readiness.standby = words
-
     def _report(self, error: ClusterError) -> None:
         if self._fence.is_open():
             return
@@ -195,3 +239,11 @@ class Leadership:
         else:
             words = f"The {lease} cannot be held now, so the operator writes nothing: {error}"
         self._readiness.set_missing(MISSING, words)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

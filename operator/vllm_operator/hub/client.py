@@ -17,7 +17,7 @@ import aiohttp
 
 from vllm_operator import __version__
 from vllm_operator.api.reading import mapping
-from vllm_operator.kube.sockets import check_socket
+from vllm_operator.kube.connection import check_socket
 from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 

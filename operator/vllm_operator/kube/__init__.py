@@ -1,10 +1,8 @@
-"""The Kubernetes API and the model hub: the only package that sends requests.
+"""The Kubernetes API, without knowledge of the domain.
 
 interface   client (Protocol, kinds, selectors, errors)
-transport   kube (a real API server), connection (how to connect), responses (parsing), object_cache (reads from memory)
-reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
-writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
-            lease (leader election)
-hub         hub
-helpers     recent (bounded memory), sockets (a workaround for uvloop)
+transport   api_client (requests, the fence of the leader), connection (how to connect)
+writing     managed_fields (whether a child is up to date)
+reading     events (and writing them)
+helpers     recent (bounded memory)
 """

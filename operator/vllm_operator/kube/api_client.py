@@ -7,10 +7,11 @@ and errors of `aiohttp` become the errors of `vllm_operator.kube.client`.
 import asyncio
 import json
 import logging
+import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -28,19 +29,28 @@ from vllm_operator.kube.client import (
     REVISION,
     ClusterError,
     Conflict,
+    Forbidden,
+    Gone,
     Invalid,
     InvalidName,
     Kind,
     LogRequest,
     Manifest,
     NotFound,
+    NotLeading,
     Unauthorized,
     Unavailable,
+    Unreachable,
     kind_of,
 )
-from vllm_operator.kube.connection import Connection, MissingConnectionError, authorization
-from vllm_operator.kube.lease import Fence
-from vllm_operator.kube.responses import REJECTED, describe, error_of, read_body, read_chunks
+from vllm_operator.kube.connection import (
+    CHUNK_BYTES,
+    MissingConnectionError,
+    authorization,
+    open_session,
+    read_certificates,
+    ssl_context,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +61,62 @@ RETURNING_SECONDS = 10.0
 _VALUE = re.compile(r"[-A-Za-z0-9_.]*")
 """Values of labels, names and UIDs. A value with a comma would add a condition to the selector."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+RELOAD_SECONDS = 10.0
+"""Minimum time between two reloads of refused credentials."""
+CHECK_SECONDS = 10.0
+"""Time between two checks of the certificates."""
+LONGEST_RETRY_SECONDS = 60.0
+"""Maximum accepted value of the header `Retry-After`."""
+REJECTED = (
+    "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
+    " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
+)
+_CONNECTION_FIELDS = ("host", "proxy", "ssl_ca_cert", "ca_cert_data", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+_MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
+"""Messages of the API server for objects that do not match the schema of their kind. They have status 500."""
+_OBJECT_NAME = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
+"""The beginning of such a message, which names the object. The rest names the field."""
+_KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no preferred addresses found)')
+"""Beginning of messages about a kubelet that the API server cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
+names the Pod, but the rest is about the node.
+"""
+
+
+class ConnectionOutdated(Exception):  # noqa: N818 - named for the event
+    """The certificates, or the address of the API server, have changed. This process must exit and be restarted."""
+
+
+def boot_time() -> float:
+    """Return the seconds since the machine started. On Linux this includes suspended time."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class Fence:
+    """Limits how long this process may write. Its clock includes the time for which the process or the machine was suspended."""
+
+    def __init__(self, clock: Callable[[], float] = boot_time) -> None:
+        self.clock = clock
+        self.writes_until = -math.inf
+
+    def close(self) -> None:
+        """Forbid all further writes."""
+        self.writes_until = -math.inf
+
+    def is_open(self) -> bool:
+        """Return whether the operator may write now."""
+        return self.clock() < self.writes_until
+
+    def seconds_left(self) -> float:
+        """Return the seconds for which the operator may still write.
+
+        Raises:
+            NotLeading: It may not write.
+        """
+        left = self.writes_until - self.clock()
+        if left <= 0:
+            raise NotLeading("This operator does not hold its Lease now, so it writes nothing.")
+        return left
 
 
 class KubeClient:
@@ -68,21 +134,22 @@ class KubeClient:
 
         Args:
             configuration: How to connect.
-            timeout_seconds: Timeout of each request.
-            reload: Loads the configuration again after a 401.
+            timeout_seconds: Timeout of each request, and of a reload: a kubeconfig may name a program that prints a token.
+            reload: Loads the configuration again after a 401; never if None.
             fence: Limits the time for which this process may write; no limit if None.
         """
+        self.configuration = configuration
         self.refused: Callable[[], None] = lambda: None
         """Called when the API server refuses a request because a permission or valid credentials are missing."""
         self.fence = fence
         self._timeout = timeout_seconds
         self._lost_at = -RETURNING_SECONDS
-        self._connection = Connection(configuration, timeout_seconds=timeout_seconds, reload=reload, traces=(_checked_at_sending(),))
-
-    @property
-    def configuration(self) -> Configuration:
-        """Current configuration of the connection."""
-        return self._connection.configuration
+        self._session = open_session(configuration, traces=(_checked_at_sending(),))
+        self._reload = reload
+        self._reloading = asyncio.Lock()
+        self._reloaded_at = -RELOAD_SECONDS
+        self._certificates = read_certificates(configuration)
+        self._is_outdated = False
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object."""
@@ -197,32 +264,30 @@ class KubeClient:
         if request.tail_lines:
             query["tailLines"] = request.tail_lines
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
-        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
-        path, seconds = POD.path(request.namespace, request.pod, "log"), None if request.follow else self._timeout
-        for attempt in (1, 2):
-            credentials = await self._authorization()
-            try:
-                async with asyncio.timeout(seconds):
-                    response = await self._send("GET", path, credentials, query=query, limit=limit)
-            except TimeoutError as error:
-                raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error
-            try:
-                if response.status == 401 and attempt == 1 and await self._refresh(credentials):
-                    continue
-                if response.status >= 400:
-                    raise self._error(response, await read_body(response), "get", "pods/log")
-                yield read_chunks(response)
-                return
-            finally:
-                response.close()
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None if request.follow else self._timeout)
+        path = POD.path(request.namespace, request.pod, "log")
+        async with self._open("GET", path, "get", "pods/log", query=query, limit=limit) as response:
+            yield _chunks(response)
 
     async def watch_connection(self) -> None:
-        """Wait until the connection is outdated. Raises ConnectionOutdated."""
-        await self._connection.watch()
+        """Check the certificates every ten seconds, until cancelled. Unusable certificates are assumed to be incompletely written.
+
+        Raises:
+            ConnectionOutdated: The process must restart.
+        """
+        while not self._is_outdated:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                if await asyncio.to_thread(read_certificates, self.configuration) != self._certificates:
+                    await asyncio.to_thread(ssl_context, self.configuration)
+                    self._is_outdated = True
+            except (OSError, ValueError) as error:
+                log.warning("the certificates of the connection have changed and cannot be used: %s", error)
+        raise ConnectionOutdated("The certificates of the connection, or the address of the API server, have changed")
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._connection.close()
+        await self._session.close()
 
     async def _apply(self, kind: Kind, subresource: str | None, manifest: Manifest, manager: str, *, force: bool) -> Manifest:
         namespace, name = manifest["metadata"].get("namespace"), manifest["metadata"]["name"]
@@ -242,21 +307,15 @@ class KubeClient:
         query: Mapping[str, Any] | None = None,
         verb: str | None = None,
     ) -> Manifest:
-        """Send a request and return the JSON response. Retry once after a 401, with reloaded credentials."""
-        for attempt in (1, 2):
-            credentials = await self._authorization()
-            check = self._check_of(method, kind)
-            limit = aiohttp.ClientTimeout(total=self._timeout if check is None else min(self._timeout, check()))
-            response = await self._send(
-                method, path, credentials, body=body, content_type=content_type, query=query, limit=limit, check=check
-            )
-            data = await read_body(response)
-            if response.status == 401 and attempt == 1 and await self._refresh(credentials):
-                continue
-            break
-        if response.status >= 400:
-            resource = f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path
-            raise self._error(response, data, verb or VERBS[method], resource)
+        """Send a request and return the JSON response."""
+        resource = f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path
+        # the Lease is written only if it has not changed since it was read
+        is_fenced = self.fence is not None and method != "GET" and kind not in (ACCESS_REVIEW, LEASE)
+        async with self._open(
+            method, path, verb or VERBS[method], resource, body=body, content_type=content_type, query=query, is_fenced=is_fenced
+        ) as response:
+            with _connected():
+                data = await response.read()
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -265,74 +324,139 @@ class KubeClient:
             raise Unavailable(f"The response to {method} {path} is not a JSON object. Check whether a proxy sent it.")
         return content
 
-    def _check_of(self, method: str, kind: Kind | None) -> Callable[[], float] | None:
-        """Return the check to call before a request is sent, which returns the seconds for which it may be sent.
-
-        None for reads, for access reviews, and for the Lease, which is written only if it has not changed since it was read.
-        """
-        if self.fence is None or method == "GET" or kind in (ACCESS_REVIEW, LEASE):
-            return None
-        return self.fence.seconds_left
-
-    async def _send(
+    @asynccontextmanager
+    async def _open(
         self,
         method: str,
         path: str,
-        credentials: str | None,
+        verb: str,
+        resource: str,
         *,
         body: Any = None,
         content_type: str = "",
         query: Mapping[str, Any] | None = None,
-        limit: aiohttp.ClientTimeout,
-        check: Callable[[], object] | None = None,
-    ) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json" if not path.endswith("/log") else "*/*"}
+        limit: aiohttp.ClientTimeout | None = None,
+        is_fenced: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and yield a successful response. Retry once after a 401, with reloaded credentials. Raises ClusterError."""
+        headers = {"Accept": "*/*" if path.endswith("/log") else "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
-        if credentials:
-            headers["Authorization"] = credentials
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
-        try:
-            return await self._connection.session.request(
-                method,
-                url,
-                headers=headers,
-                data=body if body is None or isinstance(body, str) else json.dumps(body),
-                timeout=limit,
-                server_hostname=self.configuration.tls_server_name,
-                trace_request_ctx=check,
-            )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._lost(error, method, path) from error
-
-    def _lost(self, error: Exception, method: str, path: str) -> Unavailable:
-        """Record that a request got no response, and return the error."""
-        self._lost_at = time.monotonic()
-        return Unavailable(f"{describe(error)} ({method} {self.configuration.host}{path})")
+        check = self.fence.seconds_left if self.fence is not None and is_fenced else None
+        for attempt in (1, 2):
+            credentials = await self._authorization()
+            try:
+                response = await self._session.request(
+                    method,
+                    url,
+                    headers=headers | ({"Authorization": credentials} if credentials else {}),
+                    data=body if body is None or isinstance(body, str) else json.dumps(body),
+                    timeout=limit or aiohttp.ClientTimeout(total=min(self._timeout, check()) if check else self._timeout),
+                    server_hostname=self.configuration.tls_server_name,
+                    trace_request_ctx=check,
+                )
+            except (aiohttp.ClientError, OSError) as error:
+                self._lost_at = time.monotonic()
+                raise Unavailable(f"{_describe(error)} ({method} {self.configuration.host}{path})") from error
+            try:
+                if response.status == 401 and attempt == 1 and await self._refresh(credentials):
+                    continue
+                if response.status >= 400:
+                    with _connected():
+                        data = await response.read()
+                    raise self._error(response, data, verb, resource)
+                yield response
+                return
+            finally:
+                response.close()
 
     async def _authorization(self) -> str | None:
         """Return the Authorization header. Raises Unauthorized if the token cannot be read."""
         try:
             return await authorization(self.configuration)
         except (ConfigException, OSError, ValueError) as error:
-            raise Unauthorized(f"The token of the ServiceAccount cannot be read: {describe(error)}") from error
+            raise Unauthorized(f"The token of the ServiceAccount cannot be read: {_describe(error)}") from error
 
     async def _refresh(self, refused: str | None) -> bool:
-        """Reload credentials that were refused; return whether they have changed. Raises Unauthorized."""
+        """Reload credentials that were refused, at most every ten seconds; return whether they have changed. Raises Unauthorized."""
+        if self._reload is None:
+            return False
         try:
-            return await self._connection.refresh(refused)
-        except (MissingConnectionError, TimeoutError) as error:
+            async with self._reloading:  # concurrent refusals cause one reload
+                if await authorization(self.configuration) != refused:
+                    return True
+                if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
+                    return False
+                self._reloaded_at = time.monotonic()
+                async with asyncio.timeout(self._timeout):
+                    fresh = await self._reload()
+        except (MissingConnectionError, ConfigException, OSError, ValueError) as error:
             self.refused()
-            raise Unauthorized(f"{REJECTED} They cannot be read again: {error or 'it takes too long'}") from error
-        except (ConfigException, OSError, ValueError) as error:
-            raise Unauthorized(f"{REJECTED} They cannot be read again: {describe(error)}") from error
+            raise Unauthorized(f"{REJECTED} They cannot be read again: {str(error) or 'it takes too long'}") from error
+        if any(getattr(fresh, name) != getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
+            self._is_outdated = True
+            return False
+        for name in ("api_key", "refresh_api_key_hook", "username", "password"):
+            setattr(self.configuration, name, getattr(fresh, name))
+        return True
 
     def _error(self, response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")
             self.refused()
-        return error_of(response, data, verb, resource)
+        return _error_of(response, data, verb, resource)
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Convert the errors of a connection. Raises Unavailable."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unavailable(_describe(error)) from error
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    with _connected():
+        while chunk := await response.content.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _describe(error: Exception) -> str:
+    return "The API server did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def _error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+    """Return the error for an unsuccessful response."""
+    try:
+        status = json.loads(data)
+    except (ValueError, RecursionError):
+        status = {}  # the kubelet and proxies respond with plain text
+    message = reading.text(status, "message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
+    match response.status:
+        case 404:
+            return NotFound(message)
+        case 409:
+            return Conflict(message)
+        case 401:
+            return Unauthorized(f"{REJECTED} It says: {message}")
+        case 403:
+            return Forbidden(message, verb=verb, resource=resource)
+        case 410:
+            return Gone(message)
+        case 400 | 405 | 413 | 415 | 422:
+            causes = reading.objects(status, "details", "causes")
+            return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
+        case 500 if message.startswith(_MALFORMED):
+            return Invalid(_OBJECT_NAME.sub("", message))
+        case _ if found := _KUBELET.match(message):
+            return Unreachable(message[found.end() :])
+        case _:
+            after = response.headers.get("Retry-After") or ""
+            is_seconds = re.fullmatch(r"[0-9]{1,9}", after)
+            return Unavailable(message, retry_after=min(float(after), LONGEST_RETRY_SECONDS) if is_seconds else None)
 
 
 def _checked_at_sending() -> aiohttp.TraceConfig:

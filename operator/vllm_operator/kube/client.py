@@ -103,35 +103,7 @@ CLUSTER_PRESET = Kind(labels.API_VERSION, "ClusterVLLMPreset", "clustervllmprese
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
 
-KINDS = (
-    VLLM_DEPLOYMENT,
-    DEPLOYMENT,
-    REVISION,
-    SERVICE,
-    CLAIM,
-    POD,
-    EVENT,
-    NODE,
-    CONFIG_MAP,
-    SECRET,
-    POD_METRICS,
-    JOB,
-    AUTOSCALER,
-    SCALED_OBJECT,
-    DISRUPTION_BUDGET,
-    NETWORK_POLICY,
-    HTTP_ROUTE,
-    INFERENCE_POOL,
-    CLAIM_TEMPLATE,
-    RESOURCE_CLAIM,
-    RESOURCE_SLICE,
-    NODE_POOL,
-    DEFINITION,
-    PRESET,
-    CLUSTER_PRESET,
-    LEASE,
-    ACCESS_REVIEW,
-)
+KINDS = tuple(value for value in vars().values() if isinstance(value, Kind))
 
 
 def kind_of(manifest: Mapping[str, Any]) -> Kind:

@@ -5,11 +5,9 @@ every minute, and the client reloads the others after a 401. Changed certificate
 """
 
 import asyncio
-import logging
 import os
 import ssl
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,16 +20,8 @@ from kubernetes.aio.config.kube_config import list_kube_config_contexts, load_ku
 from yaml import YAMLError
 
 from vllm_operator import __version__
-from vllm_operator.kube.responses import CHUNK_BYTES
-from vllm_operator.kube.sockets import check_socket
 
-log = logging.getLogger(__name__)
-
-RELOAD_SECONDS = 10.0
-"""Minimum time between two reloads of refused credentials."""
-CHECK_SECONDS = 10.0
-"""Time between two checks of the certificates."""
-_CONNECTION_FIELDS = ("host", "proxy", "ssl_ca_cert", "ca_cert_data", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+CHUNK_BYTES = 64 * 1024
 _NO_KUBECONFIG = (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError)
 """Errors of the loader for a file that is not a kubeconfig."""
 ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a ServiceAccount."
@@ -39,10 +29,6 @@ ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a ServiceAcc
 
 class MissingConnectionError(Exception):
     """There is no usable kubeconfig and no ServiceAccount. The message says what was tried."""
-
-
-class ConnectionOutdated(Exception):  # noqa: N818 - named for the event
-    """The certificates, or the address of the API server, have changed. This process must exit and be restarted."""
 
 
 async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
@@ -53,27 +39,20 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
     """
     environment = os.environ if environment is None else environment
     configuration = Configuration()
-    paths = environment.get("KUBECONFIG", "")
-    home = _home_kubeconfig(environment)
-    has_home = await asyncio.to_thread(os.path.isfile, home)
+    paths, in_pod = environment.get("KUBECONFIG", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    files = paths or _home_kubeconfig(environment)
     try:
-        if paths:
-            _check_files(paths)
-            await load_kube_config(config_file=paths, client_configuration=configuration, persist_config=False)
-        elif environment.get("KUBERNETES_SERVICE_HOST"):
+        if in_pod and not paths:
             load_incluster_config(client_configuration=configuration)
-        elif has_home:
-            await load_kube_config(config_file=home, client_configuration=configuration, persist_config=False)
+        elif await asyncio.to_thread(_is_any_file, files):
+            await load_kube_config(config_file=files, client_configuration=configuration, persist_config=False)
         else:
-            raise MissingConnectionError(
-                f"There is no kubeconfig: KUBECONFIG is not set, {home} does not exist, and this is not a Pod. {ADVICE}"
-            )
+            tried = f"names {paths}, which does not exist" if paths else f"is not set, {files} does not exist, and this is not a Pod"
+            raise MissingConnectionError(f"There is no kubeconfig: KUBECONFIG {tried}. {ADVICE}")
         ssl_context(configuration)
     except _NO_KUBECONFIG as error:
-        raise MissingConnectionError(
-            f"The kubeconfig {paths or home or ''} cannot be used: {' '.join(str(error).split())}. {ADVICE}"
-        ) from error
-    if not environment.get("KUBERNETES_SERVICE_HOST"):  # a Pod reaches its own API server without a proxy
+        raise MissingConnectionError(f"The kubeconfig {files} cannot be used: {' '.join(str(error).split())}. {ADVICE}") from error
+    if not in_pod:  # a Pod reaches its own API server without a proxy
         configuration.proxy = configuration.proxy or proxy_for(configuration.host, environment)
     return configuration
 
@@ -116,6 +95,23 @@ def open_session(
     )
 
 
+async def check_socket(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Convert uvloop's error about a reused file descriptor to a connection error, as middleware of aiohttp.
+
+    After a cancelled connection attempt, uvloop may remember its file descriptor, and refuse a new socket with the same number
+    (https://github.com/MagicStack/uvloop/issues/653). The next attempt succeeds.
+
+    Raises:
+        aiohttp.ClientConnectionError: uvloop refused the socket.
+    """
+    try:
+        return await send(request)
+    except RuntimeError as error:
+        if "is used by transport" not in str(error):
+            raise
+        raise aiohttp.ClientConnectionError(str(error)) from error
+
+
 async def authorization(configuration: Configuration) -> str | None:
     """The Authorization header; None without a token or a password.
 
@@ -126,78 +122,6 @@ async def authorization(configuration: Configuration) -> str | None:
     if token or not configuration.username:
         return token
     return str(configuration.get_basic_auth_token())
-
-
-class Connection:
-    """Connections to the API server, with a token that is kept up to date."""
-
-    def __init__(
-        self,
-        configuration: Configuration,
-        *,
-        timeout_seconds: float,
-        reload: Callable[[], Awaitable[Configuration]] | None,
-        traces: Sequence[aiohttp.TraceConfig] = (),
-    ) -> None:
-        """Create without opening a connection.
-
-        Args:
-            configuration: How to connect.
-            timeout_seconds: Timeout of a reload. A kubeconfig may name a program that prints a token.
-            reload: Loads the configuration again; never if None.
-            traces: Tracing callbacks for aiohttp.
-        """
-        self.configuration = configuration
-        self.session = open_session(configuration, traces=traces)
-        self._timeout = timeout_seconds
-        self._reload = reload
-        self._reloading = asyncio.Lock()
-        self._reloaded_at = -RELOAD_SECONDS
-        self._certificates = read_certificates(configuration)
-        self._is_outdated = False
-
-    async def refresh(self, refused: str | None) -> bool:
-        """Reload credentials that the API server refused, at most every ten seconds; return whether they have changed.
-
-        Raises:
-            MissingConnectionError, TimeoutError, ConfigException, OSError, ValueError: The credentials cannot be read.
-        """
-        if self._reload is None:
-            return False
-        async with self._reloading:  # concurrent refusals cause one reload
-            if await authorization(self.configuration) != refused:
-                return True
-            if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
-                return False
-            self._reloaded_at = time.monotonic()
-            async with asyncio.timeout(self._timeout):
-                fresh = await self._reload()
-            if any(getattr(fresh, name) != getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
-                self._is_outdated = True
-                return False
-            for name in ("api_key", "refresh_api_key_hook", "username", "password"):
-                setattr(self.configuration, name, getattr(fresh, name))
-            return True
-
-    async def watch(self) -> None:
-        """Check the certificates every ten seconds, until cancelled. Unusable certificates are assumed to be incompletely written.
-
-        Raises:
-            ConnectionOutdated: The process must restart.
-        """
-        while not self._is_outdated:
-            await asyncio.sleep(CHECK_SECONDS)
-            try:
-                if await asyncio.to_thread(read_certificates, self.configuration) != self._certificates:
-                    await asyncio.to_thread(ssl_context, self.configuration)
-                    self._is_outdated = True
-            except (OSError, ValueError) as error:
-                log.warning("the certificates of the connection have changed and cannot be used: %s", error)
-        raise ConnectionOutdated("The certificates of the connection, or the address of the API server, have changed")
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self.session.close()
 
 
 def read_certificates(configuration: Configuration) -> list[bytes]:
@@ -218,14 +142,14 @@ def context_namespace(environment: Mapping[str, str] | None = None) -> str:
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
     """Return the proxy for a server from the environment variables that kubectl reads; None without one."""
     name = urlsplit(host).hostname or ""
-    exempt = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
-    if any(_covers(entry.strip().lower(), name) for entry in exempt.split(",") if entry.strip()):
+    exempt = (environment.get("NO_PROXY") or environment.get("no_proxy") or "").lower()
+    if any(_covers(entry.strip(), name) for entry in exempt.split(",") if entry.strip()):
         return None
     return environment.get("HTTPS_PROXY") or environment.get("https_proxy")
 
 
 def _covers(entry: str, name: str) -> bool:
-    if entry == "*" or name == entry.lstrip(".") or name.endswith(f".{entry.lstrip('.')}"):
+    if entry == "*" or f".{name}".endswith(f".{entry.lstrip('.')}"):
         return True
     try:
         return ip_address(name) in ip_network(entry, strict=False)
@@ -237,6 +161,5 @@ def _home_kubeconfig(environment: Mapping[str, str]) -> str:
     return str(Path(environment.get("HOME", "/")) / ".kube" / "config")
 
 
-def _check_files(paths: str) -> None:
-    if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        raise MissingConnectionError(f"There is no kubeconfig: KUBECONFIG names {paths}, which does not exist. {ADVICE}")
+def _is_any_file(paths: str) -> bool:
+    return any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path)
