@@ -9,8 +9,7 @@ import yaml
 
 from support.operators import llama
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.rendering.exposure import render_exposure
-from vllm_operator.rendering.scaling import render_autoscaler, render_disruption_budget
+from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
 
 FOLDER = Path(__file__).parent / "optional"
 SPECS: dict[str, dict[str, Any]] = {

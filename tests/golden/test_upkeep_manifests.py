@@ -11,11 +11,11 @@ from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from support.observations import NOW
 from vllm_operator.api.operation import Prefetch, Publish, SecretReference, Storage, WeightsSpec
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
+from vllm_operator.caches.artifacts import add_publisher, is_published_by_primer
 from vllm_operator.caches.cleaning import render_cleaning
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.prefetching import render_fetching
 from vllm_operator.caches.priming import render_primer
-from vllm_operator.caches.publishing import add_publisher, is_published_by_primer
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.rendering.manifests import render
 

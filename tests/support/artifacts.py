@@ -7,8 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from vllm_operator.tools.artifact import LABEL
-from vllm_operator.tools.folders import opened_root
+from vllm_operator.tools.artifact import LABEL, opened_root
 from vllm_operator.tools.pack import Packed, pack, take_inventory
 from vllm_operator.tools.unpack import unpack_layer
 

@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
-from vllm_operator.tools import fetch, pack_caches, publish
-from vllm_operator.tools.artifact import portability_key
-from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools import fetch, pack, publish
+from vllm_operator.tools.artifact import describe_image, digest_of, portability_key
 from vllm_operator.tools.pack import Packed
 
 REPOSITORY = "team/caches"
@@ -152,7 +151,7 @@ class ArtifactBench:
     def __init__(self, registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.registry, self.root, self._tmp, self._monkeypatch = registry, root, tmp_path, monkeypatch
         self.packed = tmp_path / "packed"
-        for module in (fetch, pack_caches):
+        for module in (fetch, pack):
             monkeypatch.setattr(module, "build_fingerprint", lambda image: FINGERPRINT)
         self.common = {
             "repository": f"{registry.host}/{REPOSITORY}",
@@ -179,7 +178,7 @@ class ArtifactBench:
         self.packed.mkdir(exist_ok=True)
         settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "whole": [], "architecture": "sm_90", "mounts": []}
         given = {**settings, "output": str(self.packed), "pause": 0, **more, "ready": None}
-        return run(pack_caches.main, "PACK_ARTIFACT", given, self._tmp, self._monkeypatch)
+        return run(pack.main, "PACK_ARTIFACT", given, self._tmp, self._monkeypatch)
 
     def push(self, **more: Any) -> tuple[int, dict[str, Any]]:
         given = {**self.common, "output": str(self.packed), "pause": 0, **more}

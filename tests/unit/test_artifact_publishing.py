@@ -15,8 +15,8 @@ import pytest
 from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
 from support.tools import command
-from vllm_operator.tools import pack_caches
-from vllm_operator.tools.engine import is_ready
+from vllm_operator.tools import pack as pack_program
+from vllm_operator.tools.artifact import is_ready
 from vllm_operator.tools.pack import Packed, pack
 
 
@@ -160,7 +160,7 @@ def test_secrets_of_the_pod_are_not_published(
 def test_a_directory_that_keeps_changing_is_not_published(
     artifact_bench: ArtifactBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: FakeRegistry
 ) -> None:
-    monkeypatch.setattr(pack_caches, "is_quiet", lambda inventory, seconds: False)
+    monkeypatch.setattr(pack_program, "is_quiet", lambda inventory, seconds: False)
     assert artifact_bench.publish(fill(tmp_path / "filled"))[1]["result"] == "Changing"
 
 
@@ -178,6 +178,6 @@ def test_a_directory_that_changed_while_it_was_packed_is_packed_again(
             os.utime(filled / "vllm", (0, 0))
         return made
 
-    monkeypatch.setattr(pack_caches, "pack", slow)
+    monkeypatch.setattr(pack_program, "pack", slow)
     assert artifact_bench.publish(filled)[1]["files"] == 8
     assert len(times) == 2

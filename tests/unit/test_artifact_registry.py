@@ -11,8 +11,7 @@ import pytest
 from support.artifacts import FOLDERS, archive, fill
 from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
 from vllm_operator.tools import build, fetch
-from vllm_operator.tools.artifact import LABEL
-from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools.artifact import LABEL, describe_image, digest_of
 from vllm_operator.tools.pack import Packed
 from vllm_operator.tools.registry import read_account
 

@@ -11,7 +11,7 @@ from support.full_volumes import finish, jobs
 from support.operators import Bench
 from support.volumes import GENERATION, OLD
 from vllm_operator.api.labels import DELETION_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
-from vllm_operator.caches.deletion import INSPECTION, MAX_ATTEMPTS
+from vllm_operator.caches.cleaning import INSPECTION, MAX_ATTEMPTS
 from vllm_operator.kube.client import CLAIM, JOB, POD, Forbidden
 
 MARK, ATTEMPTS = QUARANTINED_ANNOTATION_PREFIX + GENERATION, DELETION_ANNOTATION_PREFIX + GENERATION

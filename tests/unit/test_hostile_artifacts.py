@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from support.artifacts import archive, header, unpack
 from support.registries import TAG, ArtifactBench, FakeRegistry
-from vllm_operator.tools.artifact import ArtifactError
-from vllm_operator.tools.folders import opened_root
-from vllm_operator.tools.image import describe_image, digest_of
+from vllm_operator.tools.artifact import ArtifactError, describe_image, digest_of, opened_root
 from vllm_operator.tools.pack import Packed
 from vllm_operator.tools.unpack import unpack_layer
 

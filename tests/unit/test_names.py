@@ -14,7 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 from support.fleet import Fleet
 from support.operators import Bench, llama
 from vllm_operator.api.labels import API_VERSION, PRIMING_ANNOTATION_PREFIX, is_name, is_namespace
-from vllm_operator.caches.records import read_lease
+from vllm_operator.caches.directories import read_lease
 from vllm_operator.kube.api_client import KubeClient
 from vllm_operator.kube.client import (
     CLAIM,

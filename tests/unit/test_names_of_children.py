@@ -12,9 +12,9 @@ from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of
 from vllm_operator.api.rules import NAME
+from vllm_operator.caches.artifacts import publishing_name
 from vllm_operator.caches.cleaning import cleaning_name
 from vllm_operator.caches.priming import render_primer
-from vllm_operator.caches.publishing import publishing_name
 from vllm_operator.kube.client import DEPLOYMENT
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.rendering.manifests import render

@@ -7,7 +7,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api import labels
-from vllm_operator.caches.volumes import is_created_by_operator
+from vllm_operator.caches.claims import is_created_by_operator
 from vllm_operator.controller.apply import Applier
 from vllm_operator.kube.client import (
     AUTOSCALER,

@@ -18,10 +18,9 @@ import pytest
 
 from support.artifacts import FOLDERS, fill
 from support.registries import ACCOUNT, TAG, ArtifactBench, FakeRegistry
-from vllm_operator.tools import fetch, pack_caches, unpack
+from vllm_operator.tools import fetch, pack, unpack
 from vllm_operator.tools.artifact import ArtifactError
-from vllm_operator.tools.pack import Packed
-from vllm_operator.tools.pack_caches import pack_unchanged
+from vllm_operator.tools.pack import Packed, pack_unchanged
 
 SECRET = b"cHVzaGVyOnMzY3JldA=="
 RENAME_EXCHANGE = 2
@@ -71,7 +70,7 @@ class Race:
 def test_a_link_that_the_engine_exchanges_in_between_is_never_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, attempts: int
 ) -> None:
-    monkeypatch.setattr(pack_caches, "PACK_ATTEMPTS", 1)
+    monkeypatch.setattr(pack, "PACK_ATTEMPTS", 1)
     race = Race(tmp_path, kind)
     settings = {"root": str(race.root), "folders": list(FOLDERS), "excluded": [], "whole": [], "architecture": "", "mounts": [], "pause": 0}
     packed = 0
@@ -102,7 +101,7 @@ def test_a_directory_that_becomes_a_link_when_it_is_listed_is_not_followed(tmp_p
         return result
 
     monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(pack_caches, "PACK_ATTEMPTS", 1)
+    monkeypatch.setattr(pack, "PACK_ATTEMPTS", 1)
     settings = {"root": str(race.root), "folders": list(FOLDERS), "excluded": [], "whole": [], "architecture": "", "mounts": [], "pause": 0}
     with pytest.raises(ArtifactError, match="kept changing"):
         pack_unchanged(settings, io.BytesIO(), {})

@@ -10,7 +10,7 @@ from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
-from vllm_operator.caches.claim_holders import ClaimHolder
+from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.starts import read_stages

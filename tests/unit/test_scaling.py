@@ -9,7 +9,7 @@ from support.operators import llama
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.pods.selection import selects
-from vllm_operator.rendering.scaling import period_seconds, render_autoscaler
+from vllm_operator.rendering.exposure import period_seconds, render_autoscaler
 
 PROMETHEUS = {"prometheusAddress": "http://prometheus:9090"}
 

@@ -9,7 +9,7 @@ from support.fake_cluster import FakeCluster
 from support.fleet import Fleet
 from support.operators import Bench, llama
 from vllm_operator.api.labels import SHARED_ANNOTATION_PREFIX
-from vllm_operator.caches.sharing import GRACE
+from vllm_operator.caches.claims import GRACE
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, VLLM_DEPLOYMENT, Forbidden, Kind
 
 DELETE: dict[str, Any] = {"cache": {"onDelete": "Delete", "priming": "Never"}, "weights": {"onDelete": "Delete"}}

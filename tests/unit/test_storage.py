@@ -11,7 +11,7 @@ from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.caches.volumes import plan_weights
+from vllm_operator.caches.claims import plan_weights
 from vllm_operator.kube.client import CLAIM
 
 GIB = 2**30

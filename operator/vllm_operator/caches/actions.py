@@ -7,15 +7,20 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
-from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
+from vllm_operator.caches.artifacts import PublicationNeed, describe_publication
+from vllm_operator.caches.claims import fit_claims, unowned_claims
+from vllm_operator.caches.cleaning import (
+    CleaningNeed,
+    cleaning_record,
+    describe_cleaning,
+    describe_failures,
+    find_cleaning_need,
+    record_attempt,
+)
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.deletion import describe_failures, record_attempt
-from vllm_operator.caches.directories import image_activity, image_record
+from vllm_operator.caches.directories import Changes, image_activity, image_record, quarantine_record, usage_record, writable
 from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
-from vllm_operator.caches.publishing import PublicationNeed, describe_publication
-from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
-from vllm_operator.caches.volumes import fit_claims, unowned_claims
 from vllm_operator.catalog.caches import Caches, PrimingRule
 
 UNOWNED_RECHECK_SECONDS = 30.0

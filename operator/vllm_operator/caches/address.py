@@ -3,6 +3,7 @@
 Every function takes a value of any shape and never raises.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,11 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import Storage
 from vllm_operator.api.reading import Manifest
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
+
+FETCH_CONTAINER = "fetch-caches"
+FETCH_VARIABLE = "CACHE_ARTIFACT"
+"""The variable of this container with its settings."""
+_DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,18 @@ def reported_cache_claim(resource: Any) -> str:
     if reading.text(cache, "storage") not in ("", Storage.SHARED_CLAIM) or cache.get("hostPath"):
         return ""
     return reading.text(cache, "claimName") or f"{reading.text(resource, 'metadata', 'name')}-cache"
+
+
+def read_portability_settings(pod_spec: Any) -> dict[str, Any] | None:
+    """Return the settings of the artifact key in a Pod; None if the Pod fetches no artifact. Accepts any shape."""
+    container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
+    if not container:
+        return None
+    try:
+        settings = json.loads(reading.text(reading.named(container, FETCH_VARIABLE, "env", key="name"), "value"))
+    except (ValueError, RecursionError):
+        return None
+    return {name: settings.get(name) for name in _DECIDE_THE_TAG} if isinstance(settings, dict) else None
 
 
 def volume_at(pod_spec: Any, path: str) -> Manifest:

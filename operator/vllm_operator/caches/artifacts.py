@@ -1,26 +1,45 @@
-"""Caches in a registry: the programs that fetch and publish them, their settings and reports.
+"""Caches in a registry: fetching and publishing an artifact, the Job that publishes, and the reports of the programs.
 
 The operator itself has no account for the registry and sends nothing to it. The programs run in Pods. Those that fetch and pack run in the
 engine's image, because whether caches can be used depends on the software in that image (`tools/build.py`). So the Pod template contains
 only the location of an artifact, and a publication replaces no Pod.
+
+A Job publishes when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs
+on the node of that Pod. The result is read from the Pod of the Job. Failures that may be temporary are retried.
+
+Two containers share the work. An init container mounts the directory read-only and packs it into an emptyDir. Then another container pushes
+the result. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the directory, so neither the
+engine's image nor an engine that changes the directory can read the Secret.
+
+No Job can mount the caches of a Pod with an EmptyDir, a PVC per replica or a directory of the node. There, the same two containers run in
+the Pod of a primer when the engine is ready (`vllm_operator.caches.priming` says when there is a primer).
 """
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
+from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.plan import Plan, PlannedArtifact
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.reading import controller_of
+from vllm_operator.api.resource import Role, VLLMDeployment, labels_of, metadata_of, publishing_prefix
 from vllm_operator.api.spec import Distribution
-from vllm_operator.caches.activity import ArtifactResult
+from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
+from vllm_operator.caches.address import FETCH_CONTAINER, read_portability_settings, template_spec
+from vllm_operator.caches.claims import is_terminating
+from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.directories import is_primed, is_quarantined
 from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
+from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_command, with_tools
+from vllm_operator.pods.view import Phase, PodView
 
-FETCH_CONTAINER = "fetch-caches"
-FETCH_VARIABLE = "CACHE_ARTIFACT"
-"""The variable of this container with its settings."""
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _NOT_IN_PORTABILITY_KEY = frozenset({"image", "user", "generation"})
@@ -30,7 +49,6 @@ _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port"
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _MAX_TEXT = 600
-_DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
 _MAX_NAMED = 150
 
 
@@ -66,18 +84,6 @@ def portability_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[s
         "settings": digest(_settings(resource, plan, engine), 12),
         "named": _named_settings(resource, plan, engine),
     }
-
-
-def read_portability_settings(pod_spec: Any) -> dict[str, Any] | None:
-    """Return the settings of the artifact key in a Pod; None if the Pod fetches no artifact. Accepts any shape."""
-    container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
-    if not container:
-        return None
-    try:
-        settings = json.loads(reading.text(reading.named(container, FETCH_VARIABLE, "env", key="name"), "value"))
-    except (ValueError, RecursionError):
-        return None
-    return {name: settings.get(name) for name in _DECIDE_THE_TAG} if isinstance(settings, dict) else None
 
 
 def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -183,3 +189,324 @@ def read_result(container: Any) -> ArtifactResult | None:
 def _count(found: Mapping[str, Any], name: str) -> int | None:
     number = reading.integer(found, name)
     return number if number is not None and 0 <= number < 2**53 else None
+
+
+PAUSE = timedelta(minutes=15)
+"""Interval between two attempts if the last failure may be temporary."""
+SETTLE_SECONDS = 30.0
+"""How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
+PROGRAM_SECONDS = 840
+"""Deadline of each of the two programs."""
+DEADLINE_SECONDS = 2 * PROGRAM_SECONDS + 120
+KEPT_SECONDS = 600
+"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt reuses the name."""
+PRIMER_ATTEMPTS = 3
+"""Maximum attempts of a primer to publish after failures that may be temporary. The kubelet restarts the container."""
+PACKED = "Packed"
+"""Report of the packing container when the publisher can continue."""
+PACKED_VOLUME, ACCOUNT_VOLUME = "packed-caches", "publish-account"
+SECRET_PREFIX = "SECRET_"
+"""Prefix of variables of the packing container whose values must not occur in an artifact."""
+PUBLISHED = frozenset({"Published", "AlreadyPublished"})
+FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
+"""Results that another attempt would not change."""
+_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
+_OVER = ("Succeeded", "Failed")
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationNeed:
+    """A Job that should run, on the node where the volume is mounted."""
+
+    occasion: str
+    node: str
+
+
+def describe_publication(context: CacheContext) -> tuple[Publication | None, PublicationNeed | None]:
+    """Return the state of the publication (None if none is requested) and the Job that should run now."""
+    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
+        return None, None
+    address = context.address
+    if is_published_by_primer(context):
+        return describe_primer_publication(context), None
+    if address is None or "ReadWriteOncePod" in context.access_modes:
+        return Publication(state=PublicationState.NOT_PUBLISHABLE), None
+    occasion = publication_occasion(context)
+    if (attempt := _attempt(context, occasion)) is not None:
+        return attempt, None
+    if (earlier := _earlier(context, occasion)) is not None:
+        return earlier, None
+    view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
+    is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
+    if view is None or not is_filled or is_terminating(context.claim):
+        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion), None
+    if (seconds := _seconds_to_settle(context, view)) > 0:
+        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion, recheck_seconds=seconds), None
+    return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, view.node)
+
+
+def _earlier(context: CacheContext, occasion: str) -> Publication | None:
+    """Return the attempt in the status; None if there is none, or if another attempt is due."""
+    known = context.resource.status.cache.artifact if context.resource.status.cache else None
+    if known is None or known.publication != occasion:
+        return None
+    then = reading.moment(known.publish_time)
+    left = PAUSE - (context.now - then) if then is not None else timedelta(0)
+    if known.publish_result not in FINAL and left <= timedelta(0):
+        return None
+    recheck = None if known.publish_result in FINAL else left.total_seconds()
+    return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck)
+
+
+def is_asked(context: CacheContext) -> bool:
+    """Return whether an annotation requests priming."""
+    key = context.address.key if context.address is not None else context.plan.cache_key
+    return context.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", key)
+
+
+def is_published_by_primer(context: CacheContext) -> bool:
+    """Return whether the spec requests a publication and only a container in the primer's Pod can read the caches."""
+    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
+        return False
+    template = template_spec(context.desired)
+    is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(template, "containers"))
+    fetches = read_portability_settings(template) is not None
+    return context.address is None and context.plan.cache_artifact is not None and fetches and not is_named and bool(_probe(context))
+
+
+def describe_primer_publication(context: CacheContext) -> Publication:
+    """Return the state of the publication by a primer."""
+    occasion = publication_occasion(context)
+    is_last = not is_asked(context)
+    earlier = _earlier(context, occasion)
+    if earlier is not None and earlier.recheck_seconds is None:
+        return replace(earlier, is_last=is_last)
+    for pod in context.primers_of_plan:
+        attempts = (_last_attempt(pod, name) for name in (PUBLISHER, PACKER))
+        done = next((each for each in attempts if each is not None), None)
+        if done is None:
+            return Publication(state=PublicationState.RUNNING, occasion=occasion)
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=done[0], ended=done[1] or context.now, is_last=is_last)
+    return replace(earlier, is_last=is_last) if earlier is not None else Publication(state=PublicationState.NEEDS_PRIMER, occasion=occasion)
+
+
+def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, datetime | None] | None:
+    """Return the last report of a primer's container and when it ended; None if it has not ended, or is restarted."""
+    container = reading.named(pod, name, "status", "containerStatuses", key="name")
+    result, ended = read_result(container), reading.mapping(container, "state", "terminated")
+    runs = (reading.integer(container, "restartCount") or 0) + bool(ended)
+    if result is None or result.result == PACKED or (result.result not in FINAL and runs < PRIMER_ATTEMPTS):
+        return None
+    return result, reading.moment(ended or reading.mapping(container, "lastState", "terminated"), "finishedAt")
+
+
+def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
+    """Return how long to wait until the duration of the start is known; 0 if it is known or the wait has timed out.
+
+    The artifact contains this duration.
+    """
+    known = context.resource.status.cache
+    is_known = known is not None and known.key == context.plan.cache_key
+    if is_known and known is not None and (known.cold_start_seconds is not None or known.warm_start_seconds is not None):
+        return 0.0
+    return SETTLE_SECONDS - (context.now - view.ready_at).total_seconds() if view.ready_at is not None else 0.0
+
+
+def publication_occasion(context: CacheContext) -> str:
+    """Return a digest of everything that identifies a publication. Equal occasions are published once."""
+    settings = portability_settings(context.resource, context.plan, _engine(context))
+    key = context.address.key if context.address else context.plan.cache_key
+    content = [settings["repository"], key, settings["settings"]]
+    return digest(content, 12)
+
+
+def publishing_name(name: str, occasion: str) -> str:
+    """Return the name of the Job for an occasion."""
+    return f"{publishing_prefix(name)}{occasion}"
+
+
+def _engine(context: CacheContext) -> Mapping[str, Any]:
+    return reading.named(template_spec(context.desired), CONTAINER, "containers", key="name")
+
+
+def _attempt(context: CacheContext, occasion: str) -> Publication | None:
+    """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
+    name = publishing_name(context.resource.metadata.name, occasion)
+    for pod in context.pods:
+        is_publishing = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PUBLISHING.value
+        if not is_publishing or controller_of(pod).get("name") != name:
+            continue
+        if reading.text(pod, "status", "phase") not in _OVER:
+            return Publication(state=PublicationState.RUNNING, occasion=occasion)
+        for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
+            container = reading.named(pod, container_name, "status", statuses, key="name")
+            if (result := read_result(container)) is not None:
+                break
+        ended = reading.moment(container, "state", "terminated", "finishedAt") or _created(pod)
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=ended)
+    return None
+
+
+def _created(pod: Any) -> datetime | None:
+    return reading.moment(pod, "metadata", "creationTimestamp")
+
+
+def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
+    """Render the Job."""
+    assert context.address is not None
+    resource, template = context.resource, template_spec(context.desired)
+    cold = (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0
+    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
+    spec = {
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+        "nodeName": need.node,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "initContainers": [_packer(context, caches, mount, {"coldSeconds": cold})],
+        "containers": [_publisher(context, {})],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata_of(resource, publishing_name(resource.metadata.name, need.occasion), Role.PUBLISHING),
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels_of(resource, Role.PUBLISHING)}, "spec": with_tools(spec, context.plan.tools_image)},
+        },
+    }
+
+
+def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
+    """Return a primer with containers that publish the caches when the engine is ready.
+
+    The template cannot make them share processes or the Secret for pushing with the engine.
+    """
+    mount = {**reading.named(_engine(context), CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
+    when = {"ready": _probe(context)}
+    template = primer["spec"]["template"]
+    spec = template["spec"]
+    added = {
+        "containers": [*spec["containers"], _packer(context, caches, mount, when), _publisher(context, when)],
+        "volumes": [*spec.get("volumes", ()), *_volumes(context)],
+        "shareProcessNamespace": False,
+    }
+    added = with_tools({**spec, **added}, context.plan.tools_image)
+    return {**primer, "spec": {**primer["spec"], "template": {**template, "spec": added}}}
+
+
+def _probe(context: CacheContext) -> dict[str, Any]:
+    return readiness_request(_engine(context))
+
+
+def _artifact_of(context: CacheContext) -> ArtifactSpec:
+    assert context.resource.spec.cache is not None
+    assert context.resource.spec.cache.artifact is not None
+    return context.resource.spec.cache.artifact
+
+
+def _volumes(context: CacheContext) -> list[dict[str, Any]]:
+    """Return the volumes of the two containers, except the cache volume."""
+    secret = _artifact_of(context).push_secret_ref
+    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret.name, "optional": True}}] if secret else []
+    return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]
+
+
+def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that reads the caches. It has no Secrets except the engine's."""
+    plan = context.plan
+    assert plan.cache_artifact is not None
+    settings = {
+        **portability_settings(context.resource, plan, _engine(context)),
+        "root": CACHE_ROOT,
+        "output": PACKED_ROOT,
+        "folders": plan.cache_artifact.folders,
+        "excluded": list(caches.artifact.excluded) if caches.artifact else [],
+        "whole": list(caches.artifact.whole) if caches.artifact else [],
+        "architecture": plan.architecture or "",
+        "mounts": cache_mounts(context, caches),
+        "deadline": PROGRAM_SECONDS,
+        **more,
+    }
+    secrets = secret_variables(context)
+    env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
+    engine = _engine(context)
+    return {
+        "name": PACKER,
+        "image": engine["image"],
+        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
+        "command": tool_command("pack-caches"),
+        "env": env,
+        **secrets,
+        "resources": copy.deepcopy(_RESOURCES),
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [copy.deepcopy(dict(mount)), {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}, dict(TOOLS_MOUNT)],
+    }
+
+
+def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that pushes the packed caches, with the Secret for pushing."""
+    secret = _artifact_of(context).push_secret_ref
+    settings = {
+        **portability_settings(context.resource, context.plan, _engine(context)),
+        "output": PACKED_ROOT,
+        "deadline": PROGRAM_SECONDS,
+        **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
+        **more,
+    }
+    env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(_engine(context))]
+    mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
+    mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []
+    return {
+        "name": PUBLISHER,
+        **operator_container(template_spec(context.desired), context.plan.tools_image, "publish-caches"),
+        "env": env,
+        "resources": copy.deepcopy(_RESOURCES),
+        "volumeMounts": mounts,
+    }
+
+
+def secret_variables(context: CacheContext) -> dict[str, Any]:
+    """Return `env`, and `envFrom` if there is any, with the secret values of the engine.
+
+    The kubelet resolves them, and the program that packs looks for them in the files.
+    """
+    engine = _engine(context)
+    sources = [
+        {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
+        for number, entry in enumerate(engine.get("envFrom") or ())
+        if entry.get("secretRef")
+    ]
+    return {"env": list(_secrets(context, engine)), **({"envFrom": sources} if sources else {})}
+
+
+def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    references: list[dict[str, Any]] = []
+    for entry in reading.objects(engine, "env"):
+        if found := reading.mapping(entry, "valueFrom", "secretKeyRef"):
+            references.append({"valueFrom": {"secretKeyRef": {**found, "optional": True}}})
+        elif is_secret(str(entry.get("name")).upper()) and entry.get("value"):
+            references.append({"value": str(entry["value"])})
+    if (token := context.resource.spec.model.token_secret_ref) is not None:
+        references.append({"valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key, "optional": True}}})
+    for number, reference in enumerate(references):
+        yield {"name": f"{SECRET_PREFIX}{number}", **reference}
+
+
+def cache_mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
+    """Return the mount paths of the caches outside `VLLM_CACHE_ROOT`, in the format of GKM and KServe (redhat-et/GKM#176)."""
+    plan = context.plan
+    used = caches.used_by(plan.engine_version, plan.distribution)
+    return [
+        {"subPath": f"vllm-operator/{cache.folder}", "absPath": cache.directory, "env": name, "requiresWritable": True}
+        for cache in used
+        if cache.is_published and "/" not in cache.folder and cache.folder != "vllm"
+        for name, variable in cache.written.items()
+        if variable.value == "{directory}"
+    ]

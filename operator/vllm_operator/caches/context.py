@@ -10,8 +10,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
-from vllm_operator.caches.address import CacheAddress, cache_address, template_spec
-from vllm_operator.caches.artifacts import read_portability_settings
+from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.pods.view import Phase, PodView, read_pod
 
@@ -35,7 +34,7 @@ class CacheContext:
         claim: The live PVC of the caches; None if it does not exist yet.
         desired_claim: The PVC of the caches as rendered; None if the user named one.
         claims: The live PVCs of caches and weights, by name.
-        claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.sharing`.
+        claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.claims`.
         lender_notes: Notes to report about PVCs of other VLLMDeployments that ask to delete them.
         weights_claim_name: Name of the PVC of the weights, if it is a separate one.
         weights_modes: Access modes of the PVC of the weights, if it is a separate one.

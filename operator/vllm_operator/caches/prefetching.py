@@ -33,9 +33,9 @@ from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, la
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
-from vllm_operator.caches.claim_holders import Removal, is_terminating
+from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.records import Changes
+from vllm_operator.caches.directories import Changes
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import read_pod

@@ -23,21 +23,19 @@ from vllm_operator.caches.activity import (
     PublicationState,
 )
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
-from vllm_operator.caches.claim_holders import Removal, find_removals, is_terminating
+from vllm_operator.caches.artifacts import PublicationNeed, render_publishing
+from vllm_operator.caches.claims import Removal, claims_of_others, find_removals, is_terminating
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
     describe_blocked_cleaning,
     directories_in_use,
     find_blocking_pod,
+    record_attempt,
     render_need,
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
-from vllm_operator.caches.deletion import record_attempt
-from vllm_operator.caches.directories import next_cache_generation, other_directory
+from vllm_operator.caches.directories import next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, is_outdated, needs_gpu_nodes, with_commit
-from vllm_operator.caches.publishing import PublicationNeed, render_publishing
-from vllm_operator.caches.records import read_lease
-from vllm_operator.caches.sharing import claims_of_others
 from vllm_operator.controller.apply import annotate_claim
 from vllm_operator.controller.claim_sharing import ClaimSharing
 from vllm_operator.controller.inventory_reader import InventoryCache

@@ -1,6 +1,6 @@
 """Record on PersistentVolumeClaims which VLLMDeployments share them, so that no claim is deleted while another VLLMDeployment uses it.
 
-`vllm_operator.caches.sharing` explains the records.
+`vllm_operator.caches.claims` explains the records.
 """
 
 import logging
@@ -9,9 +9,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches import sharing
-from vllm_operator.caches.claim_holders import is_terminating
-from vllm_operator.caches.volumes import is_created_by_operator
+from vllm_operator.caches.claims import (
+    ClaimUser,
+    describe_kept_owner,
+    describe_lender,
+    find_other_owners,
+    is_created_by_operator,
+    is_recent,
+    is_terminating,
+    may_ask_for_deletion,
+    mentions_claim,
+    mounts_claim,
+    read_users,
+    usage_by,
+)
 from vllm_operator.controller.apply import annotate_claim
 from vllm_operator.kube.client import (
     CLAIM,
@@ -73,31 +84,29 @@ class ClaimSharing:
 
     async def _use(self, resource: VLLMDeployment, claim: Manifest) -> Manifest:
         """Record on another VLLMDeployment's claim that this one uses it, and remove the claim's owner."""
-        return await self._write(
-            claim, sharing.usage_by(resource, claim, self._now()), sharing.find_other_owners(claim, resource.metadata.uid)
-        )
+        return await self._write(claim, usage_by(resource, claim, self._now()), find_other_owners(claim, resource.metadata.uid))
 
     async def _describe(self, resource: VLLMDeployment, claim: Manifest, lender: str) -> list[str]:
         name = claim["metadata"]["name"]
-        if sharing.find_other_owners(claim, resource.metadata.uid):
-            return [sharing.describe_kept_owner(name, f"VLLMDeployment {lender}")]
+        if find_other_owners(claim, resource.metadata.uid):
+            return [describe_kept_owner(name, f"VLLMDeployment {lender}")]
         found = await self._get(VLLM_DEPLOYMENT, lender, resource.metadata.namespace)
-        return [sharing.describe_lender(name, lender)] if found is not None and sharing.may_ask_for_deletion(found, name) else []
+        return [describe_lender(name, lender)] if found is not None and may_ask_for_deletion(found, name) else []
 
     async def _find_users(self, resource: VLLMDeployment, claim: Manifest) -> tuple[Manifest, tuple[str, ...]]:
         """Return the claim without records of former users, and the other VLLMDeployments that use it."""
-        recorded = sharing.read_users(claim, resource.metadata.uid)
+        recorded = read_users(claim, resource.metadata.uid)
         users = [user for user in recorded if await self._is_valid(user, resource.metadata.namespace, claim["metadata"]["name"])]
         former: dict[str, str | None] = {user.annotation: None for user in recorded if user not in users}
         return await self._write(claim, former), tuple(sorted({user.name for user in users}))
 
-    async def _is_valid(self, user: sharing.ClaimUser, namespace: str, claim: str) -> bool:
+    async def _is_valid(self, user: ClaimUser, namespace: str, claim: str) -> bool:
         found = await self._get(VLLM_DEPLOYMENT, user.name, namespace)
         if found is None or found["metadata"].get("uid") != user.uid:
             return False
-        if sharing.is_recent(user, self._now()) or sharing.mentions_claim(found.get("spec"), claim):
+        if is_recent(user, self._now()) or mentions_claim(found.get("spec"), claim):
             return True
-        return sharing.mounts_claim(await self._get(DEPLOYMENT, user.name, namespace), claim)
+        return mounts_claim(await self._get(DEPLOYMENT, user.name, namespace), claim)
 
     async def _write(self, claim: Manifest, record: Mapping[str, str | None], disowned: Collection[int] = ()) -> Manifest:
         if not record and not disowned:

@@ -12,9 +12,8 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_cores
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity
-from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, find_jobs, is_terminating
+from vllm_operator.caches.claims import ClaimHolder, describe_kept_owner, find_holders, find_jobs, is_terminating
 from vllm_operator.caches.context import is_primer, is_replica
-from vllm_operator.caches.sharing import describe_kept_owner
 from vllm_operator.controller.apply import Applied, Refusal
 from vllm_operator.controller.cache_reconciler import CacheOutcome
 from vllm_operator.controller.drain_reader import LOOK_SECONDS, DrainReader

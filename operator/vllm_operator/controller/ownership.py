@@ -10,7 +10,7 @@ Labels and owner references alone are no proof: `kubectl get -o yaml | kubectl a
 
 from vllm_operator.api import labels
 from vllm_operator.api.resource import primer_name
-from vllm_operator.caches import volumes
+from vllm_operator.caches import claims
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Manifest
 from vllm_operator.kube.managed_fields import find_applied
 
@@ -30,7 +30,7 @@ def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
 def is_created_by_operator(child: Manifest, owner: Manifest) -> bool:
     """Return whether the operator created an object with the name of a desired child. The operator adopts an orphaned object again."""
     if child["kind"] == CLAIM.kind:
-        return volumes.is_created_by_operator(child)
+        return claims.is_created_by_operator(child)
     return is_controlled_by(child, owner) or find_applied(child) is not None
 
 

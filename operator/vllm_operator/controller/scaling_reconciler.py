@@ -26,7 +26,7 @@ from vllm_operator.kube.client import (
 )
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.selection import selects
-from vllm_operator.rendering.scaling import render_autoscaler, render_disruption_budget
+from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget
 from vllm_operator.status.observation import ObjectProblem
 
 METRICS_API = "/apis/custom.metrics.k8s.io"

@@ -14,8 +14,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import plan_artifact
+from vllm_operator.caches.claims import about_unknown_size, plan_weights
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
-from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.notes import Note, notes_of, order

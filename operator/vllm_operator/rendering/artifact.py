@@ -12,8 +12,8 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import ArtifactPolicy, ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.address import is_read_only, volume_at
-from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, portability_settings, proxies_of
+from vllm_operator.caches.address import FETCH_CONTAINER, FETCH_VARIABLE, is_read_only, volume_at
+from vllm_operator.caches.artifacts import portability_settings, proxies_of
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.init_container import render_init_container

@@ -10,7 +10,7 @@ from vllm_operator.api.operation import AccessMode, ClaimVolume, OnDelete, Stora
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
-from vllm_operator.caches.volumes import (
+from vllm_operator.caches.claims import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,
     WEIGHTS_VOLUME,

@@ -19,10 +19,8 @@ from vllm_operator.api.resource import Role
 from vllm_operator.api.status import ArtifactStatus, CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import ArtifactResult, PrimingStep, PublicationState
 from vllm_operator.caches.address import template_spec, volume_at
-from vllm_operator.caches.artifacts import FETCHED, MAX_REJECTED, read_fetch
-from vllm_operator.caches.claim_holders import is_terminating
-from vllm_operator.caches.publishing import FINAL, PUBLISHED
-from vllm_operator.caches.volumes import cache_claim_name, storage_of
+from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
+from vllm_operator.caches.claims import cache_claim_name, is_terminating, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation

@@ -9,7 +9,7 @@ from importlib import import_module
 
 MODULES = {
     "fetch-caches": "fetch",
-    "pack-caches": "pack_caches",
+    "pack-caches": "pack",
     "publish-caches": "publish",
     "clean-caches": "clean_caches",
     "fetch-weights": "fetch_weights",

@@ -1,4 +1,4 @@
-"""Common parts of the programs that fetch and publish caches: the form of an artifact, its key, and their report.
+"""Common parts of the programs that fetch and publish caches: the form of an artifact, its key, their report, and safe access to files.
 
 Portability key. A tag names everything that decides whether caches can be used on another node:
 
@@ -6,18 +6,25 @@ Portability key. A tag names everything that decides whether caches can be used 
     TAG = BASE-SETTINGS                and the model and the settings of the engine
 
 The fingerprint is computed inside the engine's image (`build.py`).
+
+Others may change a directory at any time. The kernel resolves a path at each use, so a directory that is checked and then opened by it
+may have been replaced. Here, each directory is opened relative to its parent, and used by its descriptor. No symbolic link is followed.
 """
 
 import errno
 import hashlib
+import http.client
 import json
 import os
 import platform
 import signal
+import ssl
+import stat
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
 FORMAT = "1"
 CACHE_PREFIX, MANIFEST_PREFIX = "io.vllm.cache", "io.vllm.manifest"
@@ -123,3 +130,133 @@ def stop_deadline() -> None:
 def elapsed(since: float) -> float:
     """Return the seconds since a time of `time.monotonic`."""
     return round(time.monotonic() - since, 1)
+
+
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+LAYER_NAME, DESCRIPTION_NAME = "layer", "image.json"
+"""Files in the folder that the packing container shares with the publisher: the layer, and JSON with `config` (text), `files` and
+`bytes`. The description is written last.
+"""
+
+
+def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
+    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
+    digest, size, plain = layer
+    config = encode(
+        {
+            "architecture": MACHINES.get(machine, machine),
+            "os": "linux",
+            "config": {"Labels": labels},
+            "rootfs": {"type": "layers", "diff_ids": [plain]},
+            "history": [{"created_by": "vllm-operator"}],
+        }
+    )
+    return config, encode_manifest(config, digest, size)
+
+
+def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
+    """Return the manifest of an image with one layer."""
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+        "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
+    }
+    return encode(manifest)
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of a blob."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def encode(value: Any) -> bytes:
+    """Encode JSON deterministically."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+ENGINE_SECONDS = 7 * 86_400
+"""Maximum time for an engine to become ready. Its startup probe ends earlier."""
+ENGINE_PAUSE_SECONDS = 5
+
+
+def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
+    """Wait until the engine in the same Pod responds with status 200. The kubelet ends an engine that takes too long."""
+    while True:
+        try:
+            if is_ready(probe):
+                return
+        except (OSError, http.client.HTTPException):
+            pass  # it does not listen yet
+        time.sleep(pause)
+
+
+def is_ready(probe: dict[str, Any]) -> bool:
+    """Return whether the engine's readiness probe succeeds. Like the kubelet, this does not check certificates."""
+    if probe["scheme"] == "https":
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection("127.0.0.1", probe["port"], timeout=10, context=context)
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", probe["port"], timeout=10)
+    try:
+        connection.request("GET", probe["path"])
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
+
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK: a named pipe does not block."""
+
+
+@contextmanager
+def opened_root(path: str) -> Iterator[int]:
+    """Open a directory that others cannot replace, such as a mount point; yields its descriptor."""
+    root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory of a relative path below an open directory; yields its descriptor, and the last part of the path.
+
+    Raises:
+        OSError: The directory does not exist, or a part of the path is not a directory, such as a symbolic link.
+    """
+    *folders, name = path.split("/")
+    at = root
+    try:
+        for folder in folders:
+            inner = os.open(folder, FOLDER_FLAGS, dir_fd=at)
+            if at != root:
+                os.close(at)
+            at = inner
+        yield at, name
+    finally:
+        if at != root:
+            os.close(at)
+
+
+def open_below(root: int, path: str, flags: int, mode: int = 0o777) -> int:
+    """Open a relative path below an open directory, and return its descriptor. Raises OSError as `opened_parent` does."""
+    with opened_parent(root, path) as (at, name):
+        return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=at)
+
+
+def open_regular(root: int, path: str) -> IO[bytes]:
+    """Open a regular file below an open directory.
+
+    Raises:
+        ArtifactError: Rejected, if it is not a regular file.
+        OSError: It cannot be opened.
+    """
+    descriptor = open_below(root, path, FILE_FLAGS)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArtifactError("Rejected", f"{path} is no regular file.")
+    return os.fdopen(descriptor, "rb")

@@ -18,9 +18,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm_operator.tools.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, portability_key, run_with_report
+from vllm_operator.tools.artifact import (
+    COLD_LABEL,
+    FOLDER_FLAGS,
+    LABEL,
+    MAX_BYTES,
+    ArtifactError,
+    open_below,
+    open_regular,
+    opened_root,
+    portability_key,
+    run_with_report,
+)
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
-from vllm_operator.tools.folders import FOLDER_FLAGS, open_below, open_regular, opened_root
 from vllm_operator.tools.registry import Registry, read_manifest
 from vllm_operator.tools.unpack import unpack_layer
 

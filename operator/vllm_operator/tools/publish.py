@@ -1,4 +1,4 @@
-"""Pushes an artifact that another container has packed (`pack_caches.py`).
+"""Pushes an artifact that another container has packed (`pack.py`).
 
 Runs in the operator's image, so no code of an engine's image can read the Secret for pushing. Only this container mounts the Secret, and it
 does not mount the caches.
@@ -20,19 +20,25 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from vllm_operator.tools.artifact import (
+    DESCRIPTION_NAME,
+    ENGINE_PAUSE_SECONDS,
+    ENGINE_SECONDS,
     FORMAT,
     LABEL,
+    LAYER_NAME,
     MAX_BYTES,
     MAX_FILES,
     MAX_JSON,
     ArtifactError,
+    digest_of,
+    encode_manifest,
+    open_regular,
+    opened_root,
     portability_key,
     run_with_report,
     start_deadline,
+    wait_for_engine,
 )
-from vllm_operator.tools.engine import ENGINE_PAUSE_SECONDS, ENGINE_SECONDS, wait_for_engine
-from vllm_operator.tools.folders import open_regular, opened_root
-from vllm_operator.tools.image import DESCRIPTION_NAME, LAYER_NAME, digest_of, encode_manifest
 from vllm_operator.tools.registry import DIGEST, Registry, read_limited, read_manifest
 
 PUBLISH_SECONDS = 840

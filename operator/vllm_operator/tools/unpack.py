@@ -20,8 +20,9 @@ from vllm_operator.tools.artifact import (
     OTHERS,
     VLLM_FOLDER,
     ArtifactError,
+    open_below,
+    opened_parent,
 )
-from vllm_operator.tools.folders import open_below, opened_parent
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 BLOCK = 512

@@ -1,4 +1,4 @@
-"""The volumes of caches and weights, and the allowed changes of an existing PersistentVolumeClaim.
+"""The PersistentVolumeClaims of caches and weights: their names and sizes, who uses them, and who keeps them.
 
 Weights have a separate volume. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be downloaded
 again. They share the cache volume in two cases: the caches are on a PVC that the user named, on a host path, in an emptyDir, or on a volume
@@ -10,21 +10,34 @@ immutable.
 
 Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with them
 the whole manifest. The operator therefore does not request such changes, and reports them.
+
+A VLLMDeployment can use the PVC of another one: through `claimName`, a volume of `podTemplate`, a `pvc://` URI, or a preset with one of
+these. Before its Pods use the PVC, it records itself there (`shared.vllm-operator.dev/UID`) and removes the owner reference of the other
+one. So the way it names the PVC and the order of creation and deletion do not matter. The VLLMDeployment that created the PVC sets no owner
+while the record of a user is valid, whatever `onDelete` says, and removes the record when it is not. Both report it.
+
+Kubernetes keeps a PVC that is being deleted while a Pod with a node refers to it, even a finished Pod (controller `pvc-protection`). A Job
+keeps its finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that
+neither is needed, so it deletes both. A Job that was orphaned when its VLLMDeployment was deleted (`--cascade=orphan`) and its Pods belong
+to the user.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import FIELD_MANAGER, USED_ANNOTATION_PREFIX
-from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
+from vllm_operator.api.labels import COMPONENT_LABEL, FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX, USED_ANNOTATION_PREFIX
+from vllm_operator.api.operation import CacheSpec, ClaimVolume, OnDelete, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights, WeightsPlace
-from vllm_operator.api.reading import mapping, read_bytes, sequence
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
+from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.records import first_record
-from vllm_operator.caches.sharing import describe_users
+from vllm_operator.caches.directories import first_record
+from vllm_operator.pods.owner import instance_of
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"
@@ -219,3 +232,192 @@ def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool)
     if difference and not bound:
         return spec, f"PersistentVolumeClaim {name} is resized to {size} when it is bound."
     return spec, None
+
+
+GRACE = timedelta(minutes=10)
+"""How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a
+preset.
+"""
+MAX_USERS = 50
+"""Maximum number of records to read from one PVC."""
+_SUFFIXES = {"-cache": "cache", "-weights": "weights"}
+"""Name suffixes of PVCs that the operator creates, and the spec field of each."""
+_SCHEME = "pvc://"
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimUser:
+    """A VLLMDeployment with a record on a PVC, and the time of the record; None if it cannot be read."""
+
+    uid: str
+    name: str
+    since: datetime | None
+
+    @property
+    def annotation(self) -> str:
+        """Name of the annotation with its record."""
+        return SHARED_ANNOTATION_PREFIX + self.uid
+
+
+def claims_of_others(pod_spec: Any, name: str) -> dict[str, str]:
+    """Return the PVCs of a Pod that, by their names, another VLLMDeployment than `name` may have created, with that VLLMDeployment."""
+    owners = {claim: claim.removesuffix(suffix) for claim in claims_of(pod_spec) for suffix in _SUFFIXES if claim.endswith(suffix)}
+    return {claim: owner for claim, owner in sorted(owners.items()) if owner not in ("", name)}
+
+
+def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) -> dict[str, str]:
+    """Return the record that a VLLMDeployment uses the PVC of another one; empty if it exists."""
+    name = SHARED_ANNOTATION_PREFIX + resource.metadata.uid
+    if reading.text(claim, "metadata", "annotations", name).partition("/")[0] == resource.metadata.name:
+        return {}
+    return {name: f"{resource.metadata.name}/{reading.stamp(now)}"}
+
+
+def find_other_owners(claim: Mapping[str, Any], uid: str) -> tuple[int, ...]:
+    """Return the positions of the owner references of a PVC to VLLMDeployments with another uid."""
+    owners = enumerate(reading.objects(claim, "metadata", "ownerReferences"))
+    return tuple(position for position, owner in owners if _is_vllm_deployment(owner) and owner.get("uid") != uid)
+
+
+def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
+    """Return the VLLMDeployments with another uid that have recorded themselves on a PVC."""
+    users = []
+    for annotation, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
+        user = str(annotation).removeprefix(SHARED_ANNOTATION_PREFIX)
+        if user not in (annotation, uid):
+            name, _, since = str(value).partition("/")
+            users.append(ClaimUser(user, name, reading.moment(since)))
+    return tuple(users[:MAX_USERS])
+
+
+def is_recent(user: ClaimUser, now: datetime) -> bool:
+    """Return whether a record is so recent that the Deployment of its VLLMDeployment may not exist yet."""
+    return user.since is not None and now - user.since < GRACE
+
+
+def mentions_claim(spec: Any, claim: str, depth: int = 0) -> bool:
+    """Return whether any field of a spec names a PVC."""
+    if depth > _MAX_DEPTH:
+        return False
+    if isinstance(spec, Mapping):
+        return spec.get("claimName") == claim or any(mentions_claim(value, claim, depth + 1) for value in spec.values())
+    if isinstance(spec, list):
+        return any(mentions_claim(value, claim, depth + 1) for value in spec)
+    return isinstance(spec, str) and spec.startswith(_SCHEME) and spec.removeprefix(_SCHEME).partition("/")[0] == claim
+
+
+def mounts_claim(deployment: Any, claim: str) -> bool:
+    """Return whether the Pods of a Deployment mount a PVC."""
+    return claim in claims_of(template_spec(deployment))
+
+
+def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
+    """Return whether a VLLMDeployment, or possibly its preset, asks to delete a PVC together with it."""
+    field = next((field for suffix, field in _SUFFIXES.items() if claim.endswith(suffix)), "")
+    asked = reading.text(resource, "spec", field, "onDelete")
+    return asked == OnDelete.DELETE.value if asked else bool(reading.mapping(resource, "spec", "presetRef"))
+
+
+def describe_users(claim: str, users: tuple[str, ...]) -> str:
+    """Return a note that a PVC is not deleted with the VLLMDeployment that created it."""
+    names = f"VLLMDeployment {users[0]} uses" if len(users) == 1 else f"VLLMDeployments {', '.join(users)} use"
+    return (
+        f"{names} PersistentVolumeClaim {claim} as well. While this is so, it is not deleted with this object, and onDelete: Delete "
+        f"has no effect."
+    )
+
+
+def describe_lender(claim: str, lender: str) -> str:
+    """Return a note that the PVC of another VLLMDeployment is not deleted with that VLLMDeployment."""
+    return (
+        f"PersistentVolumeClaim {claim} belongs to VLLMDeployment {lender}. While this object uses it, it is not deleted with {lender}, "
+        f"and onDelete: Delete has no effect there."
+    )
+
+
+def describe_kept_owner(claim: str, lender: str = "this object") -> str:
+    """Return a note that a PVC that several VLLMDeployments use is deleted with the VLLMDeployment that created it."""
+    command = f"""kubectl patch pvc {claim} --type json -p '[{{"op": "remove", "path": "/metadata/ownerReferences"}}]'"""
+    return (
+        f"Several VLLMDeployments use PersistentVolumeClaim {claim}, but it is deleted with {lender}: the operator may not remove its "
+        f"owner, because the API server demands the permission to delete it. Remove the owner yourself: {command}"
+    )
+
+
+def _is_vllm_deployment(owner: Mapping[str, Any]) -> bool:
+    return owner.get("kind") == KIND and reading.text(owner, "apiVersion").partition("/")[0] == GROUP
+
+
+_OVER = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHolder:
+    """A Pod that keeps a PVC.
+
+    Attributes:
+        pod: Name of the Pod.
+        instance: The VLLMDeployment that it belongs to; None if it belongs to none, or to an orphaned Job.
+        is_removable: Whether the operator deletes it: it belongs to a VLLMDeployment and has finished, or it cleans the PVC.
+    """
+
+    pod: str
+    instance: str | None
+    is_removable: bool
+
+
+def is_terminating(claim: Mapping[str, Any] | None) -> bool:
+    """Return whether a PVC is being deleted."""
+    return bool(reading.text(claim, "metadata", "deletionTimestamp"))
+
+
+def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collection[str] = ()) -> tuple[ClaimHolder, ...]:
+    """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace, `orphaned` uids of Jobs without an owner."""
+    holders = (_holder(pod, orphaned) for pod in _users(claim, pods))
+    return tuple(sorted(holders, key=lambda holder: holder.pod))
+
+
+def find_jobs(claim: str, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the names of the Jobs whose Pods keep a PVC and look like Jobs of a VLLMDeployment."""
+    owners = (controller_of(pod) for pod in _users(claim, pods) if instance_of(pod) is not None)
+    return frozenset(reading.text(owner, "name") for owner in owners if owner.get("kind") == "Job")
+
+
+def _users(claim: str, pods: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (pod for pod in pods if claim in claims_of(pod.get("spec")) and reading.text(pod, "spec", "nodeName"))
+
+
+def _holder(pod: Mapping[str, Any], orphaned: Collection[str]) -> ClaimHolder:
+    is_orphaned = reading.text(controller_of(pod), "uid") in orphaned
+    instance = None if is_orphaned else instance_of(pod)
+    return ClaimHolder(reading.text(pod, "metadata", "name"), instance, not is_orphaned and _is_removable(pod))
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The Job or Pod to delete so that `claims` are released."""
+
+    is_job: bool
+    name: str
+    uid: str
+    claims: frozenset[str]
+
+
+def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
+    """Return the objects to delete to release PVCs. `pods` are the Pods of one VLLMDeployment."""
+    for pod in pods:
+        claims = claims_of(pod.get("spec"))
+        if not claims or not _is_removable(pod):
+            continue
+        owner = controller_of(pod)
+        is_job = owner.get("kind") == "Job"
+        target: Any = owner if is_job else pod.get("metadata")
+        yield Removal(is_job, reading.text(target, "name"), reading.text(target, "uid"), claims)
+
+
+def _is_removable(pod: Mapping[str, Any]) -> bool:
+    if instance_of(pod) is None:
+        return False
+    is_job = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) in (Role.CLEANING.value, Role.PUBLISHING.value, Role.FETCHING.value)
+    return is_job or reading.text(pod, "status", "phase") in _OVER
