@@ -217,6 +217,7 @@ def test_secrets_are_not_shown(text: str) -> None:
         "User-specified max_model_len (512)",
         "KeyError: 'model.layers.0.weight'",
         "num_speculative_tokens:3 must be divisible by n_predict=2",
+        "hf_overrides must be a dict, hf_text_config and hf_quant_config_file are None",
     ],
 )
 def test_what_is_no_secret_is_shown(text: str) -> None:

@@ -4,7 +4,7 @@ import re
 
 _HIDDEN = "***"
 _SECRETS = re.compile(
-    r"(?P<token>\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,200})"
+    r"(?P<token>\b(?-i:hf_(?=[a-z]{0,199}[A-Z0-9]|[a-z]{20})[A-Za-z0-9]{8,200}(?![A-Za-z0-9_]))|\b(?:sk-|ghp_|gho_|ghs_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,200})"
     r"|(?P<jwt>\beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,2000}(?:\.[A-Za-z0-9_-]{0,2000})?)"
     r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/=-]{6,2000}"
     r"|(?P<url>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]{1,300}@"
