@@ -20,9 +20,8 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus, QuarantinedCache
 from vllm_operator.caches.artifacts import FETCHED, read_fetch
-from vllm_operator.pods.view import PodView
 from vllm_operator.status.crashes import Crashes
-from vllm_operator.status.observation import ObservedState
+from vllm_operator.status.observation import ObservedState, PodFacts
 
 MAX_QUARANTINED = 3
 """Maximum number of quarantined directories, because each costs a cold start. A volume that damages more files needs a person."""
@@ -55,7 +54,7 @@ class CacheDamage:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     signature: str
-    view: PodView
+    view: PodFacts
     run: int
 
 
@@ -92,17 +91,13 @@ def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -
 
 def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
-        if finding.settled and finding.status.signature in observed.knowledge.quarantining and _has_caches(observed, plan, finding.view):
+        if finding.settled and finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan):
             yield _Candidate(finding.status.signature, finding.view, finding.run)
     for view in observed.starting:
-        state = observed.state(view)
+        state = view.state
         signs = observed.knowledge.quarantining.intersection(state.notices) if state is not None else ()
-        if signs and observed.stalled(view) and _has_caches(observed, plan, view):
+        if signs and view.is_stalled and view.has_caches_of(plan):
             yield _Candidate(min(signs), view, view.restarts)
-
-
-def _has_caches(observed: ObservedState, plan: Plan, view: PodView) -> bool:
-    return observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
 
 
 def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
@@ -111,7 +106,7 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
     recent = _recent(observed, known)
     if _is_on_volume(observed, plan, candidate):
         return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
-    if not filled and not _is_fetched(observed, candidate) and not _had_any(observed, candidate):
+    if not filled and not _is_fetched(candidate) and not _had_any(observed, candidate):
         return "cache.not_the_cause"
     if not filled and any(entry.signature == candidate.signature for entry in recent):
         return "cache.not_the_cause"
@@ -129,13 +124,10 @@ def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) ->
     return is_set and candidate.run > 0
 
 
-def _is_fetched(observed: ObservedState, candidate: _Candidate) -> bool:
+def _is_fetched(candidate: _Candidate) -> bool:
     """Return whether the Pod started with caches from a registry."""
-    for pod in (*observed.observation.pods, *observed.observation.primers):
-        if reading.text(pod, "metadata", "uid") == candidate.view.uid:
-            result = read_fetch(pod)
-            return result is not None and result.result in FETCHED
-    return False
+    result = read_fetch(candidate.view.manifest)
+    return result is not None and result.result in FETCHED
 
 
 def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:

@@ -22,9 +22,9 @@ from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, is_terminating, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
-from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
-from vllm_operator.status.observation import Observation, ObservedState, why_no_pod
+from vllm_operator.status.observation import Observation, ObservedState, PodFacts, why_no_pod
 from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.starts import count_savings, known_stages, last_start, next_start_finds
 from vllm_operator.text import wording
@@ -182,7 +182,7 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
     return None
 
 
-def _primer_text(observed: ObservedState, view: PodView, block: StartupStatus | None) -> str:
+def _primer_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None) -> str:
     """Describe the primer's Pod. A Ready primer only publishes."""
     return observed.messages.say("cache.primer_ready", pod=view) if view.phase is Phase.READY else pod_text(observed, view, block)
 

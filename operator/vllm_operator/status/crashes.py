@@ -22,9 +22,9 @@ from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
-from vllm_operator.pods.view import Phase, PodView, Termination, killed_by_probe
+from vllm_operator.pods.view import Phase, Termination, killed_by_probe
 from vllm_operator.status.knowledge import match_container, match_pod
-from vllm_operator.status.observation import ObservedState
+from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
@@ -54,7 +54,7 @@ class Finding:
         during_start: Whether the log shows that the run had not become ready.
     """
 
-    view: PodView
+    view: PodFacts
     run: int
     time: datetime | None
     in_force: bool
@@ -153,16 +153,16 @@ def _last_ended(observed: ObservedState) -> Set[str]:
     return {uid for _, _, uid in latest[:MESSAGES_READ]}
 
 
-def _failed(observed: ObservedState, view: PodView, *, in_force: bool) -> Finding:
+def _failed(observed: ObservedState, view: PodFacts, *, in_force: bool) -> Finding:
     time = view.termination.finished_at if view.termination else view.created_at
     code = view.termination.exit_code if view.termination else None
     status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
     return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
 
 
-def _hung(observed: ObservedState, view: PodView) -> Finding:
+def _hung(observed: ObservedState, view: PodFacts) -> Finding:
     """Return a crash in the log of a container that still runs."""
-    state = observed.state(view)
+    state = view.state
     assert state is not None
     status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
     return Finding(
@@ -177,7 +177,7 @@ def _hung(observed: ObservedState, view: PodView) -> Finding:
     )
 
 
-def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Finding:
+def _crashed(observed: ObservedState, view: PodFacts, ended: Termination) -> Finding:
     state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
     unread = observed.observation.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
@@ -206,7 +206,7 @@ def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Find
 
 def _status(
     observed: ObservedState,
-    view: PodView,
+    view: PodFacts,
     crash: Crash | None,
     *,
     run: int,
@@ -272,7 +272,7 @@ def _problem(observed: ObservedState, cause: str) -> LogProblem | None:
 
 
 def _diagnose(
-    observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None, unread: UnreadLog | None
+    observed: ObservedState, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
     """Name the end of a run by its log and exit code, else by its status and events."""
     found = diagnose_termination(
@@ -290,9 +290,9 @@ def _diagnose(
     return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
 
 
-def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
+def crash_settles(observed: ObservedState, view: PodFacts) -> datetime | None:
     """Return when a start counts as crashed because its log shows a crash, although its container still runs; None otherwise."""
-    state = observed.state(view)
+    state = view.state
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None
     now = observed.observation.now

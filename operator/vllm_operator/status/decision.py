@@ -18,10 +18,9 @@ from vllm_operator.api.status import AppliedRemedy, RemediationState, Remediatio
 from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.pinning import planned_generation
-from vllm_operator.pods.view import PodView
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes
-from vllm_operator.status.observation import ObservedState, is_current
+from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled, with_stalled
 
 DEFAULT_MAX_ATTEMPTS = 2
@@ -187,7 +186,7 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
         now=reading.stamp(observed.observation.now) or "",
         captures=dict(finding.captures),
         during_start=finding.during_start,
-        is_current=is_current(observed, finding.view),
+        is_current=finding.view.is_current,
         created_at=finding.view.created_at,
         serving=observed.serving,
     )
@@ -206,13 +205,13 @@ def _newly_stalled(observed: ObservedState) -> list[str]:
     left = stall_restarts_left(observed) or 0
     decided = current(observed.observation.resource)
     listed = decided.stalled_pods if decided else []
-    return [view.name for view in observed.starting if observed.stalled(view) and view.name not in listed][:left]
+    return [view.name for view in observed.starting if view.is_stalled and view.name not in listed][:left]
 
 
-def _pods_to_restart(observed: ObservedState, status: RemediationStatus | None) -> tuple[PodView, ...]:
+def _pods_to_restart(observed: ObservedState, status: RemediationStatus | None) -> tuple[PodFacts, ...]:
     """Return the stalled Pods to delete: Pods listed in the status that still exist and are still stalled."""
     listed = status.stalled_pods if status is not None else []
-    return tuple(view for view in observed.starting if view.name in listed and observed.stalled(view))
+    return tuple(view for view in observed.starting if view.name in listed and view.is_stalled)
 
 
 def ends_every_start(case: Case, kept: RemediationStatus | None) -> bool:

@@ -15,11 +15,11 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESS
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.logs.state import Stage
-from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes
 from vllm_operator.status.crashes import reason as reason_of
-from vllm_operator.status.observation import ObservedState
+from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.status.planned import mismatches, previous_plan
 from vllm_operator.status.remedies import current, in_words
 from vllm_operator.status.starts import Start, completed_stages, last_start
@@ -128,10 +128,10 @@ def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
             yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
 
 
-def _completed(observed: ObservedState, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
+def _completed(observed: ObservedState, view: PodFacts, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
     """Yield the stages that a Pod has completed since it was in `stage`. Waiting for a node is omitted: it has a separate warning."""
-    state, order = observed.state(view), list(Stage)
-    has_pulled = view.phase is Phase.READY or order.index(observed.stage(view)) > order.index(Stage.IMAGE_PULL)
+    state, order = view.state, list(Stage)
+    has_pulled = view.phase is Phase.READY or order.index(view.stage) > order.index(Stage.IMAGE_PULL)
     if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
         yield (stage, since, view.started_at)
     if state is not None:
@@ -147,9 +147,7 @@ def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
     if before is not None and before.reason == now.reason and worst.name in before.message:
         return
     series = f"{now.reason}-{worst.uid}"
-    yield EventDraft(
-        type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{observed.stage(worst)}", series=series
-    )
+    yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{worst.stage}", series=series)
 
 
 def _pod_refused(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
@@ -229,7 +227,7 @@ def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
     yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
 
 
-def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:
+def _seconds(start: Start | None, view: PodFacts, before: Condition | None) -> float | None:
     """Return the seconds of a start: from its log, else from the start of the container until the Pod was first Ready."""
     if start is not None and start.seconds is not None:
         return start.seconds

@@ -20,12 +20,13 @@ through the API server (`pods/proxy`) would allow requests to every Pod.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import partial
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest, RunKey
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
@@ -185,37 +186,6 @@ class StallCheck:
     is_idle: bool | None = None
 
 
-def check_stall(
-    view: PodView,
-    state: StartupState | None,
-    *,
-    stall_timeout_seconds: int | None,
-    silent_seconds: int | None,
-    now: datetime,
-    cores: float | None = None,
-) -> StallCheck | None:
-    """Check a Pod whose engine runs but does not serve yet; None if no sign of progress has a time.
-
-    Args:
-        view: The Pod.
-        state: The state from the log of its current run.
-        stall_timeout_seconds: `spec.startup.stallTimeoutSeconds`.
-        silent_seconds: Seconds for which the current stage may be silent.
-        now: The current time.
-        cores: CPUs in use; None if unknown.
-    """
-    since = last_sign(view, state, now)
-    if since is None:
-        return None
-    allowed = stall_timeout_seconds or DEFAULT_STALL_SECONDS
-    known = max(allowed, silent_seconds or 0)
-    is_idle = None if cores is None else cores < IDLE_CORES
-    limit = known if is_idle is None else allowed if is_idle else BUSY_FACTOR * known
-    deadline, first_look = since + timedelta(seconds=limit), since + timedelta(seconds=allowed)
-    look_at = first_look if first_look > now or is_idle is None else now + timedelta(seconds=RECHECK_SECONDS)
-    return StallCheck(since=since, limit=limit, deadline=deadline, stalled=deadline <= now, look_at=look_at, is_idle=is_idle)
-
-
 def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datetime | None:
     """Return the time of the last sign of progress; None if no sign has a time."""
     signs = [view.started_at or view.created_at]
@@ -230,170 +200,185 @@ _RANKS = {phase: rank for rank, phase in enumerate(Phase)}
 _STAGE_RANKS = {stage: rank for rank, stage in enumerate(Stage)}
 
 
-@dataclass(frozen=True)  # no slots, because cached_property does not support them
-class ObservedState:
-    """An observation with parsed Pods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts(PodView):
+    """A Pod with everything that is known about it.
 
-    `pods` are all replicas, worst first. `primers` are the Pods that only fill a cache. `cache_keys` are the cache directories of Pods by
-    the UID of the Pod.
+    Attributes:
+        manifest: The Pod as read.
+        state: The state from the log of the current run; None if unknown.
+        stage: The stage, if the Pod does not serve yet.
+        stall_check: Whether its start is stalled; None if the engine does not run or already serves.
+        cache_key: The cache directory, on any kind of volume; empty without one.
+        is_current: Whether it has the current Pod template, according to the Deployment.
     """
 
-    observation: Observation
-    knowledge: Knowledge
-    log: EventLog
-    pods: tuple[PodView, ...]
-    primers: tuple[PodView, ...] = ()
-    cache_keys: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, observation: Observation, knowledge: Knowledge) -> "ObservedState":
-        """Parse an observation. Pods without a name are omitted, because no message could name them."""
-        log = EventLog(observation.pod_events)
-        observed = cls(observation, knowledge, log, ())
-        pods, primers = (
-            tuple(sorted((v for pod in found if (v := _wait_for_claim(refine(read_pod(pod), log))).name), key=observed._severity))
-            for found in (observation.pods, observation.primers)
-        )
-        return cls(observation, knowledge, log, pods, primers, _cache_keys((*observation.pods, *observation.primers)))
+    manifest: Manifest
+    state: StartupState | None
+    stage: Stage
+    stall_check: StallCheck | None
+    cache_key: str
+    is_current: bool
 
     @property
-    def messages(self) -> Messages:
-        """The messages."""
-        return self.knowledge.messages
+    def is_stalled(self) -> bool:
+        """Whether the start shows no sign of progress."""
+        return self.stall_check is not None and self.stall_check.stalled
 
-    @cached_property
-    def serving(self) -> int:
-        """The number of Pods that serve."""
-        return sum(view.phase is Phase.READY for view in self.pods)
+    @property
+    def severity(self) -> tuple[int, int, float, str]:
+        """The sort key: phase (a stall is among the worse ones), earlier stage, less progress, name."""
+        progress = self.state.progress if self.state is not None else None
+        done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
+        return (_RANKS[Phase.CONTAINER_FAILED if self.is_stalled else self.phase], _STAGE_RANKS[self.stage], done, self.name)
 
-    @cached_property
-    def starting(self) -> tuple[PodView, ...]:
-        """Pods that do not serve yet, worst first, then primers."""
-        return tuple(view for view in (*self.pods, *self.primers) if view.phase in _NOT_SERVING_YET)
+    def has_caches_of(self, plan: Plan) -> bool:
+        """Return whether the Pod uses the cache directory of a plan. A Pod without a directory counts."""
+        return self.cache_key in ("", plan.cache_key)
 
-    @cached_property
-    def unhealthy(self) -> tuple[PodView, ...]:
-        """Pods that should serve but do not, worst first. Failed Pods count only until they are replaced."""
-        living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
-        is_missing = self.serving + len(living) < self.observation.wanted
-        failed = tuple(v for v in self.pods if v.phase is Phase.FAILED) if is_missing else ()
-        return tuple(sorted((*failed, *living), key=self._severity))
 
-    def state(self, view: PodView) -> StartupState | None:
-        """Return the state from the log of the current run; None if unknown."""
-        state = None if view.container else self.observation.startups.get(view.run)
-        if state is None or view.phase is not Phase.STARTING:
-            return state
-        return infer_silence(state, self.observation.now, self.knowledge.startup)
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The rollout, according to the Deployment.
 
-    def stage(self, view: PodView) -> Stage:
-        """Return the stage of a Pod that does not serve yet."""
-        if not view.node and view.phase is not Phase.STARTING:
-            return Stage.SCHEDULING
-        if view.phase is not Phase.STARTING:
-            return Stage.IMAGE_PULL
-        state = self.state(view)
-        return state.stage if state is not None else Stage.PROCESS_START
+    Attributes:
+        updated: Number of Pods that run the current spec.
+        is_complete: Whether all Pods do.
+        paused: Name of the Deployment if it is paused; else empty.
+        failure: Why it cannot create Pods, for example because of a quota or an admission policy; None if it can.
+        template: Hash of the current Pod template; None if any Pod counts as current. The Deployment counts the Pods with this template.
+            They are the Pods of the ReplicaSet that created the newest Pod.
+    """
 
-    def stall_check(self, view: PodView) -> StallCheck | None:
-        """Check whether a start is stalled; None if the Pod's engine does not run or already serves."""
-        if view.phase is not Phase.STARTING or view.container:
-            return None
-        startup = self.observation.resource.spec.startup
-        stall_timeout_seconds = startup.stall_timeout_seconds if startup else None
-        silent_seconds = allowed_silence_seconds(self.stage(view), self.knowledge.startup)
-        return check_stall(
-            view,
-            self.state(view),
-            stall_timeout_seconds=stall_timeout_seconds,
-            silent_seconds=silent_seconds,
-            now=self.observation.now,
-            cores=self.observation.cores.get(view.uid),
+    updated: int
+    is_complete: bool
+    paused: str
+    failure: str | None
+    template: str | None
+
+    @classmethod
+    def read(cls, observation: Observation) -> "Rollout":
+        """Read the Deployment and its Pods."""
+        deployment = observation.deployment
+        updated = reading.integer(deployment, "status", "updatedReplicas") or 0
+        observed_generation = reading.integer(deployment, "status", "observedGeneration")
+        is_complete, template = True, None
+        if observed_generation is not None:
+            is_observed = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
+            counted = reading.integer(deployment, "status", "replicas") or 0
+            is_complete = is_observed and updated >= observation.wanted and counted <= updated
+            newest = max(observation.pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+            template = _template(newest) if is_observed and updated else _NO_TEMPLATE
+        failure = reading.named(deployment, "ReplicaFailure", "status", "conditions")
+        return cls(
+            updated=updated,
+            is_complete=is_complete,
+            paused=reading.text(deployment, "metadata", "name") if reading.flag(deployment, "spec", "paused") else "",
+            failure=(reading.text(failure, "message") or "no reason given") if failure.get("status") == "True" else None,
+            template=template,
         )
 
-    def stalled(self, view: PodView) -> bool:
-        """Return whether a start shows no sign of progress."""
-        stall_check = self.stall_check(view)
-        return stall_check is not None and stall_check.stalled
 
-    def _severity(self, view: PodView) -> tuple[int, int, float, str]:
-        """Return the sort key: phase (a stall is among the worse ones), earlier stage, less progress, name."""
-        rank = _RANKS[Phase.CONTAINER_FAILED if self.stalled(view) else view.phase]
-        state = self.state(view)
-        progress = state.progress if state is not None else None
-        done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
-        return (rank, _STAGE_RANKS[self.stage(view)], done, view.name)
-
-
-def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:
-    """Return the cache directories of Pods by UID, on any kind of volume."""
-    return {reading.text(pod, "metadata", "uid"): key for pod in pods if (key := cache_key_of(pod.get("spec")))}
-
-
-def _wait_for_claim(view: PodView) -> PodView:
-    """Distinguish a Pod that waits for its PVCs from one that fits no node. A new PVC is bound shortly afterwards."""
-    waits = view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower()
-    return replace(view, phase=Phase.WAITING_FOR_VOLUME) if waits else view
-
-
-def replicas(observed: ObservedState) -> int:
-    """Return the number of Pods, without terminating and failed ones. The Deployment's count follows a moment later."""
-    return sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
-
-
-def updated_replicas(observed: ObservedState) -> int | None:
-    """Return how many Pods run the current spec; None if the Deployment does not report it."""
-    return reading.integer(observed.observation.deployment, "status", "updatedReplicas")
-
-
-def is_rolled_out(observed: ObservedState) -> bool:
-    """Return whether all Pods run the current spec, according to the Deployment."""
-    deployment = observed.observation.deployment
-    observed_generation = reading.integer(deployment, "status", "observedGeneration")
-    if observed_generation is None:
-        return True
-    updated, counted = updated_replicas(observed) or 0, reading.integer(deployment, "status", "replicas") or 0
-    current = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
-    return current and updated >= observed.observation.wanted and counted <= updated
-
-
-def paused(observed: ObservedState) -> str:
-    """Return the name of the Deployment if it is paused, else an empty text."""
-    deployment = observed.observation.deployment
-    return reading.text(deployment, "metadata", "name") if reading.mapping(deployment, "spec").get("paused") is True else ""
-
-
-def is_current(observed: ObservedState, view: PodView) -> bool:
-    """Return whether a Pod has the current Pod template, according to the Deployment.
-
-    The Deployment counts such Pods. They are the Pods of the ReplicaSet that created the newest Pod.
-    """
-    deployment = observed.observation.deployment
-    observed_generation = reading.integer(deployment, "status", "observedGeneration")
-    if observed_generation is None:
-        return True
-    if observed_generation < (reading.integer(deployment, "metadata", "generation") or 0) or not updated_replicas(observed):
-        return False
-    pods = {reading.text(pod, "metadata", "name"): pod for pod in observed.observation.pods}
-    newest = max(pods.values(), key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
-    return _template(pods.get(view.name)) == _template(newest)
+_NO_TEMPLATE = "none"
 
 
 def _template(pod: Manifest | None) -> str:
     return reading.text(pod, "metadata", "labels", "pod-template-hash")
 
 
-def creation_failure(observed: ObservedState) -> str | None:
-    """Return why the Deployment cannot create Pods, for example because of a quota or an admission policy; None if it can."""
-    failure = reading.named(observed.observation.deployment, "ReplicaFailure", "status", "conditions")
-    return (reading.text(failure, "message") or "no reason given") if failure.get("status") == "True" else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedState:
+    """An observation with parsed Pods.
+
+    Attributes:
+        observation: The observation.
+        knowledge: The catalog data.
+        log: The events about Pods, PVCs and Jobs.
+        rollout: The state of the Deployment.
+        pods: All replicas, worst first.
+        primers: The Pods that only fill a cache.
+        starting: Pods that do not serve yet, worst first, then primers.
+        unhealthy: Pods that should serve but do not, worst first. Failed Pods count only until they are replaced.
+        serving: Number of Pods that serve.
+        replicas: Number of Pods, without terminating and failed ones. The Deployment's count follows a moment later.
+    """
+
+    observation: Observation
+    knowledge: Knowledge
+    log: EventLog
+    rollout: Rollout
+    pods: tuple[PodFacts, ...]
+    primers: tuple[PodFacts, ...]
+    starting: tuple[PodFacts, ...]
+    unhealthy: tuple[PodFacts, ...]
+    serving: int
+    replicas: int
+
+    @classmethod
+    def read(cls, observation: Observation, knowledge: Knowledge) -> "ObservedState":
+        """Parse an observation. Pods without a name are omitted, because no message could name them."""
+        log, rollout = EventLog(observation.pod_events), Rollout.read(observation)
+        read = partial(_read_pod, observation=observation, knowledge=knowledge, log=log, rollout=rollout)
+        pods, primers = (
+            tuple(sorted(filter(lambda pod: pod.name, map(read, found)), key=lambda pod: pod.severity))
+            for found in (observation.pods, observation.primers)
+        )
+        serving = sum(pod.phase is Phase.READY for pod in pods)
+        replicas = sum(pod.phase not in (Phase.TERMINATING, Phase.FAILED) for pod in pods)
+        ignored = (Phase.READY, Phase.TERMINATING, *([] if replicas < observation.wanted else [Phase.FAILED]))
+        return cls(
+            observation=observation,
+            knowledge=knowledge,
+            log=log,
+            rollout=rollout,
+            pods=pods,
+            primers=primers,
+            starting=tuple(pod for pod in (*pods, *primers) if pod.phase in _NOT_SERVING_YET),
+            unhealthy=tuple(pod for pod in pods if pod.phase not in ignored),
+            serving=serving,
+            replicas=replicas,
+        )
+
+    @property
+    def messages(self) -> Messages:
+        """The messages."""
+        return self.knowledge.messages
 
 
-def selector(observed: ObservedState) -> str | None:
-    """Return the label selector of the Pods, for the scale subresource."""
-    chosen = reading.mapping(observed.observation.deployment, "spec", "selector", "matchLabels")
-    pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
-    return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.observation.previous.selector
+def _read_pod(pod: Manifest, *, observation: Observation, knowledge: Knowledge, log: EventLog, rollout: Rollout) -> PodFacts:
+    view = refine(read_pod(pod), log)
+    if view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower():
+        view = replace(view, phase=Phase.WAITING_FOR_VOLUME)  # it fits a node, and a new PVC is bound shortly afterwards
+    state, stage = None if view.container else observation.startups.get(view.run), Stage.IMAGE_PULL if view.node else Stage.SCHEDULING
+    if view.phase is Phase.STARTING:
+        state = infer_silence(state, observation.now, knowledge.startup) if state is not None else None
+        stage = state.stage if state is not None else Stage.PROCESS_START
+    return PodFacts(
+        **{field.name: getattr(view, field.name) for field in fields(view)},
+        manifest=pod,
+        state=state,
+        stage=stage,
+        stall_check=_check_stall(view, state, stage, observation, knowledge),
+        cache_key=cache_key_of(pod.get("spec")) or "",
+        is_current=rollout.template is None or rollout.template == _template(pod),
+    )
+
+
+def _check_stall(
+    view: PodView, state: StartupState | None, stage: Stage, observation: Observation, knowledge: Knowledge
+) -> StallCheck | None:
+    """Check whether a start is stalled; None if the Pod's engine does not run or already serves, or if no sign of progress has a time."""
+    since, now = last_sign(view, state, observation.now), observation.now
+    if view.phase is not Phase.STARTING or view.container or since is None:
+        return None
+    startup, cores = observation.resource.spec.startup, observation.cores.get(view.uid)
+    allowed = (startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS
+    known = max(allowed, allowed_silence_seconds(stage, knowledge.startup) or 0)
+    is_idle = None if cores is None else cores < IDLE_CORES
+    limit = known if is_idle is None else allowed if is_idle else BUSY_FACTOR * known
+    deadline, first_look = since + timedelta(seconds=limit), since + timedelta(seconds=allowed)
+    look_at = first_look if first_look > now or is_idle is None else now + timedelta(seconds=RECHECK_SECONDS)
+    return StallCheck(since=since, limit=limit, deadline=deadline, stalled=deadline <= now, look_at=look_at, is_idle=is_idle)
 
 
 _LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRunning: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs")

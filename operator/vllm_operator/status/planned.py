@@ -11,7 +11,7 @@ from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pod_fields import find_kept_labels
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.observation import ObservedState, is_current
+from vllm_operator.status.observation import ObservedState
 from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"
@@ -122,10 +122,10 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
     spec, before = observed.observation.resource.spec, observed.observation.previous.pinned_plan
     names = sorted(adapter.name for adapter in spec.adapters or ())
     for view in sorted(observed.pods, key=lambda view: view.name) if names else ():
-        state = observed.state(view)
+        state = view.state
         if view.phase is not Phase.READY or state is None or state.stage is not Stage.READY or state.engine_version is None:
             continue
-        if is_current(observed, view):
+        if view.is_current:
             return [name for name in names if name not in state.adapters]
     is_same = before is not None and before.revision == observed.observation.revision
     known = before.unserved_adapters if before is not None and is_same else None
@@ -135,10 +135,10 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
 def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
     """Return the GPU memory from the first Pod by name that runs the plan and logged all values; else the previous result."""
     for view in sorted(observed.pods, key=lambda view: view.name):
-        state = observed.state(view)
+        state = view.state
         if state is None or state.memory.weights_gib is None or state.memory.kv_cache_gib is None:
             continue
-        if is_current(observed, view) and observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key:
+        if view.is_current and view.has_caches_of(plan):
             sizes = (round(gib * 1024) for gib in (state.memory.weights_gib, state.memory.kv_cache_gib))
             return EngineMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
     before = observed.observation.previous.pinned_plan
@@ -179,7 +179,7 @@ def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]
 
 def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
     """Return all names in the logs of the current runs, ordered by Pod name."""
-    states = [state for view in sorted(observed.pods, key=lambda v: v.name) if (state := observed.state(view)) is not None]
+    states = [state for view in sorted(observed.pods, key=lambda v: v.name) if (state := view.state) is not None]
     named: dict[str, list[str]] = {}
     for state in states:
         for component, backend in state.observed_backends:

@@ -13,9 +13,9 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.inventory.taints import GPU_TAINT, Taint
-from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.decision import stall_restarts_left
-from vllm_operator.status.observation import ObservedState, creation_failure, is_rolled_out, paused, updated_replicas
+from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.status.remedies import current
 from vllm_operator.status.startup import describe, describe_fetching
 
@@ -52,7 +52,7 @@ def progressing(observed: ObservedState, block: StartupStatus | None, remediatio
         return _all_serve(observed)
     if observation.activity.step is PrimingStep.ELSEWHERE:
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.activity.holder))
-    if failure := creation_failure(observed):
+    if failure := observed.rollout.failure:
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
         return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
@@ -61,16 +61,16 @@ def progressing(observed: ObservedState, block: StartupStatus | None, remediatio
     return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod"))
 
 
-def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
+def pod_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
-    text, state = _state_text(observed, view, block), observed.state(view)
+    text, state = _state_text(observed, view, block), view.state
     if state is None or not state.skipped_seconds:
         return text
     return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)
 
 
-def _state_text(observed: ObservedState, view: PodView, block: StartupStatus | None) -> str:
-    stall_check = observed.stall_check(view)
+def _state_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None) -> str:
+    stall_check = view.stall_check
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     if stall_check is not None and stall_check.stalled:
         text = describe(observed, view, briefly=True)
@@ -90,7 +90,7 @@ def _state_text(observed: ObservedState, view: PodView, block: StartupStatus | N
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
 
-def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
+def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
     """Return the facts for advice on a Pod that fits no node."""
     observation, outcome, say = observed.observation, observed.observation.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
@@ -124,18 +124,12 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
     others = len(observed.unhealthy) - 1
     if others:
         text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=others)
-    waiting = _waiting(observed)
-    if waiting:
+    # others wait until the first Pod has filled the cache
+    waiting = observed.observation.wanted - observed.replicas
+    if waiting > 0 and observed.observation.activity.step is PrimingStep.FIRST_POD:
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
-    status, reason = (FALSE, Reason.START_STALLED) if observed.stalled(worst) else _VERDICTS[worst.phase]
+    status, reason = (FALSE, Reason.START_STALLED) if worst.is_stalled else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(observed, text))
-
-
-def _waiting(observed: ObservedState) -> int:
-    """Return the number of replicas that wait until the first one has filled the cache."""
-    observation = observed.observation
-    living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
-    return max(0, observation.wanted - living) if observation.activity.step is PrimingStep.FIRST_POD else 0
 
 
 def _all_serve(observed: ObservedState) -> Verdict:
@@ -144,9 +138,9 @@ def _all_serve(observed: ObservedState) -> Verdict:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.unowned_claims))
     if observation.activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
-    if not is_rolled_out(observed):
-        updated = updated_replicas(observed) or 0
-        name = paused(observed)
+    if not observed.rollout.is_complete:
+        updated = observed.rollout.updated
+        name = observed.rollout.paused
         return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=name))
     return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
 
@@ -191,10 +185,9 @@ class Obstacle:
         return any(taint.key == GPU_TAINT for taint in self.taints)
 
 
-def find_obstacle(observed: ObservedState, view: PodView) -> Obstacle | None:
+def find_obstacle(observed: ObservedState, view: PodFacts) -> Obstacle | None:
     """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
-    pod = next((pod for pod in observed.observation.pods if reading.text(pod, "metadata", "name") == view.name), None)
-    tolerations = reading.mapping(pod, "spec").get("tolerations")
+    tolerations = reading.mapping(view.manifest, "spec").get("tolerations")
     untolerated = {
         node: tuple(taint for taint in taints if not taint.is_tolerated(tolerations))
         for node, taints in observed.observation.taints.items()

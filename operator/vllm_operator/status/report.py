@@ -39,7 +39,7 @@ from vllm_operator.status import caches, optional_objects, planned, progressing,
 from vllm_operator.status.crashes import Crashes, crash_settles, shorten
 from vllm_operator.status.decision import Decision
 from vllm_operator.status.events import EventDraft, draft_events
-from vllm_operator.status.observation import Observation, ObservedState, replicas, selector
+from vllm_operator.status.observation import Observation, ObservedState
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.starts import StartClock, start_clock
 
@@ -119,9 +119,9 @@ def _status(
         last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
     return VLLMDeploymentStatus(
         observed_generation=observation.resource.metadata.generation,
-        replicas=replicas(observed),
+        replicas=observed.replicas,
         ready_replicas=observed.serving,
-        selector=selector(observed),
+        selector=_selector(observed),
         url=optional_objects.url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, generation=observation.resource.metadata.generation, now=now),
         pinned_plan=summary_of_plan,
@@ -130,6 +130,13 @@ def _status(
         last_crash=last_crash,
         remediation=recorded_remediation,
     )
+
+
+def _selector(observed: ObservedState) -> str | None:
+    """Return the label selector of the Pods, for the scale subresource."""
+    chosen = reading.mapping(observed.observation.deployment, "spec", "selector", "matchLabels")
+    pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
+    return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.observation.previous.selector
 
 
 def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float | None:
@@ -155,7 +162,7 @@ def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime |
     for view in observed.starting:
         yield startup.silence_begins(observed, view)
         yield crash_settles(observed, view)
-        stall_check = observed.stall_check(view)
+        stall_check = view.stall_check
         if stall_check is not None:
             yield stall_check.deadline
             yield stall_check.look_at

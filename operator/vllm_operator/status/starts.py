@@ -21,8 +21,8 @@ from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheSta
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.engine.deadline import MAX_DEADLINE_SECONDS
-from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.status.observation import ObservedState, is_rolled_out
+from vllm_operator.pods.view import Phase
+from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.text import wording
 
 
@@ -79,16 +79,16 @@ def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
     return sorted((ended, start.seconds) for start, ended in found if start.is_warm and start.seconds is not None and ended is not None)
 
 
-def _starts(observed: ObservedState) -> Iterator[tuple[PodView, StartupState]]:
+def _starts(observed: ObservedState) -> Iterator[tuple[PodFacts, StartupState]]:
     """Yield Pods with the plan's caches and the logs of their starts that contain cache evidence."""
     plan = observed.observation.outcome.plan
     for view in (*observed.pods, *observed.primers):
-        is_of_plan = plan is None or observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
-        if is_of_plan and (state := observed.state(view)) is not None and _shows_caches(view, state):
+        is_of_plan = plan is None or view.has_caches_of(plan)
+        if is_of_plan and (state := view.state) is not None and _shows_caches(view, state):
             yield view, state
 
 
-def start_seconds(view: PodView, state: StartupState) -> int | None:
+def start_seconds(view: PodFacts, state: StartupState) -> int | None:
     """Return the seconds from the start of the container until the engine was ready; None until then."""
     began = view.started_at or state.started_at
     ended = state.stage_since if state.stage is Stage.READY else None
@@ -103,7 +103,7 @@ def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
     return learn(known, start.state, is_warm=start.is_warm) if start is not None and start.is_finished else known
 
 
-def _shows_caches(view: PodView, state: StartupState) -> bool:
+def _shows_caches(view: PodFacts, state: StartupState) -> bool:
     alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
     return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)
 
@@ -118,7 +118,7 @@ def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
     primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
     if not primed and observation.activity.is_priming:
         return CacheState.PRIMING
-    served = observed.serving > 0 and is_rolled_out(observed) and observation.outcome.plan is not None
+    served = observed.serving > 0 and observed.rollout.is_complete and observation.outcome.plan is not None
     if primed or served or was_warm:
         return CacheState.WARM
     return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else None
@@ -252,9 +252,9 @@ def _clocks(observed: ObservedState) -> Iterator[StartClock]:
             yield StartClock(began, _late_after(observed, view))
 
 
-def _late_after(observed: ObservedState, view: PodView) -> int:
-    deadline = _probe_seconds(observed, view) or _deadline(observed)
-    usual = _usual_seconds(observed, observed.state(view))
+def _late_after(observed: ObservedState, view: PodFacts) -> int:
+    deadline = _probe_seconds(view) or _deadline(observed)
+    usual = _usual_seconds(observed, view.state)
     return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
 
 
@@ -271,11 +271,9 @@ def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int |
     return known.warm_start_seconds if is_warm(observed, state or StartupState()) else known.cold_start_seconds
 
 
-def _probe_seconds(observed: ObservedState, view: PodView) -> int | None:
+def _probe_seconds(view: PodFacts) -> int | None:
     """Return the seconds that the Pod's startup probe allows. `podTemplate` may override the spec. None without a probe."""
-    pods = (*observed.observation.pods, *observed.observation.primers)
-    pod = next((pod for pod in pods if reading.text(pod, "metadata", "uid") == view.uid), {})
-    probe = reading.mapping(reading.named(pod, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")
+    probe = reading.mapping(reading.named(view.manifest, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")
     failures = reading.integer(probe, "failureThreshold")
     delay, period = reading.integer(probe, "initialDelaySeconds") or 0, reading.integer(probe, "periodSeconds") or _KUBELET_PERIOD_SECONDS
     return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None

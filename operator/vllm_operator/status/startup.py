@@ -14,8 +14,8 @@ from vllm_operator.api.resource import Role
 from vllm_operator.api.status import PodStartup, StartupStatus
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.logs.state import Progress, Stage, StartupState
-from vllm_operator.pods.view import Phase, PodView, refine
-from vllm_operator.status.observation import ObservedState, why_no_pod
+from vllm_operator.pods.view import Phase, refine
+from vllm_operator.status.observation import ObservedState, PodFacts, why_no_pod
 from vllm_operator.status.starts import by_count, estimate, seconds_left
 from vllm_operator.text import wording
 
@@ -38,10 +38,10 @@ def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datet
     return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
 
 
-def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -> str:
+def describe(observed: ObservedState, view: PodFacts, *, briefly: bool = False) -> str:
     """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times."""
-    state = observed.state(view)
-    stage = observed.stage(view)
+    state = view.state
+    stage = view.stage
     words = observed.messages.stage(stage)
     if view.container and view.phase is Phase.STARTING:
         return observed.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
@@ -61,9 +61,9 @@ def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -
     return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate(observed, stage, state))
 
 
-def silence_begins(observed: ObservedState, view: PodView) -> datetime | None:
+def silence_begins(observed: ObservedState, view: PodFacts) -> datetime | None:
     """Return when to report a silent start; None if it is not silent."""
-    state = observed.state(view)
+    state = view.state
     if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
         return None
     return state.last_line_at + timedelta(seconds=observed.knowledge.startup.stages.silent_after_seconds)
@@ -75,7 +75,7 @@ def _block(observed: ObservedState) -> StartupStatus | None:
         return fetching_block(observed)
     lead = starting[0]
     entries = [_entry(observed, view) for view in starting[:_MAX_PODS]]
-    state = observed.state(lead) if lead.phase is Phase.STARTING else None
+    state = lead.state if lead.phase is Phase.STARTING else None
     counted = _progress(state)
     since = state.stage_since if state is not None else lead.since
     return StartupStatus(
@@ -85,16 +85,16 @@ def _block(observed: ObservedState) -> StartupStatus | None:
         message=describe(observed, lead),
         stage_since=reading.stamp(since),
         update_time=reading.stamp(observed.observation.now),
-        eta_seconds=seconds_left(observed, observed.stage(lead), state, counted) if state is not None else None,
+        eta_seconds=seconds_left(observed, lead.stage, state, counted) if state is not None else None,
         pods=entries,
     )
 
 
-def _entry(observed: ObservedState, view: PodView) -> PodStartup:
-    counted = _progress(observed.state(view)) if view.phase is Phase.STARTING else None
+def _entry(observed: ObservedState, view: PodFacts) -> PodStartup:
+    counted = _progress(view.state) if view.phase is Phase.STARTING else None
     return PodStartup(
         name=view.name,
-        stage=str(observed.stage(view)),
+        stage=str(view.stage),
         completed=counted.completed if counted else None,
         total=counted.total if counted else None,
         restarts=view.restarts,
