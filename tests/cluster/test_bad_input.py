@@ -13,7 +13,7 @@ from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.crd import CRD, install_crd
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
-from vllm_operator.controller.permissions import OPTIONAL, REQUIRED
+from vllm_operator.controller.preconditions import OPTIONAL, REQUIRED
 
 pytestmark = pytest.mark.cluster
 

@@ -24,7 +24,7 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
+from vllm_operator.controller.preconditions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
 from vllm_operator.controller.settings import Settings
 from vllm_operator.kube.client import LEASE
 

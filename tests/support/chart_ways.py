@@ -59,7 +59,7 @@ WAYS: dict[str, Way] = {
     "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
     "placed-and-tuned": Way(
         {
-            "settings": {"workers": 16, "log_replay_bytes": 134217728, "hub_wait_seconds": 7.5},
+            "settings": {"workers": 16, "resync_seconds": 31536000, "hub_wait_seconds": 7.5},
             "log": {"format": "text", "level": "DEBUG"},
             "nodeSelector": {"kubernetes.io/arch": "amd64"},
             "tolerations": [{"key": "control-plane", "operator": "Exists"}],

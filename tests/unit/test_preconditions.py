@@ -9,8 +9,7 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller.health import Readiness
-from vllm_operator.controller.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
-from vllm_operator.controller.preconditions import REVIEWS, Preconditions, WatchesOutdated
+from vllm_operator.controller.preconditions import OPTIONAL, REQUIRED, REVIEWS, Permission, Preconditions, WatchesOutdated, watched_kinds
 from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
 
 RETRY_SECONDS = 0.01

@@ -111,7 +111,7 @@ class Seen:
         register_events(registry, [POD], self)
         sessions = Sessions(lambda: configuration, [POD], listed=self.listed.append)
         kopf.on.login(registry=registry)(sessions.login)
-        settings = make_settings([POD], request_timeout_seconds=5.0)
+        settings = make_settings([POD])
         try:
             await kopf.operator(registry=registry, settings=settings, clusterwide=True, standalone=True, stop_flag=stop)
         finally:

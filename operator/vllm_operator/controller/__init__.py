@@ -6,5 +6,5 @@ one object   reconciler, cache_reconciler (with claim_sharing), exposure_reconci
 the queue    watches, cache_updater, queue, workers
 logs         followers (of all Pods), follower (of one run of a container), container_runs, log_stream, run_log (the log of one run),
 log_lines, log_share (CPU time for parsing), log_slots (open streams)
-the process  leadership, preconditions, permissions, user_data, health, metrics, log_output
+the process  leadership, preconditions (with permissions), user_data, health, metrics, log_output
 """

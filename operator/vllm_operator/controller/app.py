@@ -35,7 +35,6 @@ from vllm_operator.catalog.user_entries import UserEntries
 from vllm_operator.controller import watches
 from vllm_operator.controller.cache_reconciler import CacheReconciler
 from vllm_operator.controller.cache_updater import CacheUpdater
-from vllm_operator.controller.follower import FollowerSettings
 from vllm_operator.controller.followers import Followers
 from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
@@ -120,7 +119,7 @@ async def serve(settings: Settings) -> int:
     fence = Fence() if settings.lease else None
     try:
         configuration = await load_configuration()
-        client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration, fence=fence)
+        client = KubeClient(configuration, reload=load_configuration, fence=fence)
     except MissingConnectionError as error:
         log.error("%s", error)
         return 2
@@ -156,7 +155,6 @@ class Operator:
         inventory = InventoryCache(
             client,
             partial(read_inventory, gpus=known.shipped.gpus),
-            seconds=settings.node_cache_seconds,
             sees_all_pods=not settings.namespaces,
         )
         caches = CacheReconciler(
@@ -212,12 +210,6 @@ class Operator:
             make_parser=crashes.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,
-            settings=FollowerSettings(
-                line_bytes=settings.log_line_bytes,
-                replay_bytes=settings.log_replay_bytes,
-                interval_seconds=settings.status_interval_seconds,
-                step_percent=settings.status_step_percent,
-            ),
             restarted=lambda: self.metrics.restarted("log"),
             share=LogShare(parsed=self.metrics.parsed),
             skipped=self.metrics.skipped,
@@ -315,7 +307,7 @@ class Operator:
         kopf.on.cleanup(registry=registry, id="stop")(self._end_parts)
         operator = kopf.operator(
             registry=registry,
-            settings=watches.make_settings(kinds, request_timeout_seconds=settings.request_timeout_seconds),
+            settings=watches.make_settings(kinds),
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,

@@ -29,10 +29,11 @@ class Readiness:
             log.warning("%s", message)
         self.missing[name] = message
 
-    def clear_missing(self, name: str) -> None:
-        """Remove a missing precondition. A change is logged."""
-        if self.missing.pop(name, None) is not None:
-            log.info("%s: not missing any more", name)
+    def clear_missing(self, *names: str) -> None:
+        """Remove missing preconditions. A change is logged."""
+        for name in names:
+            if self.missing.pop(name, None) is not None:
+                log.info("%s: not missing any more", name)
 
     def __bool__(self) -> bool:
         return not self.missing

@@ -2,20 +2,42 @@
 
 The operator waits for missing preconditions, and the readiness probe reports them. They are checked again at intervals. If the kinds that
 can be watched have changed, or the CRD is gone, the operator exits, and the kubelet restarts it.
+
+Each permission says what its absence costs. The ClusterRole of the chart grants exactly these.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.controller.health import Readiness
-from vllm_operator.controller.permissions import OPTIONAL, PRESETS, REQUIRED, Permission, watched_kinds
 from vllm_operator.kube.client import (
     ACCESS_REVIEW,
+    AUTOSCALER,
+    CLAIM,
+    CLAIM_TEMPLATE,
     CLUSTER_PRESET,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    EVENT,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    JOB,
+    NETWORK_POLICY,
+    NODE,
+    NODE_POOL,
+    POD,
+    POD_METRICS,
     PRESET,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    REVISION,
+    SCALED_OBJECT,
+    SERVICE,
     VLLM_DEPLOYMENT,
     ClusterClient,
     ClusterError,
@@ -38,6 +60,107 @@ REVIEWS = 8
 """Maximum number of permissions that are checked concurrently."""
 PERMISSION = "permission"
 """Prefix of the names of missing permissions in the readiness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """A verb on a resource. `effect` describes the effect if it is missing."""
+
+    verb: str
+    kind: Kind
+    subresource: str = ""
+    effect: str = ""
+
+    def __str__(self) -> str:
+        resource = self.kind.plural + (f"/{self.subresource}" if self.subresource else "")
+        return f"{self.verb} {resource}" + (f" in API group {self.kind.group}" if self.kind.group else "")
+
+
+def _all(kind: Kind, verbs: str, effect: str, subresource: str = "") -> tuple[Permission, ...]:
+    return tuple(Permission(verb, kind, subresource, effect) for verb in verbs.split())
+
+
+_SEES_LATE = "changes are noticed late, at the next resync"
+_STAYS = "after a restart of the operator, objects of this kind that are no longer desired stay"
+_CANNOT_BUILD = f"no {VLLM_DEPLOYMENT.kind} can be served"
+
+REQUIRED = (
+    *_all(VLLM_DEPLOYMENT, "get list", "nothing can be served"),
+    *_all(VLLM_DEPLOYMENT, "watch", "new objects are noticed late"),
+    *_all(VLLM_DEPLOYMENT, "patch", "no status can be written", "status"),
+    *_all(DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
+    *_all(SERVICE, "get list create patch", _CANNOT_BUILD),
+    *_all(CLAIM, "get list create patch", _CANNOT_BUILD),
+    *_all(REVISION, "get list create", "replaced plans are lost, and plans whose rollout is held back are not applied"),
+    *_all(POD, "get list", "no start can be reported"),
+    *(permission for kind in (DEPLOYMENT, SERVICE, CLAIM, REVISION, POD) for permission in _all(kind, "watch", _SEES_LATE)),
+    *_all(POD, "get", "stages, progress and causes of crashes are unknown", "log"),
+    *_all(EVENT, "create", "no events are written"),
+    *_all(NODE, "list", "no GPU can be chosen"),
+)
+"""Without one of these, the operator is not ready but continues as far as possible."""
+
+OPTIONAL = (
+    *_all(
+        VLLM_DEPLOYMENT,
+        "update",
+        "nothing can be created on API servers that check the permission to set owners, such as those of OpenShift",
+        "finalizers",
+    ),
+    *_all(DEPLOYMENT, "delete", "Deployments that are no longer desired stay"),
+    *_all(SERVICE, "delete", "Services that are no longer desired stay"),
+    *_all(REVISION, "delete", "old plans stay"),
+    *_all(POD, "delete", "stalled starts are reported and not restarted"),
+    *_all(EVENT, "list", "messages have fewer details"),
+    *_all(EVENT, "get patch", "repeated events are not counted"),
+    *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
+    *_all(NODE_POOL, "list", "GPUs that Karpenter would add are unknown"),
+    *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
+    *_all(JOB, "create", "a full cache volume is not cleaned, and weights are not fetched before a start"),
+    *_all(
+        JOB,
+        "get delete",
+        "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour, a Job that fetches weights "
+        "does not follow the replicas, and it is unknown why a Job has no Pod",
+    ),
+    *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
+    *_all(NETWORK_POLICY, "list", _STAYS),
+    *_all(DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
+    *_all(AUTOSCALER, "get create patch delete", "spec.autoscaling has no effect"),
+    *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
+)
+"""Without one of these the operator is ready, but a feature does not work."""
+
+ALL_NAMESPACES = _all(RESOURCE_CLAIM, "list", "it is unknown which devices for dynamic resource allocation are free")
+"""Permissions of a cluster-wide operator to count free devices. Not checked at the start: few clusters have such devices."""
+
+_NO_GATEWAY = "spec.gateway has no effect"
+GATEWAY = (
+    *_all(HTTP_ROUTE, "get create patch delete", _NO_GATEWAY),
+    *_all(HTTP_ROUTE, "list", _STAYS),
+    *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
+    *_all(INFERENCE_POOL, "list", _STAYS),
+)
+"""Needed only for the integration `gateway`. Not checked at the start, because the kinds may be missing."""
+
+_NO_PRESET = "VLLMDeployments with spec.presetRef get no plan"
+PRESETS = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
+"""Needed only for objects that name a preset. The CRDs may be missing."""
+
+KEDA = (
+    *_all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
+    *_all(SCALED_OBJECT, "list", _STAYS),
+)
+"""Needed only for the integration `keda`. Not checked at the start, because the kinds may be missing."""
+
+WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
+
+
+def watched_kinds(denied: Collection[Permission], *, presets: Collection[Kind] = ()) -> tuple[Kind, ...]:
+    """Return the kinds that the operator may list and watch, with presets if their CRDs exist. One forbidden watch would end all."""
+    missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
+    return tuple(kind for kind in (*WATCHED, *presets) if kind not in missing)
 
 
 class WatchesOutdated(Exception):  # noqa: N818 - an event, not an error
@@ -94,11 +217,9 @@ class Preconditions:
         while True:
             # a minimum, because the API server may refuse many requests
             await asyncio.sleep(self._retry)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._retry if self._readiness.missing else self._check):
                     await self._recheck_due.wait()
-            except TimeoutError:
-                pass
             try:
                 await self._check_crd()
                 if self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self._readiness.missing):
@@ -157,11 +278,9 @@ class Preconditions:
             readiness.set_missing("API server", f"The API server {self._host} cannot be reached: {error}")
             raise
         except ClusterError:
-            readiness.clear_missing("API server")
-            readiness.clear_missing("credentials")
+            readiness.clear_missing("API server", "credentials")
             raise
-        readiness.clear_missing("API server")
-        readiness.clear_missing("credentials")
+        readiness.clear_missing("API server", "credentials")
         return answer
 
     async def _review(self, asked: Sequence[Permission]) -> list[bool]:
@@ -175,19 +294,11 @@ class Preconditions:
         """Return whether the operator has a permission, either cluster-wide or in each namespace to serve."""
         namespaces: tuple[str | None, ...] = self._namespaces or (None,)
         for namespace in namespaces if permission.kind.namespaced else (None,):
-            attributes = {
-                "verb": permission.verb,
-                "group": permission.kind.group,
-                "resource": permission.kind.plural,
-                **({"subresource": permission.subresource} if permission.subresource else {}),
-                **({"namespace": namespace} if namespace else {}),
-            }
-            review = {
-                "apiVersion": ACCESS_REVIEW.api_version,
-                "kind": ACCESS_REVIEW.kind,
-                "metadata": {},
-                "spec": {"resourceAttributes": attributes},
-            }
+            attributes = {"verb": permission.verb, "group": permission.kind.group, "resource": permission.kind.plural}
+            attributes |= {"subresource": permission.subresource} if permission.subresource else {}
+            attributes |= {"namespace": namespace} if namespace else {}
+            review = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind, "metadata": {}}
+            review["spec"] = {"resourceAttributes": attributes}
             try:
                 answer = await self._client.create(review)
             except Forbidden:
@@ -209,15 +320,13 @@ class Preconditions:
     async def _is_served(self, kind: Kind) -> bool:
         """Return whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""
         try:
-            await self._client.find(kind, self._namespace(kind), fields={"metadata.name": "does-not-exist"})
+            namespace = self._namespaces[0] if self._namespaces and kind.namespaced else None
+            await self._client.find(kind, namespace, fields={"metadata.name": "does-not-exist"})
         except NotFound:
             return False
         except Forbidden:
             pass
         return True
-
-    def _namespace(self, kind: Kind) -> str | None:
-        return self._namespaces[0] if self._namespaces and kind.namespaced else None
 
 
 class _Missing(Exception):  # noqa: N818 - a signal

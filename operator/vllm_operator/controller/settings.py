@@ -1,6 +1,6 @@
 """Settings of the operator: environment variables `VLLM_OPERATOR_*`, read once at start.
 
-Every delay and limit of the operator is here, with its unit, its default and the reason for it.
+Each has its unit, its default and the reason for it here. Delays and limits that nobody needs to change are constants of their modules.
 """
 
 import math
@@ -18,19 +18,8 @@ PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 """Variables that Kubernetes sets in each Pod for Services of the namespace, including one named vllm-operator."""
 
-MAY_BE_ZERO = frozenset(
-    {
-        "node_cache_seconds",
-        "hub_wait_seconds",
-        "status_interval_seconds",
-        "status_step_percent",
-        "priming_patience_seconds",
-        "http_port",
-    }
-)
+MAY_BE_ZERO = frozenset({"hub_wait_seconds", "priming_patience_seconds", "http_port"})
 """Settings for which zero is valid: it means "immediately" or "any". All other numbers must be greater than zero."""
-
-
 MAX_PORT = 65535
 
 
@@ -64,10 +53,6 @@ class Settings:
     resync_seconds: int = 600
     """Interval of reconciliations without a watch event. They find changes that no watch reports, such as an existing
     PersistentVolumeClaim that was bound. Each interval is varied by up to 10 % to spread the load."""
-    request_timeout_seconds: int = 15
-    """Timeout of a request to the API server. It is below the 30 s that the liveness probe allows."""
-    node_cache_seconds: int = 30
-    """Maximum age of the GPU inventory for pinned plans. A new plan uses an inventory that is at most one second old."""
     hub_endpoint: str = "https://huggingface.co"
     """Model hub from which the operator reads config.json, for facts about models. Empty for clusters without access to a hub:
     the operator then uses only `spec.model.facts` and the table of well-known models."""
@@ -93,14 +78,6 @@ class Settings:
     log_streams: int = 200
     """Maximum number of container logs that are open at the same time. Each needs a connection to the API server, which takes 70 to 140
     KiB of memory. If more logs are wanted, they take turns of some seconds; the namespace with the fewest open logs is next."""
-    log_replay_bytes: int = 64 * 1024 * 1024
-    """Maximum size of an existing log that is read to restore the state of a start. A start writes less than 1 MiB."""
-    log_line_bytes: int = 64 * 1024
-    """Longer lines are read in pieces of this size. It limits the memory of a stream."""
-    status_interval_seconds: int = 10
-    """Minimum interval between writes of the progress within a stage, unless it changed by `status_step_percent`."""
-    status_step_percent: int = 5
-    """Progress that is written without waiting for `status_interval_seconds`."""
     priming_patience_seconds: int = 60
     """Maximum time that a primer may wait for a free GPU before a rollout. After it, the rollout continues without priming. The
     scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""

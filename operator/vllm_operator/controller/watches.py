@@ -19,6 +19,7 @@ import aiohttp
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
+from vllm_operator.kube.api_client import TIMEOUT_SECONDS
 from vllm_operator.kube.client import Kind, Manifest, selector_of
 from vllm_operator.kube.connection import authorization, open_session
 
@@ -84,7 +85,7 @@ def register_events(registry: kopf.OperatorRegistry, kinds: Collection[Kind], no
         register(kind)
 
 
-def make_settings(kinds: Collection[Kind], *, request_timeout_seconds: float) -> kopf.OperatorSettings:
+def make_settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:
     """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoDiffBase()
@@ -93,8 +94,8 @@ def make_settings(kinds: Collection[Kind], *, request_timeout_seconds: float) ->
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the existing kinds were checked before
     settings.process.ultimate_exiting_timeout = None  # the kubelet ends a process that does not end
-    settings.networking.request_timeout = request_timeout_seconds
-    settings.networking.connect_timeout = request_timeout_seconds
+    settings.networking.request_timeout = TIMEOUT_SECONDS
+    settings.networking.connect_timeout = TIMEOUT_SECONDS
     settings.networking.error_backoffs = RECONNECT_SECONDS
     settings.watching.chunk_size = PAGE
     for kind in kinds:

@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 PAGE = 50
 """Objects in one page of a list. A parsed page takes five to ten times the memory of its text, which has about 10 KB per object."""
+TIMEOUT_SECONDS = 15.0
+"""Timeout of a request. It is below the 30 s that the liveness probe allows."""
 RETURNING_SECONDS = 10.0
 """How long refusals are ignored after an outage: an API server that has just started responds before it knows roles and accounts."""
 _VALUE = re.compile(r"[-A-Za-z0-9_.]*")
@@ -126,7 +128,7 @@ class KubeClient:
         self,
         configuration: Configuration,
         *,
-        timeout_seconds: float = 15.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         reload: Callable[[], Awaitable[Configuration]] | None = None,
         fence: Fence | None = None,
     ) -> None:
