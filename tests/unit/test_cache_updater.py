@@ -25,7 +25,6 @@ class World:
         self.cache = ObjectCache(self.cluster)
         self.updater = CacheUpdater(
             self.cache,
-            KINDS,
             changed=self.keys.append,
             unchanged=self.unchanged.append,
             users_of=lambda kind, preset: [("default", "user")] if preset == ("default", "fast") else [],
@@ -45,7 +44,7 @@ class World:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     made = World()
-    running = asyncio.create_task(made.updater.run())
+    running = asyncio.create_task(made.updater.run(KINDS))
     made.begin_watches()
     await made.updater.loaded.wait()
     yield made
@@ -110,7 +109,7 @@ async def test_listing_anew_is_tried_again_after_an_outage(world: World) -> None
 
 async def test_nothing_is_reconciled_before_all_kinds_have_been_listed() -> None:
     world = World()
-    running = asyncio.create_task(world.updater.run())
+    running = asyncio.create_task(world.updater.run(KINDS))
     world.updater.recheck(VLLM_DEPLOYMENT)
     await world.until(lambda: world.cache.is_complete(VLLM_DEPLOYMENT))
     assert (world.keys, world.updater.loaded.is_set()) == ([], False)

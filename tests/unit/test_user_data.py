@@ -14,7 +14,6 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.plans import known
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.controller import user_data
-from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.user_data import EVENTS_LIMIT, KnownCatalog, UserData, qualified_name
 from vllm_operator.kube.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
 
@@ -143,16 +142,6 @@ async def test_what_follows_from_a_change_is_tried_until_it_succeeds(operator: O
         await eventually(lambda: tries == 3)
 
 
-async def test_a_change_that_somebody_else_has_read_first_is_followed_too(operator: Operator) -> None:
-    async with running(operator):
-        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
-        await noticed(operator)
-    operator.cluster.put(config_map(*PLACE, {**ATTENTION_RULE, "id": "other"}))
-    assert await operator.source.load()
-    async with running(operator):
-        await noticed(operator)
-
-
 async def test_many_broken_rules_are_a_few_events_and_each_a_line_of_the_log(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
     operator.cluster.put(config_map(*PLACE, *({"id": f"rule-{number}"} for number in range(100))))
     await operator.source.load()
@@ -247,15 +236,6 @@ async def test_an_api_server_that_does_not_know_the_roles_yet_is_asked_again_in_
         async with running(operator):
             await noticed(operator)
     assert "may not" not in caplog.text
-
-
-async def test_without_a_name_nothing_is_read() -> None:
-    bench = Bench()
-    catalog = KnownCatalog.of(known())
-    source = UserData(bench.cluster, catalog.use, what="rules", config_map="", metrics=Metrics(), changed=lambda: asyncio.sleep(0))
-    assert not await source.load()
-    await source.run()
-    assert not bench.cluster.calls
 
 
 def test_a_name_alone_is_in_the_namespace_of_the_operator(tmp_path: Path) -> None:

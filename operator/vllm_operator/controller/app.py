@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,6 @@ import uvloop
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.catalog.user_entries import UserEntries
 from vllm_operator.controller import watches
 from vllm_operator.controller.cache_reconciler import CacheReconciler
 from vllm_operator.controller.cache_updater import CacheUpdater
@@ -64,6 +63,8 @@ STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but a user at a terminal would not."""
 KOPF_SECONDS = 6.0
 """Maximum time that kopf may take to end after the operator's own parts. kopf itself waits up to 5 s for tasks that remain."""
+USER_DATA = ("rules", "signatures", "instance_types")
+"""Kinds of entries that a ConfigMap may add, each with a setting."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
 
@@ -98,15 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _with_qualified_names(settings: Settings) -> Settings:
     """Complete the names of the ConfigMaps and the Lease with a namespace. Raises SettingsError."""
     names: dict[str, Any] = {}
-    for field in ("rules_config_map", "signatures_config_map", "instance_types_config_map"):
+    for field in (*(f"{what}_config_map" for what in USER_DATA), "lease"):
+        name = getattr(settings, field)
         try:
-            names[field] = qualified_name(getattr(settings, field))
-        except ValueError as error:
-            raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
-    try:
-        names["lease"] = qualified_name(settings.lease)
-    except ValueError:  # not in a Pod
-        names["lease"] = f"{context_namespace()}/{settings.lease}"
+            names[field] = qualified_name(name)
+        except ValueError as error:  # not in a Pod
+            if field != "lease":
+                raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
+            names[field] = f"{context_namespace()}/{name}"
     return replace(settings, **names)
 
 
@@ -150,13 +150,21 @@ class Operator:
         self.cache = ObjectCache(client)
         self.presets = Presets(self.cache)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
-        self.followers = self._make_followers(crashes)
-        self.configs = self._make_configs()
-        inventory = InventoryCache(
-            client,
-            partial(read_inventory, gpus=known.shipped.gpus),
-            sees_all_pods=not settings.namespaces,
+        self.followers = Followers(
+            self.cache,
+            make_parser=crashes.make_parser,
+            changed=self.queue.add,
+            streams=settings.log_streams,
+            restarted=lambda: self.metrics.restarted("log"),
+            share=LogShare(parsed=self.metrics.parsed),
+            skipped=self.metrics.skipped,
         )
+        self.configs = (
+            ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
+            if settings.hub_endpoint
+            else None
+        )
+        inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), sees_all_pods=not settings.namespaces)
         caches = CacheReconciler(
             self.cache,
             known,
@@ -183,14 +191,23 @@ class Operator:
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
-        self.user_data = (
-            self._make_user_data(known.use, "rules", settings.rules_config_map, self._add_all),
-            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._read_crashes_again),
-            self._make_user_data(known.use_instance_types, "instance_types", settings.instance_types_config_map, self._add_all),
-        )
         self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
         client.refused = self.preconditions.recheck
-        self.updater = self._make_updater(())
+        self.updater = CacheUpdater(
+            self.cache,
+            changed=self.queue.add,
+            unchanged=lambda key: self.queue.add(key, Priority.RESYNC),
+            users_of=self.presets.users_of,
+            namespaces=settings.namespaces,
+            seconds=settings.resync_seconds,
+        )
+        uses = (known.use, crashes.use, known.use_instance_types)
+        changes = (self.updater.add_all, self._read_crashes_again, self.updater.add_all)
+        self.user_data = [
+            UserData(client, use, what=what, config_map=name, metrics=self.metrics, changed=changed)
+            for what, use, changed in zip(USER_DATA, uses, changes, strict=True)
+            if (name := getattr(settings, f"{what}_config_map"))
+        ]
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""
@@ -203,63 +220,19 @@ class Operator:
             self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
         )
 
-    def _make_followers(self, crashes: KnownCrashes) -> Followers:
-        settings = self._settings
-        return Followers(
-            self.cache,
-            make_parser=crashes.make_parser,
-            changed=self.queue.add,
-            streams=settings.log_streams,
-            restarted=lambda: self.metrics.restarted("log"),
-            share=LogShare(parsed=self.metrics.parsed),
-            skipped=self.metrics.skipped,
-        )
-
-    def _make_configs(self) -> ModelConfigs | None:
-        """Return None if the operator uses no model hub."""
-        endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
-        return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
-
-    def _make_updater(self, kinds: Sequence[Kind]) -> CacheUpdater:
-        return CacheUpdater(
-            self.cache,
-            kinds,
-            changed=self.queue.add,
-            unchanged=lambda key: self.queue.add(key, Priority.RESYNC),
-            users_of=self.presets.users_of,
-            namespaces=self._settings.namespaces,
-            seconds=self._settings.resync_seconds,
-        )
-
-    async def _add_all(self) -> None:
-        await self.updater.add_all()
-
     async def _read_crashes_again(self) -> None:
         """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
         self.followers.read_again()
-        await self._add_all()
-
-    def _make_user_data(
-        self, use: Callable[[Mapping[str, str]], UserEntries[Any]], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
-    ) -> UserData:
-        return UserData(
-            self._client,
-            use,
-            what=what,
-            config_map=config_map,
-            metrics=self.metrics,
-            changed=changed,
-        )
+        await self.updater.add_all()
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until a signal, until `stop` is set, or until a part ends. Return the exit status."""
         self._stop = stop
+        host, port = self._settings.http_host, self._settings.http_port
         try:
-            await self._health.start(self._settings.http_host, self._settings.http_port)
+            await self._health.start(host, port)
         except OSError as error:
-            log.error(
-                "cannot listen on %s:%d for probes and metrics: %s", self._settings.http_host, self._settings.http_port, error.strerror
-            )
+            log.error("cannot listen on %s:%d for probes and metrics: %s", host, port, error.strerror)
             return 1
         log.info("probes and metrics on port %d", self._health.port)
         self._start("connection", self._client.watch_connection())
@@ -299,7 +272,6 @@ class Operator:
     async def _watch(self, kinds: Sequence[Kind]) -> None:
         """Run kopf with the operator's handlers until a signal or until a part ends."""
         settings, registry = self._settings, kopf.OperatorRegistry()
-        self.updater = self._make_updater(kinds)
         sessions = watches.Sessions(lambda: self._client.configuration, kinds, namespaces=settings.namespaces, listed=self.updater.recheck)
         watches.register_events(registry, kinds, self._notice)
         kopf.on.login(registry=registry)(sessions.login)
@@ -329,12 +301,11 @@ class Operator:
             await sessions.close()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
-        self._start("object cache", self.updater.run())
+        self._start("object cache", self.updater.run(kinds))
         self._start("workers", self._work())
         self._start("preconditions", self.preconditions.watch(kinds))
         for data in self.user_data:
-            if data.is_wanted:
-                self._start("user data", data.run())
+            self._start("user data", data.run())
 
     async def _work(self) -> None:
         """Reconcile as soon as all objects are known."""
@@ -372,16 +343,13 @@ class Operator:
                 # Stop the tasks first: a reconciliation in progress could follow another log, or ask the hub.
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 # Then stop all others, because kopf waits for remaining tasks.
-                await asyncio.gather(self.followers.close(), self._close_configs(), self._health.stop(), return_exceptions=True)
+                configs = [self.configs.close()] if self.configs is not None else []
+                await asyncio.gather(self.followers.close(), *configs, self._health.stop(), return_exceptions=True)
         if self.leadership is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.leadership.release()
         self._ended.set()
-
-    async def _close_configs(self) -> None:
-        if self.configs is not None:
-            await self.configs.close()
 
     def _notice(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
         self.metrics.watched(kind.kind)

@@ -6,7 +6,7 @@ in between. Therefore the cache lists the kind right after kopf has: the events 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vllm_operator.api import reading
 from vllm_operator.controller.object_cache import ObjectCache
@@ -26,7 +26,6 @@ class CacheUpdater:
     def __init__(
         self,
         cache: ObjectCache,
-        kinds: Sequence[Kind],
         *,
         changed: Callable[[Key], None],
         unchanged: Callable[[Key], None],
@@ -39,7 +38,6 @@ class CacheUpdater:
 
         Args:
             cache: The cache.
-            kinds: The watched kinds.
             changed: Called with the key of each VLLMDeployment that has changed itself or in its children or preset.
             unchanged: Called by `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status.
             users_of: Returns the VLLMDeployments that name a preset.
@@ -48,7 +46,6 @@ class CacheUpdater:
             settle_seconds: Delay between the start of a watch and the list.
         """
         self._cache = cache
-        self._kinds = tuple(kinds)
         self._changed = changed
         self._unchanged = unchanged
         self._users_of = users_of
@@ -76,34 +73,34 @@ class CacheUpdater:
             known = await self._cache.get(VLLM_DEPLOYMENT, key[1], key[0]) if self._cache.is_complete(VLLM_DEPLOYMENT) else None
             (self._unchanged if known is not None and _is_reported(known) else self._changed)(key)
 
-    async def run(self) -> None:
-        """Keep the cache up to date until cancelled."""
+    async def run(self, kinds: Sequence[Kind]) -> None:
+        """Keep these kinds up to date in the cache until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._seconds):
                     await self._recheck.wait()
             except TimeoutError:
-                self._outdated.update(self._kinds)
+                self._outdated.update(kinds)
             await asyncio.sleep(self._settle)
             self._recheck.clear()
             outdated, self._outdated = self._outdated, set()
             try:
-                await self._list(outdated)
+                await self._list(kinds, outdated)
             except ClusterError as error:
                 log.debug("cannot list objects: %s", error)
                 self._outdated |= outdated
                 self._recheck.set()
                 await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
 
-    async def _list(self, outdated: Iterable[Kind]) -> None:
-        for kind in [kind for kind in self._kinds if kind in outdated]:
+    async def _list(self, kinds: Sequence[Kind], outdated: Collection[Kind]) -> None:
+        for kind in [kind for kind in kinds if kind in outdated]:
 
             def add(key: Key, kind: Kind = kind) -> None:
                 if self.loaded.is_set():
                     self._add(kind, key)
 
             await self._cache.refresh([kind], self._namespaces, changed=add)
-        if not self.loaded.is_set() and all(map(self._cache.is_complete, self._kinds)):
+        if not self.loaded.is_set() and all(map(self._cache.is_complete, kinds)):
             await self.add_all()
             self.loaded.set()
 

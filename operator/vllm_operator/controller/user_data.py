@@ -87,7 +87,7 @@ class KnownCrashes:
 
 
 class UserData:
-    """Reads a ConfigMap at intervals. Without a ConfigMap name, it does nothing."""
+    """Reads a ConfigMap at intervals."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class UserData:
             client: Client of the API server.
             use: Replaces the entries in use with entries parsed from texts.
             what: `rules`, `signatures` or `instance_types`.
-            config_map: `namespace/name`, or empty.
+            config_map: `namespace/name`.
             metrics: Counts used and ignored entries.
             changed: Called when the texts have changed in a running operator.
             poll_seconds: Delay between reads.
@@ -115,6 +115,7 @@ class UserData:
         self._use = use
         self._name_of_metric, self._what = what, what.replace("_", " ")
         self._namespace, _, self._name = config_map.rpartition("/")
+        self._config_map = f"ConfigMap {config_map}"
         self._metrics = metrics
         self._changed = changed
         self._poll_seconds = poll_seconds
@@ -122,14 +123,7 @@ class UserData:
         self._texts: dict[str, str] = {}
         self._used = 0
         self._unreported: list[str] = []
-        self._failure, self._failures = "", 0
-        self._is_running = self._is_due = False
-        self._reading = asyncio.Lock()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a ConfigMap is configured."""
-        return bool(self._name)
+        self._failures = 0
 
     async def load(self) -> bool:
         """Read the ConfigMap; return whether its texts have changed.
@@ -137,50 +131,48 @@ class UserData:
         Raises:
             Unavailable: The API server does not answer.
         """
-        if not self._name:
+        try:
+            manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
+        except NotFound:
+            manifest = {}
+        except Unavailable:
+            raise
+        except ClusterError as error:
+            self._failures += 1
+            if self._failures == 2:  # not the first time: an API server that has just started refuses requests until it knows the Roles
+                log.warning("%s", self._describe(error))
             return False
-        async with self._reading:  # the start of the operator and `run` both read the ConfigMap
-            try:
-                manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
-            except NotFound:
-                manifest = {}
-            except Unavailable:
-                raise
-            except ClusterError as error:
-                self._warn(self._describe(error))
-                return False
-            self._warn("")
-            changed = await self._take(manifest)
-            await self._report(manifest)
-            return changed
+        self._failures = 0
+        texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
+        has_changed = texts != self._texts
+        if has_changed:
+            self._texts = texts
+            await self._take(texts)
+        await self._report(manifest)
+        return has_changed
 
     async def run(self) -> None:
         """Read the ConfigMap at intervals, until cancelled. The caller reads it once before."""
-        while self._name:
+        is_due = False
+        while True:
             await asyncio.sleep(self._poll_seconds)
-            self._is_running = True
             try:
-                await self.load()
-                if self._is_due:
+                is_due = await self.load() or is_due
+                if is_due:
                     await self._changed()
-                    self._is_due = False
+                    is_due = False
             except ClusterError as error:
-                log.debug("the %s cannot be read: %s", self._config_map(), error)
+                log.debug("the %s cannot be read: %s", self._config_map, error)
             except Exception:
-                log.exception("the %s cannot be followed; retrying", self._config_map())
+                log.exception("the %s cannot be followed; retrying", self._config_map)
                 self._metrics.restarted("user data")
 
-    async def _take(self, manifest: Manifest) -> bool:
-        """Use the texts of the ConfigMap if they differ from the texts in use."""
-        texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
-        if texts == self._texts:
-            return False
-        self._texts, self._is_due = texts, self._is_running
+    async def _take(self, texts: Mapping[str, str]) -> None:
         try:
             # In a thread, because texts of a megabyte take up to a second.
             read = await asyncio.to_thread(self._use, texts)
         except Exception as error:  # no content may stop the operator; the previous content stays in use
-            log.exception("%s cannot be used", self._config_map())
+            log.exception("%s cannot be used", self._config_map)
             problems = [
                 f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
             ]
@@ -189,19 +181,10 @@ class UserData:
             self._used = len(read.added)
         self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
         for problem in problems:
-            log.warning("%s/%s: %s", self._namespace, self._name, problem)
-        self._unreported = [*problems[:EVENTS_LIMIT], *_rest(problems, self._what)]
-        return True
-
-    def _warn(self, failure: str) -> None:
-        """Log a failure once, when it occurs twice in a row. An empty text resets the count.
-
-        An API server that has just started refuses requests until it has loaded the Roles.
-        """
-        self._failures = self._failures + 1 if failure == self._failure else 1
-        self._failure = failure
-        if failure and self._failures == 2:
-            log.warning("%s", failure)
+            log.warning("%s: %s", self._config_map, problem)
+        self._unreported = problems[:EVENTS_LIMIT]
+        if (more := len(problems) - EVENTS_LIMIT) > 0:
+            self._unreported.append(f"{more} more {self._what} or texts are ignored; the operator's log names them.")
 
     async def _report(self, manifest: Manifest) -> None:
         """Write an event for each new problem. If the API server is unavailable, the next read writes the rest."""
@@ -217,16 +200,8 @@ class UserData:
 
     def _describe(self, error: ClusterError) -> str:
         if isinstance(error, Forbidden):
-            return f"The operator may not get the {self._config_map()}, so it does not use the {self._what} in it. Grant get in a Role."
-        return f"The {self._config_map()} cannot be read, so the operator does not use the {self._what} in it: {error}"
-
-    def _config_map(self) -> str:
-        return f"ConfigMap {self._namespace}/{self._name}"
-
-
-def _rest(problems: list[str], what: str) -> list[str]:
-    more = len(problems) - EVENTS_LIMIT
-    return [f"{more} more {what} or texts are ignored; the operator's log names them."] if more > 0 else []
+            return f"The operator may not get the {self._config_map}, so it does not use the {self._what} in it. Grant get in a Role."
+        return f"The {self._config_map} cannot be read, so the operator does not use the {self._what} in it: {error}"
 
 
 def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
