@@ -13,8 +13,8 @@ from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.selectors import TABLES
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.backends import choose_backends
-from vllm_operator.planning.engine.questions import MODELS, SPARSE_CACHE_AS_GIVEN
-from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.engine.image import ResolvedVersion
+from vllm_operator.planning.engine.rule_input import MODELS, SPARSE_CACHE_AS_GIVEN
 
 SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 ATTENTIONS = {

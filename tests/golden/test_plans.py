@@ -21,8 +21,8 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.cli.plan import conditions_of, merge_preset_of
+from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.usage import read_held
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.validation import violations

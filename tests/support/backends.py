@@ -9,8 +9,8 @@ from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.sizing.model_facts import resolve_facts
 
 

@@ -13,10 +13,9 @@ from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable
-from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
-from vllm_operator.planning.engine.pins import FIELDS, QUESTIONS
-from vllm_operator.planning.engine.questions import SPARSE_CACHE_AS_GIVEN, moe_cases
-from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.engine.backends import FIELDS, QUESTIONS, BackendDecision, choose_backends
+from vllm_operator.planning.engine.image import ResolvedVersion
+from vllm_operator.planning.engine.rule_input import SPARSE_CACHE_AS_GIVEN, moe_cases
 
 DENSE: Mapping[str, Any] = {"attention": "GQA", "mixture_of_experts": False, "experts": 0}
 R1: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128), "heads_per_rank": 128}

@@ -5,7 +5,7 @@ from typing import Any
 
 from support import observations as o
 from support.situations import Situation
-from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.pools import Taint
 from vllm_operator.status.observation import Observation
 
 GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.pools import Taint
 from vllm_operator.status.progressing import Obstacle, refusal_advice, unschedulable_advice
 
 TAINTED = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint(s)."

@@ -6,7 +6,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import Bench
-from vllm_operator.planning.artifact import ArtifactTrust
+from vllm_operator.planning.validation import ArtifactTrust
 
 ONE = f"registry.example/team/caches@sha256:{'1' * 64}"
 

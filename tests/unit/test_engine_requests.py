@@ -6,7 +6,7 @@ import pytest
 
 from support.gpus import real_node
 from support.plans import deployment, made
-from vllm_operator.planning.engine.host import plan_requests
+from vllm_operator.planning.engine.serving import plan_requests
 from vllm_operator.rendering.manifests import render
 
 LLAMA_70B = "hf://meta-llama/Llama-3.3-70B-Instruct"

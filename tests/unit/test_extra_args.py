@@ -8,7 +8,7 @@ from support.gpus import real_node
 from support.plans import deployment, made, refusal
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
-from vllm_operator.planning.engine.command_line import read_words
+from vllm_operator.planning.engine.overrides import read_words
 from vllm_operator.rendering.pod import render_pod_template
 from vllm_operator.status.remedies import patch_operations
 

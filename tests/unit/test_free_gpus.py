@@ -14,7 +14,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, selector_of
 from vllm_operator.api.spec import SizingSpec
 from vllm_operator.controller.inventory_reader import NODE_LISTS, InventoryCache
-from vllm_operator.inventory.usage import read_held
+from vllm_operator.inventory.devices import read_held
 from vllm_operator.kube.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
 

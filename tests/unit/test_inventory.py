@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from support.gpus import KINDS, bare_node, device, inventory_of, known_gpus, real_node, resource_slice
 from vllm_operator.inventory.nodes import read_inventory
-from vllm_operator.inventory.pools import Pool, Source
-from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.pools import Pool, Source, Taint
 
 GFD, CLOUD = Source.GFD, Source.CLOUD
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.operators import KEY, Bench, llama
 from vllm_operator.controller.schema import AGE_SECONDS, REFUSAL_AGE_SECONDS, PodSchemas
 from vllm_operator.kube.client import DEPLOYMENT, Forbidden, Unavailable
-from vllm_operator.planning.pod_fields import (
+from vllm_operator.planning.pod_template import (
     MOST,
     SCHEMA_PATH,
     UnknownField,

@@ -13,7 +13,7 @@ from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.inventory_reader import InventoryCache
-from vllm_operator.inventory.usage import read_held
+from vllm_operator.inventory.devices import read_held
 from vllm_operator.kube.client import POD, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
 

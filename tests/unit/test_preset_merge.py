@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vllm_operator.api.preset import PresetSpec
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.planning.preset_merge import merge_preset
+from vllm_operator.planning.presets import merge_preset
 
 Spec = dict[str, Any]
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}

@@ -11,7 +11,7 @@ from support.gpus import inventory_of, known_gpus, node_pool, real_node
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.catalog.user_entries import POOL_FORM, read_instance_types
-from vllm_operator.inventory.provisioned import read_node_pools
+from vllm_operator.inventory.nodes import read_node_pools
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 

@@ -13,9 +13,9 @@ from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable, load_versions
-from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
+from vllm_operator.planning.engine.serving import plan_deadline, plan_patience
 from vllm_operator.planning.pod_template import PodTemplateError
-from vllm_operator.planning.preset_merge import merge_preset
+from vllm_operator.planning.presets import merge_preset
 from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.container import render_arguments
 from vllm_operator.rendering.manifests import render

@@ -13,7 +13,7 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.entry import read_data
-from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
 from vllm_operator.status.knowledge import MessageTexts, load_knowledge, load_messages, prepare_messages

@@ -10,8 +10,8 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, load_selectors, parse_selectors
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
-from vllm_operator.planning.engine.questions import attention_cases
-from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.engine.image import ResolvedVersion
+from vllm_operator.planning.engine.rule_input import attention_cases
 
 FLASH: dict[str, Any] = {"attention": "MLA", "heads_per_rank": 20, "deepseek_heads": False, "mla_dims": (192, 64, 256)}
 """GLM-4.7-Flash."""

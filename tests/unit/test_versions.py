@@ -9,7 +9,7 @@ from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.spec import Distribution, EngineSpec
 from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions, normalize_flag
-from vllm_operator.planning.engine.version import resolve_version
+from vllm_operator.planning.engine.image import resolve_version
 
 VERSIONS = load_versions()
 TABLES = {table.version: table for table in VERSIONS.tables}

@@ -8,8 +8,8 @@ import yaml
 from support.gpus import real_node
 from support.plans import deployment, planned
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.planning.engine.overrides import Translation, translate
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.rendering.manifests import render
 
 ONE, OTHER = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9", "MIG-1d47f2d1-0dbc-5a9d-8c5e-77d15d5a6bd3"

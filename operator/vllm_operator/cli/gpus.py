@@ -13,9 +13,9 @@ from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.live import connected, resource_slices
 from vllm_operator.cli.terminal import BOLD, DIM, GREEN, RED, YELLOW, Line, Span, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
+from vllm_operator.inventory.devices import deployment_of, has_ended, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory, Pool
-from vllm_operator.inventory.usage import deployment_of, has_ended, requested_devices
 from vllm_operator.kube.client import NODE, POD, Forbidden
 from vllm_operator.text.wording import clean
 

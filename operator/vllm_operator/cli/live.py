@@ -13,7 +13,7 @@ from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import Line
 from vllm_operator.controller.inventory_reader import ON_NODES, has_gpu_sign
 from vllm_operator.controller.settings import PREFIX
-from vllm_operator.inventory.usage import requested_devices
+from vllm_operator.inventory.devices import requested_devices
 from vllm_operator.kube.api_client import KubeClient
 from vllm_operator.kube.client import (
     CLUSTER_PRESET,

@@ -41,10 +41,9 @@ from vllm_operator.cli.plan_pages import (
 )
 from vllm_operator.cli.revisions import NEWEST, causes, find_revision, read_with_revisions, with_pinned_plan
 from vllm_operator.cli.terminal import wrap
+from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.nodes import read_inventory
-from vllm_operator.inventory.usage import read_held
-from vllm_operator.planning.differences import compare
-from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.outcome import Outcome, compare
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations

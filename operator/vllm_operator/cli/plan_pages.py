@@ -11,8 +11,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.planning.differences import Difference, compare, refusal_of
-from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.outcome import Difference, Outcome, compare, refusal_of
 from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.placement.shortage import kinds_of_nodes
 from vllm_operator.text.wording import listed

@@ -55,7 +55,7 @@ from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.api_client import ConnectionOutdated, Fence, KubeClient
 from vllm_operator.kube.client import Key, Kind, Manifest
 from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
-from vllm_operator.planning.artifact import ArtifactTrust
+from vllm_operator.planning.validation import ArtifactTrust
 
 log = logging.getLogger(__name__)
 

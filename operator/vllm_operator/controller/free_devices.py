@@ -9,8 +9,8 @@ from vllm_operator.api.reading import text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.inventory.devices import HeldDevices
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.usage import HeldDevices
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import digest_of, needs_usage
 

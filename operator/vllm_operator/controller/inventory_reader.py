@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.api.reading import text
-from vllm_operator.inventory.resource_slices import DRIVER
-from vllm_operator.inventory.usage import HeldDevices, read_held, requested_devices
+from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.kube.client import (
     NODE,
     NODE_POOL,

@@ -20,8 +20,7 @@ from vllm_operator.controller.drain_reader import LOOK_SECONDS, DrainReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.observe import Snapshot, is_ready
 from vllm_operator.controller.ownership import is_of_earlier
-from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.taints import Taint
+from vllm_operator.inventory.pools import Inventory, Taint
 from vllm_operator.kube.client import (
     CLAIM,
     DEPLOYMENT,

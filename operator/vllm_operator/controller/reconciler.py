@@ -59,10 +59,10 @@ from vllm_operator.kube.client import (
     NotLeading,
     Unavailable,
 )
-from vllm_operator.planning.artifact import ArtifactTrust, refuse_artifact
 from vllm_operator.planning.outcome import Outcome, not_accepted
 from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
 from vllm_operator.planning.planner import plan
+from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.rendering.revision import with_plan_name
 from vllm_operator.status.crashes import find_crashes

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.kube.client import ClusterClient, ClusterError
-from vllm_operator.planning.pod_fields import SCHEMA_PATH, PodSchema, find_unknown_fields, read_pod_schema, refuse_unknown_fields
+from vllm_operator.planning.pod_template import SCHEMA_PATH, PodSchema, find_unknown_fields, read_pod_schema, refuse_unknown_fields
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.node_labels import SHARED
 from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
-from vllm_operator.planning.differences import compare, refusal_of
-from vllm_operator.planning.outcome import Outcome, summarize, summarize_gpu
-from vllm_operator.planning.placement.target import InUse, may_run_on
+from vllm_operator.planning.outcome import Outcome, compare, refusal_of, summarize, summarize_gpu
+from vllm_operator.planning.placement.targets import InUse, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import waits_for_node
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape

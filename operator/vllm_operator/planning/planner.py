@@ -22,19 +22,34 @@ from vllm_operator.catalog.notes import Note, notes_of, order
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
+from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.provisioned import read_instance_pools
-from vllm_operator.planning.engine.access import access_notes
 from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
-from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
-from vllm_operator.planning.engine.command_line import ArgumentError, check_arguments
-from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
-from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, plan_drain
-from vllm_operator.planning.engine.host import plan_requests
-from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, keep_first, read_overrides
+from vllm_operator.planning.engine.image import ResolvedVersion, check_source, compatibility_variables, image_options, resolve_version
+from vllm_operator.planning.engine.overrides import (
+    ArgumentError,
+    Overrides,
+    Translation,
+    check_arguments,
+    check_names,
+    drop_overridden,
+    engine_of,
+    keep_first,
+    read_overrides,
+    translate,
+)
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.engine.version import ResolvedVersion, check_source, resolve_version
+from vllm_operator.planning.engine.serving import (
+    access_notes,
+    drain_arguments,
+    drain_notes,
+    engine_arguments,
+    plan_deadline,
+    plan_drain,
+    plan_patience,
+    plan_requests,
+)
 from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.explanations import (
@@ -47,19 +62,17 @@ from vllm_operator.planning.placement.explanations import (
 from vllm_operator.planning.placement.fitting import (
     UNKNOWN,
     Candidate,
-    Room,
+    Headroom,
     Sizing,
     find_candidates,
     find_others,
     most_gpus,
     resolve_sizing,
+    time_slicing_arguments,
     wanted_length,
 )
-from vllm_operator.planning.placement.image import compatibility_variables, image_options
 from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
-from vllm_operator.planning.placement.shares import sharing_arguments
-from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
-from vllm_operator.planning.placement.visible_devices import Translation, translate
+from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.sizing.estimate import predict_memory
@@ -223,7 +236,7 @@ class _FreshPlan:
             return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing), compared=unknown)
         best = choose_candidates(found, sizing, self._ranking, request.preferred, count)
         first = best[0]
-        if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
+        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad():
             others = find_others(request, sizing, self.inventory)
             message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
@@ -318,7 +331,7 @@ class _FreshPlan:
         premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
         candidate = next((each for each in chosen.candidates if each.target == target), None)
-        length = (candidate.judgement.length if candidate else None) or chosen.length
+        length = (candidate.result.length if candidate else None) or chosen.length
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
@@ -331,7 +344,7 @@ class _FreshPlan:
         )
         drain = plan_drain(resource.spec, premises.overrides, version.version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
-        shared = sharing_arguments(target.pool, self.catalog.memory, version.version)
+        shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
         args = keep_first([*own, *shared, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
@@ -383,7 +396,7 @@ class _FreshPlan:
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
-            memory=predict_memory(candidate.judgement.made) if candidate is not None else None,
+            memory=predict_memory(candidate.result.made) if candidate is not None else None,
             model_facts=keep_facts(facts),
             awaits_facts=(self.files.trouble is not None and not self.files.refused and self._remembered() is None) or None,
             backends=list(decision.choices),

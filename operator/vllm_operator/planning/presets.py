@@ -1,27 +1,171 @@
 """The preset of a VLLMDeployment: merged into its spec before planning, and pinned with the plan.
 
+The object's fields take precedence. Fields that exclude or require each other are taken from the preset together or not at all
+(`_without_contradictions`). Lists with a key are merged by it, tolerations are appended, other lists of the object replace those of the
+preset.
+
 While a plan is in force, the spec is merged with the content of the preset that the plan has pinned. So editing or deleting the preset does
-not change running Pods; the condition Planned reports that a new plan would differ. A new plan uses the current preset.
+not change running Pods; the condition Planned reports that a new plan would differ. A new plan uses the current preset. Because the plan
+pins the preset and not the result, Pods depend on the rules of the merge: a change of them restarts engines at the next upgrade of the
+operator.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import API_VERSION, GROUP, KIND
+from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
 from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
+from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.differences import differing_fields
+from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
+from vllm_operator.planning.outcome import differing_fields
 from vllm_operator.planning.pinning import is_in_force
-from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
-from vllm_operator.planning.preset_merge import merge_preset
+from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, MergeRules, PodTemplateError, check_pod_template, identify
 from vllm_operator.planning.validation import violations
+
+Fields = Mapping[str, Any]
+_BY_NAME = ("name",)
+_ENGINE = MergeRules(lists={"args": _BY_NAME, "env": _BY_NAME})
+_SPEC = MergeRules(objects={"engine": _ENGINE, "podTemplate": POD_TEMPLATE})
+_IMAGE = ("image", "version", "distribution")
+_STRATEGY = ("strategy", "maxSurge", "maxUnavailable")
+_VOLUME = ("storage", "claimName", "volume", "hostPath")
+_HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
+"""A probe or hook has exactly one of these."""
+FIELDS_LIMIT, PATH_LIMIT = 256, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The spec of an object with a preset, and the fields that come from the preset, such as `engine.args.seed`."""
+
+    spec: dict[str, Any]
+    fields: tuple[str, ...]
+
+
+def merge_preset(own: Fields, preset: Fields) -> Merged:
+    """Merge the spec of a preset into the spec of an object, both as JSON and with Pod templates that can be merged."""
+    taken = _without_contradictions(own, preset)
+    fields = list(dict.fromkeys(path[:PATH_LIMIT] for path in _added(taken, own, _SPEC, "")))
+    return Merged(_merge_object(taken, own, _SPEC), tuple(fields[:FIELDS_LIMIT]))
+
+
+def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
+    """Return the preset without fields that contradict the object."""
+    taken = {name: dict(value) for name, value in preset.items() if isinstance(value, Mapping) and value}
+    engine = mapping(own, "engine")
+    if "engine" in taken:
+        taken["engine"] = _engine_for(engine, taken["engine"])
+    for name in ("cache", "weights"):
+        if name in taken and _volume_kind(mapping(own, name)) not in (None, _volume_kind(taken[name])):
+            taken[name] = _without(taken[name], *_VOLUME)
+    if any(name in mapping(own, "rollout") for name in _STRATEGY) and "rollout" in taken:
+        taken["rollout"] = _without(taken["rollout"], *_STRATEGY)
+    if "podTemplate" in taken:
+        taken["podTemplate"] = _template_for(engine, taken["podTemplate"])
+    return {name: value for name, value in taken.items() if value}
+
+
+def _engine_for(own: Fields, preset: Fields) -> dict[str, Any]:
+    taken = _without(preset, *_IMAGE) if any(name in own for name in _IMAGE) else dict(preset)
+    if "args" in taken:
+        given = {subject_of(argument.name) for argument in given_arguments(EngineSpec.model_validate(own))}
+        taken["args"] = [each for each in taken["args"] if given.isdisjoint(subjects_of(each["name"]))]
+    return {name: value for name, value in taken.items() if value or name not in _ENGINE.lists}
+
+
+def _template_for(engine: Fields, template: Fields) -> dict[str, Any]:
+    """Return the preset's Pod template without the engine fields that the object sets, because the template would override them."""
+    variables = {each.get("name") for each in objects(engine, "env")}
+    spec = mapping(template, "spec")
+    if not isinstance(spec.get("containers"), list):
+        return dict(template)
+    containers = []
+    for container in spec["containers"]:
+        kept = dict(container)
+        if container.get("name") == CONTAINER:
+            kept = _without(kept, *(["image"] if any(name in engine for name in _IMAGE) else []))
+            if isinstance(kept.get("env"), list):
+                kept["env"] = [each for each in kept["env"] if each.get("name") not in variables]
+        containers.append(kept)
+    return {**template, "spec": {**spec, "containers": containers}}
+
+
+def _volume_kind(storage: Fields) -> str | None:
+    """Return the kind of volume that the fields request; None if any kind is valid."""
+    if "claimName" in storage:
+        return "existing claim"
+    if "storage" in storage:
+        return str(storage["storage"]) if storage["storage"] in ("HostPath", "EmptyDir") else "claim"
+    return "HostPath" if "hostPath" in storage else "claim" if "volume" in storage else None
+
+
+def _without(fields: Fields, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def _merge_object(preset: Fields, own: Fields, rules: MergeRules) -> dict[str, Any]:
+    """Merge objects, and keep nulls of the object: in a Pod template they remove rendered fields."""
+    replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
+    merged = {name: value for name, value in preset.items() if name not in replaced}
+    for name, value in own.items():
+        merged[name] = _merge_field(name, merged.get(name), value, rules)
+    return merged
+
+
+def _merge_field(name: str, preset: Any, own: Any, rules: MergeRules) -> Any:
+    if isinstance(own, Mapping) and isinstance(preset, Mapping):
+        return _merge_object(preset, own, rules.objects.get(name, PLAIN))
+    if isinstance(own, list) and isinstance(preset, list):
+        if name in rules.lists:
+            return _merge_list(preset, own, rules.lists[name], rules.entries.get(name))
+        if name in rules.added_to:
+            return [*preset, *(entry for entry in own if entry not in preset)]
+    return own
+
+
+def _merge_list(preset: list[Any], own: list[Any], keys: tuple[str, ...], rules: MergeRules | None) -> list[Any]:
+    given = {identify(entry, keys): entry for entry in own}
+    merged = []
+    for entry in preset:
+        replacement = given.pop(identify(entry, keys), None)
+        merged.append(entry if replacement is None else _merge_object(entry, replacement, rules) if rules else replacement)
+    return [*merged, *given.values()]
+
+
+def _added(preset: Fields, own: Fields, rules: MergeRules, path: str) -> Iterator[str]:
+    """Yield the paths of the preset's values that remain after the merge."""
+    replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
+    for name, value in preset.items():
+        below, mine = f"{path}{name}", own.get(name)
+        if (name in own and not isinstance(mine, Mapping | list)) or name in replaced or value in ({}, []):
+            continue
+        if isinstance(value, Mapping):
+            yield from _added(value, mapping(mine), rules.objects.get(name, PLAIN), f"{below}.")
+        elif isinstance(value, list) and name in rules.lists:
+            yield from _added_entries(value, sequence(mine), rules.lists[name], rules.entries.get(name), below)
+        elif name not in own or (name in rules.added_to and any(entry not in sequence(mine) for entry in value)):
+            yield below
+
+
+def _added_entries(preset: list[Any], own: Any, keys: tuple[str, ...], rules: MergeRules | None, path: str) -> Iterator[str]:
+    given = {identify(entry, keys): entry for entry in own}
+    for entry in preset:
+        identity = identify(entry, keys)
+        below = f"{path}.{identity[0].lstrip('-')}"
+        if identity not in given:
+            yield below
+        elif rules:
+            yield from _added(_without(entry, *keys), given[identity], rules, f"{below}.")
+
 
 NAMES_LIMIT, PROBLEM_LIMIT = 10, 600
 

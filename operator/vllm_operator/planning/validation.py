@@ -1,4 +1,4 @@
-"""Validation of a VLLMDeployment or a preset by the API server's rules, for files that are read without one.
+"""Validation of a VLLMDeployment or a preset by the API server's rules, for files that are read without one; and of its artifact.
 
 The schema and the CEL rules come from the CRDs, and the messages name fields as the API server does. An unknown field is an error, as in
 `kubectl apply`, and the message suggests a similar name. Transition rules (`oldSelf`) are skipped, because a file has no previous state.
@@ -6,12 +6,16 @@ The schema and the CEL rules come from the CRDs, and the messages name fields as
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.operation import PresetKind
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.text.wording import similar
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -158,3 +162,40 @@ def is_about_change(rule: str) -> bool:
 def _to_python(pattern: str) -> str:
     """Convert a pattern: in RE2, `$` matches only at the end of a text; in Python, also before a final newline."""
     return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactTrust:
+    """The allowed artifacts.
+
+    Attributes:
+        repositories: Allowed repositories with all repositories below them; all if empty.
+        needs_digest: Whether an artifact must be named by digest.
+    """
+
+    repositories: tuple[str, ...] = ()
+    needs_digest: bool = False
+
+
+def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict | None:
+    """Return why the artifact of a spec is refused; None if it is allowed or absent."""
+    artifact = resource.spec.cache.artifact if resource.spec.cache else None
+    if artifact is None:
+        return None
+    named = [name for name in (artifact.repository, (artifact.reference or "").partition("@")[0]) if name]
+    refused = [name for name in named if trust.repositories and not any(_is_below(name, allowed) for allowed in trust.repositories)]
+    if refused:
+        allowed = ", ".join(trust.repositories[:8])
+        message = f"spec.cache.artifact names {refused[0]}. The administrator of this operator allows only {allowed} and what is below."
+        return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
+    if trust.needs_digest and artifact.reference is None:
+        message = (
+            "The administrator of this operator allows only artifacts that are named by digest. Set spec.cache.artifact.reference to "
+            "REPOSITORY@sha256:..., for example to the digest in the condition CachePublished of the object that published it."
+        )
+        return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
+    return None
+
+
+def _is_below(repository: str, allowed: str) -> bool:
+    return f"{repository}/".startswith(f"{allowed.rstrip('/')}/")

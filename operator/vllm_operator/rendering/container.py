@@ -14,9 +14,8 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
-from vllm_operator.planning.engine.access import API_KEY_VARIABLE
-from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
+from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
 

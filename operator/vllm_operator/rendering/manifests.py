@@ -11,7 +11,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
-from vllm_operator.planning.placement.visible_devices import with_uuids
+from vllm_operator.planning.engine.overrides import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.pod import render_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template

@@ -13,8 +13,8 @@ from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
-from vllm_operator.planning.engine.drain import grace_seconds
-from vllm_operator.planning.placement.capacity import DEFAULT_TOLERATIONS
+from vllm_operator.planning.engine.serving import grace_seconds
+from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
 from vllm_operator.rendering.adapters import with_adapters
 from vllm_operator.rendering.artifact import with_artifact
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container

@@ -13,7 +13,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
 from vllm_operator.catalog.gpus import capability_of
-from vllm_operator.inventory.resource_slices import UNKNOWN_PROFILE
+from vllm_operator.inventory.devices import UNKNOWN_PROFILE
 
 DRIVER = "gpu.nvidia.com"
 REQUEST = "gpu"

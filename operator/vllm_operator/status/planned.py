@@ -9,7 +9,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
-from vllm_operator.planning.pod_fields import find_kept_labels
+from vllm_operator.planning.pod_template import find_kept_labels
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import ObservedState
 from vllm_operator.text import wording

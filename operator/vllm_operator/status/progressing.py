@@ -12,7 +12,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
-from vllm_operator.inventory.taints import GPU_TAINT, Taint
+from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.decision import stall_restarts_left
 from vllm_operator.status.observation import ObservedState, PodFacts

@@ -25,9 +25,16 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, Reme
 from vllm_operator.catalog.signatures import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
-from vllm_operator.planning.engine.command_line import read_words, replace_words
-from vllm_operator.planning.engine.deadline import READY_TIMEOUT
-from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
+from vllm_operator.planning.engine.overrides import (
+    ENGINE_VARIABLE_PREFIX,
+    Overrides,
+    read_overrides,
+    read_words,
+    replace_words,
+    subject_of,
+    subjects_of,
+)
+from vllm_operator.planning.engine.serving import READY_TIMEOUT
 from vllm_operator.planning.pinning import planned_generation
 
 _VALUE = re.compile(r"[A-Za-z0-9_./:,=+-]{1,512}")

@@ -20,7 +20,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheStatus
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.planning.engine.deadline import MAX_DEADLINE_SECONDS
+from vllm_operator.planning.engine.serving import MAX_DEADLINE_SECONDS
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.text import wording

@@ -11,8 +11,8 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.command_line import read_command_line
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.cli.imports.pod import PodParts, read_pod
+from vllm_operator.planning.engine.image import version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
-from vllm_operator.planning.engine.version import version_of_image
 
 Flags = Sequence[tuple[str, Sequence[str]]]
 Manifest = dict[str, Any]

@@ -19,7 +19,7 @@ from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.arguments import served_name
+from vllm_operator.planning.engine.serving import served_name
 from vllm_operator.sizing.model_facts import AdapterFiles, model_name
 from vllm_operator.text.wording import listed
 

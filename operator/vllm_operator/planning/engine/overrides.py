@@ -1,21 +1,95 @@
-"""The user's variables and flags of the engine. They override the plan, and a note reports it."""
+"""The user's variables and flags: `spec.engine.env`, `args` and the words in `extraArgs`. They override the plan, with a note."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, read_text, sequence
-from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import (
+    AcceleratorSpec,
+    Allocation,
+    Distribution,
+    EngineArgument,
+    EngineSpec,
+    ParallelismSpec,
+    VLLMDeploymentSpec,
+)
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, notes_of
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
-from vllm_operator.planning.engine.command_line import given_arguments
-from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.text.wording import similar
+
+_FLAG = re.compile(r"--?[A-Za-z]")
+"""The beginning of a flag. All other words are values, including negative numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A flag in `extraArgs` and its words: from index `start` to before index `end`."""
+
+    argument: EngineArgument
+    start: int
+    end: int
+
+
+def read_words(words: Sequence[str]) -> tuple[Words, ...]:
+    """Group the words of a command line by flag, like argparse. Words before the first flag are dropped, because the API refuses them."""
+    starts = [index for index, word in enumerate(words) if _FLAG.match(word)]
+    ends = [*starts[1:], len(words)]
+    return tuple(Words(_argument(words[start:end]), start, end) for start, end in zip(starts, ends, strict=False))
+
+
+def given_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
+    """Return all flags of the user in their order: `args`, then `extraArgs`."""
+    if engine is None:
+        return ()
+    return (*(engine.args or ()), *(words.argument for words in read_words(engine.extra_args or ())))
+
+
+def replace_words(extra: Sequence[str], given: Words, instead: Sequence[str]) -> list[dict[str, str]]:
+    """Return JSON patch operations (RFC 6902) that replace a flag and its values. With several flags, apply the last one first."""
+    path, places = "/spec/engine/extraArgs", range(given.start, given.end)
+    return [
+        *({"op": "test", "path": f"{path}/{index}", "value": extra[index]} for index in places),
+        *({"op": "remove", "path": f"{path}/{index}"} for index in reversed(places)),
+        *({"op": "add", "path": f"{path}/{given.start + offset}", "value": word} for offset, word in enumerate(instead)),
+    ]
+
+
+class ArgumentError(ValueError):
+    """The flags of the user contradict each other."""
+
+
+def check_arguments(engine: EngineSpec | None) -> None:
+    """Refuse a flag that is given twice. The API server compares only exact words of `extraArgs`.
+
+    Raises:
+        ArgumentError: The message names the flag.
+    """
+    seen = set[str]()
+    if engine is None or not engine.extra_args:
+        return
+    for argument in given_arguments(engine):
+        flag = normalize_flag(argument.name)
+        if flag in seen:
+            raise ArgumentError(f"spec.engine sets the flag {flag[:128]} twice, in args or extraArgs; keep one of them")
+        seen.add(flag)
+
+
+def _argument(words: Sequence[str]) -> EngineArgument:
+    """Return a flag with its values. Not validated: `extraArgs` allows words that `args` does not."""
+    name, equals, value = words[0].partition("=")
+    values = [*([value] if equals else []), *words[1:]]
+    one = values[0] if len(values) == 1 else None
+    return EngineArgument.model_construct(name=name, value=one, values=values if len(values) > 1 else None)
+
 
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ENGINE_VARIABLE_PREFIX = "VLLM_"
@@ -164,8 +238,10 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
     if distribution is Distribution.VLLM:
         return frozenset()
-    ways = (way for way in catalog.rules.invocations if distribution in way.when.members.get("distribution", ()))
-    flags = frozenset(flag for way in ways for setting in way.settings.values() for flag in setting.arguments)
+    invocations = (
+        invocation for invocation in catalog.rules.invocations if distribution in invocation.when.members.get("distribution", ())
+    )
+    flags = frozenset(flag for invocation in invocations for setting in invocation.settings.values() for flag in setting.arguments)
     return flags | SCRIPT_FLAGS.get(distribution, frozenset())
 
 
@@ -209,3 +285,75 @@ def _why(reason: str | None) -> str:
 def engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
     """Return the engine of the spec, with the image of `spec.podTemplate` if it sets one."""
     return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
+
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+MIG_UUID, GPU_UUID = re.compile(r"MIG-[0-9A-Za-z/-]{1,60}"), re.compile(r"GPU-[0-9A-Za-z-]{1,60}")
+UUIDS_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The VLLMDeployment to plan, the UUIDs that were moved, and notes for the user."""
+
+    resource: VLLMDeployment
+    uuids: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def translate(resource: VLLMDeployment) -> Translation:
+    """Move the UUIDs in CUDA_VISIBLE_DEVICES to `spec.accelerator`, for a new plan. The plan records them, so scaling does not change Pods.
+
+    In a Pod, the variable cannot choose a device. It only hides devices of the Pod, and vLLM before 0.24 crashes on a UUID. With dynamic
+    resource allocation, the ResourceClaim can request exactly these devices, and the variable is no longer needed. In all other cases the
+    rules refuse the variable or warn about it.
+
+    The VLLMDeployment is unchanged if there are no UUIDs, if they are of whole GPUs and the spec requests MIG slices (or the
+    reverse), if the spec already names other devices, or if the replicas need more devices than the variable names.
+    """
+    spec = resource.spec
+    accelerator, engine = spec.accelerator, spec.engine
+    if accelerator is None or accelerator.allocation is not Allocation.DRA or engine is None:
+        return Translation(resource)
+    given = next((variable.value for variable in engine.env or () if variable.name == VARIABLE), None)
+    named = [part.strip() for part in (given or "").split(",")]
+    form = MIG_UUID if accelerator.sliced else GPU_UUID
+    if len(set(named)) != len(named) or len(named) > UUIDS_LIMIT or not all(form.fullmatch(name) for name in named):
+        return Translation(resource)
+    pinned = accelerator.mig.uuids if accelerator.mig and accelerator.sliced else accelerator.uuids
+    if (pinned is not None and set(pinned) != set(named)) or len(named) < _needed(spec, accelerator):
+        return Translation(resource)
+    what, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
+    note = (
+        f"{VARIABLE} in spec.engine.env has UUIDs of {what}. The operator requests exactly these in the ResourceClaim, as with "
+        f"spec.{field}, and does not set the variable. To remove this note, use spec.{field}."
+    )
+    return Translation(with_uuids(resource, named), tuple(named), (note,))
+
+
+def with_uuids(resource: VLLMDeployment, uuids: Sequence[str]) -> VLLMDeployment:
+    """Return the VLLMDeployment with these UUIDs in `spec.accelerator` and without the variable; unchanged if there are no UUIDs."""
+    spec = resource.spec
+    accelerator, engine = spec.accelerator, spec.engine
+    if not uuids or accelerator is None or engine is None:
+        return resource
+    kept = [variable for variable in engine.env or () if variable.name != VARIABLE]
+    changed = spec.model_copy(
+        update={
+            "accelerator": accelerator.model_copy(update=_pinned(accelerator, list(uuids))),
+            "engine": engine.model_copy(update={"env": kept or None}),
+        }
+    )
+    return resource.model_copy(update={"spec": changed})
+
+
+def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]:
+    if accelerator.mig is not None and accelerator.sliced:
+        return {"mig": accelerator.mig.model_copy(update={"uuids": uuids})}
+    return {"uuids": uuids, "mig": None}
+
+
+def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:
+    parallelism = spec.parallelism or ParallelismSpec()
+    size = (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
+    return spec.replicas * (accelerator.count or size)

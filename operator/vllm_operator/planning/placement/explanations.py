@@ -14,17 +14,25 @@ from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.inventory.pools import Pool
-from vllm_operator.planning.engine.command_line import read_words, replace_words
-from vllm_operator.planning.placement.fitting import LEAST_CONTEXT, ROUNDED_TO, Candidate, Judgement, Room, Sizing
+from vllm_operator.planning.engine.overrides import read_words, replace_words
+from vllm_operator.planning.placement.fitting import (
+    FLAG,
+    LEAST_CONTEXT,
+    ROUNDED_TO,
+    Candidate,
+    FitResult,
+    Headroom,
+    Sizing,
+    time_slicing_notes,
+)
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
-from vllm_operator.planning.placement.shares import FLAG, notes_about_sharing
-from vllm_operator.planning.placement.target import Rank
+from vllm_operator.planning.placement.targets import Rank
 from vllm_operator.sizing.model_facts import model_name
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import allowed, resolve_model
 from vllm_operator.text.wording import count as counted
 
-WAYS_LIMIT = 3
+ALTERNATIVES_LIMIT = 3
 """Maximum number of alternatives in a message."""
 MODEL_NAME_LIMIT = 63
 """Maximum characters of a model name in a message."""
@@ -40,19 +48,19 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
 
     Args:
         chosen: The GPU and the size; None if they were not judged.
-        sizing: The inputs of the judgement; None if there was none.
+        sizing: The inputs of the estimates; None if there was none.
         name: Name of the model.
         sized: Whether the operator chose the number of GPUs.
     """
     if chosen is None or sizing is None:
         return []
-    judgement, title = chosen.judgement, chosen.target.title
-    made = judgement.made
+    result, title = chosen.result, chosen.target.title
+    made = result.made
     notes = []
     if sized and chosen.shape.count > 1:
         text = (
             f"spec.parallelism is not set. The operator uses {chosen.shape.count} GPUs for each replica, the smallest number on which "
-            f"{name} fits{_with_requests(judgement, sizing)}: {_gib(made.weights)} of weights on each, {_gib(made.kv_cache)} left for the "
+            f"{name} fits{_with_requests(result, sizing)}: {_gib(made.weights)} of weights on each, {_gib(made.kv_cache)} left for the "
             "KV cache."
         )
         notes.append(Note(Severity.INFO, text))
@@ -74,10 +82,10 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
     if sized:
         notes += _note_about_ranks(chosen, sizing, name)
     own, asked = (sizing.model.shape.max_length, sizing.options.max_length) if sizing.model and sizing.options else (None, None)
-    if judgement.length is not None:
+    if result.length is not None:
         text = (
             f"A context of {own} tokens does not fit on {title} with {chosen.shape.count} GPU{'s' if chosen.shape.count > 1 else ''}, so "
-            f"the operator sets --max-model-len to {judgement.length}. For a longer context, use more or larger GPUs, or set the flag."
+            f"the operator sets --max-model-len to {result.length}. For a longer context, use more or larger GPUs, or set the flag."
         )
         notes.append(Note(Severity.RISK, text))
     if own is not None and asked is not None and asked > own:
@@ -86,21 +94,21 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             "positions with --hf-overrides if the model is made for it."
         )
         notes.append(Note(Severity.RISK, text))
-    if judgement.room is Room.FEW:
+    if result.headroom is Headroom.FEW:
         text = (
-            f"On {devices(chosen)}, the KV cache holds {judgement.held or 0:.1f} requests of {sizing.request_length} tokens at a time; "
+            f"On {devices(chosen)}, the KV cache holds {result.held or 0:.1f} requests of {sizing.request_length} tokens at a time; "
             f"spec.sizing.concurrency wants {sizing.concurrency}. More requests wait for each other. Raise spec.replicas, lower "
             "spec.sizing, or use more or larger GPUs."
         )
         notes.append(Note(Severity.RISK, text))
-    if judgement.room is Room.TIGHT:
+    if result.headroom is Headroom.TIGHT:
         text = f"{name} is near the limit of {title}: {made.limit} Lower --max-num-seqs or --max-model-len, or use more or larger GPUs."
         notes.append(Note(Severity.RISK, text))
-    if judgement.room is Room.NONE:
+    if result.headroom is Headroom.NONE:
         text = f"{name} will probably run out of memory on {title}: {made.limit} Use more or larger GPUs, or a quantized model."
         notes.append(Note(Severity.FAILURE, text))
     if (
-        judgement.room is Room.UNKNOWN
+        result.headroom is Headroom.UNKNOWN
         and sizing.model is not None
         and sizing.options is not None
         and chosen.target.pool.memory_mebibytes is None
@@ -115,13 +123,13 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
 
 def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note]:
     """Return a note about data parallelism, because tensor parallelism stores the whole latent KV cache of MLA on each GPU."""
-    model, tensor, tokens = sizing.model, chosen.shape.parallel.tensor, chosen.judgement.made.tokens
+    model, tensor, tokens = sizing.model, chosen.shape.parallel.tensor, chosen.result.made.tokens
     if model is None or not (model.shape.latent and model.shape.experts) or tensor == 1 or not tokens:
         return []
     ranks = ParallelShape(data=tensor, expert=True)
     spread = sizing.judge(chosen.target.pool, ranks)
     held = (spread.made.tokens or 0) * tensor
-    if allowed(model.shape, model.form, ranks) is not None or spread.room > Room.SHORTENED or held <= tokens:
+    if allowed(model.shape, model.form, ranks) is not None or spread.headroom > Headroom.SHORTENED or held <= tokens:
         return []
     text = (
         f"With tensor parallelism, each of the {tensor} GPUs keeps the KV cache of all requests to {name}: {tokens} tokens. With "
@@ -137,22 +145,24 @@ def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     Args:
         resource: The VLLMDeployment.
         refused: The best candidate that the spec allows.
-        sizing: The inputs of the judgement.
+        sizing: The inputs of the estimates.
         others: Other GPUs and sizes in the cluster.
         shapes: The table of well-known models.
     """
     name = short_name(resource)
-    ways = find_ways(resource, refused, sizing, others, shapes, WAYS_LIMIT)
-    if not ways:
+    alternatives = find_alternatives(resource, refused, sizing, others, shapes, ALTERNATIVES_LIMIT)
+    if not alternatives:
         whole = "disable MIG on a node, or " if refused.target.pool.mig_profile is not None else ""
-        ways = [Way(f"{whole}add nodes with more or larger GPUs: `vllm-operator fit {name}` lists those that are large enough")]
-    first, *more = (f"{way.text}: `{way.command}`" if way.command else way.text for way in ways)
-    listed = f"{first[0].upper()}{first[1:]}" + "".join(f"; or {way}" for way in more)
-    return f"{name} does not fit on {devices(refused)}. {refused.judgement.made.limit} {listed}."
+        alternatives = [
+            Alternative(f"{whole}add nodes with more or larger GPUs: `vllm-operator fit {name}` lists those that are large enough")
+        ]
+    first, *more = (f"{each.text}: `{each.command}`" if each.command else each.text for each in alternatives)
+    listed = f"{first[0].upper()}{first[1:]}" + "".join(f"; or {each}" for each in more)
+    return f"{name} does not fit on {devices(refused)}. {refused.result.made.limit} {listed}."
 
 
-def _with_requests(judgement: Judgement, sizing: Sizing) -> str:
-    if judgement.held is None or judgement.room is Room.FEW:
+def _with_requests(result: FitResult, sizing: Sizing) -> str:
+    if result.held is None or result.headroom is Headroom.FEW:
         return ""
     return f" and its KV cache holds {sizing.concurrency} requests of {sizing.request_length} tokens"
 
@@ -165,29 +175,29 @@ LENGTH_FLAG = "--max-model-len"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Alternative:
     """A change of the spec: in words, and as a command if it is known exactly."""
 
     text: str
     command: str | None = None
 
 
-def find_ways(
+def find_alternatives(
     resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes, limit: int
-) -> list[Way]:
+) -> list[Alternative]:
     """Return the nearest alternatives that would start, at most `limit`.
 
     Args:
         resource: The VLLMDeployment that does not fit.
         refused: The best candidate that the spec allows.
-        sizing: The inputs of the judgement.
+        sizing: The inputs of the estimates.
         others: Other GPUs and sizes in the cluster.
         shapes: The table of well-known models.
         limit: Maximum number of alternatives.
     """
-    ways = _shorter_context(resource, refused, sizing)
-    ways += [_other_gpus(resource, each, refused) for each in _nearest(others)]
-    return [*ways, *_larger_part(refused, sizing), *_smaller_weights(resource, refused, sizing, shapes)][:limit]
+    alternatives = _shorter_context(resource, refused, sizing)
+    alternatives += [_other_gpus(resource, each, refused) for each in _nearest(others)]
+    return [*alternatives, *_larger_part(refused, sizing), *_smaller_weights(resource, refused, sizing, shapes)][:limit]
 
 
 def devices(candidate: Candidate) -> str:
@@ -202,8 +212,8 @@ def devices(candidate: Candidate) -> str:
 
 def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
     """Return the smallest size of each GPU on which the model fits with a useful context, the fewest GPUs first."""
-    fitting = [each for each in others if each.judgement.room <= Room.SHORT and not each.target.pool.shared]
-    useful = [each for each in fitting if each.judgement.room <= Room.FEW]
+    fitting = [each for each in others if each.result.headroom <= Headroom.SHORT and not each.target.pool.shared]
+    useful = [each for each in fitting if each.result.headroom <= Headroom.FEW]
     found: dict[tuple[str, str | None], Candidate] = {}
     for each in useful or fitting:
         kind = (each.target.title, each.target.pool.mig_profile)
@@ -212,23 +222,23 @@ def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found.values(), key=lambda each: (each.shape.count, each.target.pool.memory_mebibytes or 0))[:2]
 
 
-def _larger_part(refused: Candidate, sizing: Sizing) -> list[Way]:
+def _larger_part(refused: Candidate, sizing: Sizing) -> list[Alternative]:
     """Suggest a larger part of a shared GPU. Only the user knows whether others need it."""
     unset = sizing.options is not None and sizing.options.utilization is None
     if refused.target.pool.time_slices is None or not unset:
         return []
-    return [Way(f"set {FLAG} in spec.engine.args to a larger part of the GPU, if no other Pods need it")]
+    return [Alternative(f"set {FLAG} in spec.engine.args to a larger part of the GPU, if no other Pods need it")]
 
 
-def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[Way]:
-    longest = (refused.judgement.made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
+def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[Alternative]:
+    longest = (refused.result.made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
     if sizing.options is None or not sizing.options.max_length or longest < LEAST_CONTEXT:
         return []
     engine = resource.spec.engine or EngineSpec()
     text = f"set {LENGTH_FLAG} to {longest} or less"
     for words in read_words(engine.extra_args or ()):
         if normalize_flag(words.argument.name) == LENGTH_FLAG:
-            return [Way(text, _command(resource, replace_words(engine.extra_args or (), words, [LENGTH_FLAG, str(longest)])))]
+            return [Alternative(text, _command(resource, replace_words(engine.extra_args or (), words, [LENGTH_FLAG, str(longest)])))]
     arguments = engine.args or []
     for index, argument in enumerate(arguments):
         if normalize_flag(argument.name) == LENGTH_FLAG:
@@ -237,15 +247,17 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
                 {"op": "test", "path": f"{path}/name", "value": argument.name},
                 {"op": "replace", "path": f"{path}/value", "value": str(longest)},
             ]
-            return [Way(text, _command(resource, operations))]
+            return [Alternative(text, _command(resource, operations))]
     change = {"spec": {"sizing": {"contextLength": longest}}}
-    return [Way(f"lower spec.sizing.contextLength to {longest}", _command(resource, change))]
+    return [Alternative(f"lower spec.sizing.contextLength to {longest}", _command(resource, change))]
 
 
-def _other_gpus(resource: VLLMDeployment, candidate: Candidate, refused: Candidate) -> Way:
+def _other_gpus(resource: VLLMDeployment, candidate: Candidate, refused: Candidate) -> Alternative:
     spec = resource.spec
     changes = {"accelerator": _accelerator(spec, candidate, refused), "parallelism": _parallelism(spec, candidate)}
-    return Way(f"use {devices(candidate)}", _command(resource, {"spec": {name: change for name, change in changes.items() if change}}))
+    return Alternative(
+        f"use {devices(candidate)}", _command(resource, {"spec": {name: change for name, change in changes.items() if change}})
+    )
 
 
 def _accelerator(spec: VLLMDeploymentSpec, candidate: Candidate, refused: Candidate) -> dict[str, Any]:
@@ -283,7 +295,7 @@ def _parallelism(spec: VLLMDeploymentSpec, candidate: Candidate) -> dict[str, An
     return {name: value for name, value in wanted.items() if now.get(name) != value}
 
 
-def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, shapes: KnownShapes) -> list[Way]:
+def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, shapes: KnownShapes) -> list[Alternative]:
     """Suggest a quantized checkpoint of the same model: one of the table, or a format in which the model would fit."""
     if sizing.model is None:
         return []
@@ -296,10 +308,10 @@ def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
         if model is None or model.shape != sizing.model.shape or model.form.size >= sizing.model.form.size:
             continue
         other = replace(sizing, model=model, _weighed={})
-        if other.is_native(pool) and other.judge(pool, parallel).room <= Room.SHORT:
-            return [Way(f"use the checkpoint {entry.name}", _command(resource, {"spec": {"model": {"uri": f"hf://{entry.name}"}}}))]
+        if other.is_native(pool) and other.judge(pool, parallel).headroom <= Headroom.SHORT:
+            return [Alternative(f"use the checkpoint {entry.name}", _command(resource, {"spec": {"model": {"uri": f"hf://{entry.name}"}}}))]
     smaller = sizing.smaller_format(pool, parallel)
-    return [Way(f"use {smaller} checkpoint of the same model, if there is one, with spec.model.uri")] if smaller is not None else []
+    return [Alternative(f"use {smaller} checkpoint of the same model, if there is one, with spec.model.uri")] if smaller is not None else []
 
 
 def _command(resource: VLLMDeployment, patch: dict[str, Any] | Sequence[Mapping[str, Any]]) -> str:
@@ -316,7 +328,7 @@ def notes_about_choice(
     Args:
         chosen: The GPU of the plan.
         compared: All GPUs and sizes that were judged.
-        sizing: The inputs of the judgement; None if there was none.
+        sizing: The inputs of the estimates; None if there was none.
         ranking: The order of the GPUs.
         name: Name of the model.
         kept: Whether the GPU was in use before.
@@ -330,13 +342,13 @@ def notes_about_choice(
             "choose other GPUs, set spec.accelerator.products and spec.accelerator.count."
         )
         notes.append(Note(Severity.INFO, text))
-    return notes + notes_about_sharing(chosen.target)
+    return notes + time_slicing_notes(chosen.target)
 
 
 def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
     if ranking.policy is not AcceleratorPolicy.MOST_FREE or chosen.target.free is not None:
         return []
-    unknown = chosen.judgement.room is Room.UNKNOWN
+    unknown = chosen.result.headroom is Headroom.UNKNOWN
     instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
     text = (
         "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the Pods (with dynamic resource allocation, the "
@@ -368,7 +380,7 @@ def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], sizing: Si
 def _waiting(chosen: Candidate, compared: Sequence[Candidate], replicas: int) -> str:
     """Return a message that Pods wait for a GPU, with the user's options."""
     some = "Some Pods wait" if chosen.target.free else "Pods wait"
-    fitting = (each for each in compared if group_of(each.judgement.room) == group_of(chosen.judgement.room))
+    fitting = (each for each in compared if group_of(each.result.headroom) == group_of(chosen.result.headroom))
     added = next((pool for each in fitting if (pool := each.target.pool).provider is not None and pool.product is not None), None)
     text = (
         f"When this plan was made, {_shortage(chosen, replicas)}, and neither was another GPU on which the model fits. {some} until there "
@@ -381,7 +393,7 @@ def _waiting(chosen: Candidate, compared: Sequence[Candidate], replicas: int) ->
 
 def _passed_over(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> Candidate | None:
     """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown."""
-    if sizing is None or chosen.judgement.room is Room.UNKNOWN:
+    if sizing is None or chosen.result.headroom is Headroom.UNKNOWN:
         return None
     places = {id(each): place for place, each in enumerate(ranking.preferred_order(compared, sizing))}
     mine = next((places[id(each)] for each in compared if each.target == chosen.target and each.shape == chosen.shape), 0)
@@ -391,7 +403,7 @@ def _passed_over(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizin
         if each.target.rank is Rank.WAITING
         and each.target.pool.provider is None
         and each.target.free is not None
-        and group_of(each.judgement.room) == group_of(chosen.judgement.room)
+        and group_of(each.result.headroom) == group_of(chosen.result.headroom)
         and (places[id(each)] < mine or (chosen.target.pool.provider is not None and kind_of(each.target) == kind_of(chosen.target)))
     ]
     return min(busy, key=lambda each: places[id(each)], default=None)

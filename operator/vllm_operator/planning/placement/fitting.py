@@ -1,24 +1,32 @@
 """The GPUs that are large enough, and the number of GPUs of a replica.
 
-Each GPU of the cluster is judged with the estimate of `planning.memory`. Without a size in the spec, the smallest number of GPUs of one
-node that fits the model with a useful context is chosen. Among GPUs that fit, the one with the least memory is chosen.
+Each GPU of the cluster is judged with the estimate of `sizing`. Without a size in the spec, the smallest number of GPUs of one node that
+fits the model with a useful context is chosen. Among GPUs that fit, the one with the least memory is chosen.
+
+Each Pod of a GPU with time-slicing sees the memory of the whole GPU, and no mechanism limits it to its part
+(https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html). vLLM uses the fraction of the memory in
+`--gpu-memory-utilization`, so the operator sets this flag to the part of one Pod. MPS limits the memory of each Pod; how vLLM sees this
+limit is unknown, so such GPUs are used only if the spec names them.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs, Images
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.memory import MemoryFacts
-from vllm_operator.catalog.versions import Release
+from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.notes import Note
+from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.placement.shares import part_of_memory
-from vllm_operator.planning.placement.target import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
+from vllm_operator.planning.placement.targets import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
 from vllm_operator.sizing.cases import predict_model
 from vllm_operator.sizing.estimate import Estimate, Options, Prediction
 from vllm_operator.sizing.flags import read_flags
@@ -27,6 +35,51 @@ from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles
 from vllm_operator.sizing.overhead import read_runner
 from vllm_operator.sizing.parallelism import ParallelShape, Shape
 from vllm_operator.sizing.resolve import SizedModel, device_of, resolve_model, smallest_sizes
+
+FLAG = "--gpu-memory-utilization"
+MIB_PER_GIB = 1024
+
+
+def time_slice_utilization(pool: Pool, facts: MemoryFacts, release: Release) -> float | None:
+    """Return the fraction of a GPU's memory for one engine, as the value of the flag; None if Pods do not share the GPU.
+
+    The CUDA context of each engine lies outside of its budget.
+    """
+    if pool.time_slices is None:
+        return None
+    context = facts.context_gib * MIB_PER_GIB / pool.memory_mebibytes if pool.memory_mebibytes else 0.0
+    part = min(value_at(facts.utilization, release) / pool.time_slices, 1 / pool.time_slices - context)
+    return max(math.floor(part * 100) / 100, 0.01)
+
+
+def time_slicing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) -> list[PlannedArgument]:
+    """Return the flag that limits an engine to its part of a GPU."""
+    release = parse_release(version or "")
+    part = time_slice_utilization(pool, facts, release) if release is not None else None
+    if part is None:
+        return []
+    reason = f"{pool.time_slices} Pods share each GPU by time-slicing. This is the part of one of them."
+    return [PlannedArgument(name=FLAG, value=f"{part:g}", reason=reason)]
+
+
+def time_slicing_notes(target: Target) -> list[Note]:
+    """Return a note that the memory of a shared GPU is not isolated, with the user's options."""
+    pool = target.pool
+    if not pool.shared:
+        return []
+    if pool.time_slices is not None:
+        text = (
+            f"Up to {pool.time_slices} Pods share each {target.title} by time-slicing, and nothing isolates their memory: each engine "
+            f"must take only its part, which {FLAG} sets. If another Pod takes more than its own, the engine may not start, or run out of "
+            "memory. To use only whole GPUs and MIG slices, set spec.accelerator.products to their products."
+        )
+    else:
+        text = (
+            f"Pods share each {target.title}, and how much of its memory is left for the engine is unknown. Set {FLAG} to the part "
+            "that the engine may take."
+        )
+    return [Note(Severity.RISK, text)]
+
 
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """Minimum tokens of a context that is shortened to fit. The smaller minimum applies only if no number of GPUs allows the larger one."""
@@ -49,7 +102,7 @@ FORMATS = {
 """Formats of weights, by the name for `name_format`."""
 
 
-class Room(IntEnum):
+class Headroom(IntEnum):
     """How well a model fits, the best first."""
 
     WHOLE = 0
@@ -63,20 +116,20 @@ class Room(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class FitResult:
     """The expected fit of a model on a GPU.
 
     `length` is the context to set; None for the model's or user's value. `held`: number of requests of `Sizing.request_length` in the KV
     cache; None if the spec wants no number.
     """
 
-    room: Room
+    headroom: Headroom
     made: Estimate
     length: int | None = None
     held: float | None = None
 
 
-UNKNOWN = Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
+UNKNOWN = FitResult(Headroom.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
 """The memory of the model is unknown."""
 
 
@@ -110,28 +163,28 @@ class Sizing:
             return False
         return self.model.checkpoint_bytes is not None or self.model.known is not None
 
-    def judge(self, pool: Pool, parallel: ParallelShape) -> Judgement:
+    def judge(self, pool: Pool, parallel: ParallelShape) -> FitResult:
         """Estimate the model on one GPU of a pool."""
         options = self.options
         if self.model is None or options is None or (pool.mig_profile is not None and pool.memory_mebibytes is None):
             return UNKNOWN
         if pool.shared and options.utilization is None:
-            part = part_of_memory(pool, self.facts, self.release)
+            part = time_slice_utilization(pool, self.facts, self.release)
             if part is None:
                 return UNKNOWN
             options = replace(options, utilization=part)
         made = self._estimate(pool, parallel, options)
         if made.prediction is Prediction.STARTED:
-            return self._with_requests(Judgement(Room.WHOLE, made), pool, parallel, options)
+            return self._with_requests(FitResult(Headroom.WHOLE, made), pool, parallel, options)
         length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
         if options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
             shorter = self._estimate(pool, parallel, replace(options, max_length=length))
             if shorter.prediction is Prediction.STARTED and length < USEFUL_CONTEXT:
-                return Judgement(Room.SHORT, shorter, length)
+                return FitResult(Headroom.SHORT, shorter, length)
             if shorter.prediction is Prediction.STARTED:
-                return self._with_requests(Judgement(Room.SHORTENED, shorter, length), pool, parallel, options)
-        rooms = {Prediction.TIGHT: Room.TIGHT, Prediction.UNKNOWN: Room.UNKNOWN}
-        return Judgement(rooms.get(made.prediction, Room.NONE), made)
+                return self._with_requests(FitResult(Headroom.SHORTENED, shorter, length), pool, parallel, options)
+        headrooms = {Prediction.TIGHT: Headroom.TIGHT, Prediction.UNKNOWN: Headroom.UNKNOWN}
+        return FitResult(headrooms.get(made.prediction, Headroom.NONE), made)
 
     @property
     def request_length(self) -> int:
@@ -140,20 +193,20 @@ class Sizing:
         wanted = self.options.max_length if self.options is not None else None
         return wanted or min(own or USEFUL_CONTEXT, USEFUL_CONTEXT)
 
-    def _with_requests(self, judgement: Judgement, pool: Pool, parallel: ParallelShape, options: Options) -> Judgement:
+    def _with_requests(self, result: FitResult, pool: Pool, parallel: ParallelShape, options: Options) -> FitResult:
         """Add the number of requests in the KV cache, if the spec wants a number."""
         if self.concurrency <= 1:
-            return judgement
-        made = judgement.made
+            return result
+        made = result.made
         if made.max_length != self.request_length:
             made = self._estimate(pool, parallel, replace(options, max_length=self.request_length))
         few = made.concurrency is not None and made.concurrency < self.concurrency
-        return replace(judgement, room=Room.FEW if few else judgement.room, held=made.concurrency)
+        return replace(result, headroom=Headroom.FEW if few else result.headroom, held=made.concurrency)
 
     def holds(self, pool: Pool) -> bool | None:
         """Return whether one GPU or MIG slice of a pool is sufficient; None if unknown."""
-        room = self.judge(pool, ParallelShape()).room
-        return None if room is Room.UNKNOWN else room <= Room.SHORT
+        headroom = self.judge(pool, ParallelShape()).headroom
+        return None if headroom is Headroom.UNKNOWN else headroom <= Headroom.SHORT
 
     def shapes(self, most: int) -> list[Shape]:
         """Return the sizes to choose from, with at most this many GPUs of one node."""
@@ -168,7 +221,7 @@ class Sizing:
             if self.model is None or form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
                 continue
             other = replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None), _weighed={})
-            if other.judge(pool, parallel).room <= Room.SHORT:
+            if other.judge(pool, parallel).headroom <= Headroom.SHORT:
                 return name
         return None
 
@@ -239,7 +292,7 @@ class Candidate:
 
     shape: Shape
     target: Target
-    judgement: Judgement
+    result: FitResult
 
 
 def find_candidates(
@@ -250,7 +303,7 @@ def find_candidates(
     Args:
         request: Requirements of a replica, except the number of GPUs.
         shapes: Sizes in ascending order.
-        sizing: The inputs of the judgement.
+        sizing: The inputs of the estimates.
         inventory: The GPUs of the cluster.
         in_use: The number of GPUs in use. Larger sizes of a kind of GPU are omitted if a smaller one fits.
     """
@@ -269,9 +322,9 @@ def find_candidates(
             if each.pool.count < shape.count or each.pool in done or (alone and shape.count > 1):
                 continue
             target = each if each.count == shape.count else with_count(each, shape.count, request, inventory, capacity)
-            judgement = sizing.judge(target.pool, shape.parallel)
-            found.append(Candidate(shape, target, judgement))
-            if judgement.room <= Room.SHORTENED and shape.count >= (in_use or 1):
+            result = sizing.judge(target.pool, shape.parallel)
+            found.append(Candidate(shape, target, result))
+            if result.headroom <= Headroom.SHORTENED and shape.count >= (in_use or 1):
                 done.add(target.pool)
     return found
 
@@ -301,23 +354,23 @@ def choose(
 
     Args:
         candidates: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: The inputs of the judgement.
+        sizing: The inputs of the estimates.
         preferred: The GPU in use, which is kept if the model fits on it.
         preferred_count: The number of GPUs in use, which is kept too.
         ordered: Whether to keep the order, because the user gives one or the sizes are unknown.
     """
     own = in_use(candidates, preferred, preferred_count)
     for group in (own, candidates):
-        for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
-            fitting = nearest([each for each in group if each.judgement.room in rooms])
-            if not fitting or (group is own and Room.UNKNOWN in rooms):
+        for headrooms in ((Headroom.WHOLE, Headroom.SHORTENED), (Headroom.FEW,), (Headroom.SHORT,), (Headroom.TIGHT,), (Headroom.UNKNOWN,)):
+            fitting = nearest([each for each in group if each.result.headroom in headrooms])
+            if not fitting or (group is own and Headroom.UNKNOWN in headrooms):
                 continue
             # No size holds as many requests as wanted, so use the one that holds the most.
-            first = max(fitting, key=lambda each: each.judgement.held or 0) if Room.FEW in rooms else fitting[0]
+            first = max(fitting, key=lambda each: each.result.held or 0) if Headroom.FEW in headrooms else fitting[0]
             same = [each for each in group if each.shape == first.shape]
-            best = [each for each in same if each.judgement.room in rooms]
+            best = [each for each in same if each.result.headroom in headrooms]
             rest = [each for each in candidates if each.shape == first.shape and each not in best]
-            if not ordered and Room.UNKNOWN not in rooms:
+            if not ordered and Headroom.UNKNOWN not in headrooms:
                 best.sort(key=lambda each: size_of(each, sizing))
             else:
                 best.sort(key=lambda each: each.target.rank)

@@ -8,16 +8,16 @@ from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeplo
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.inventory.pools import Pool
-from vllm_operator.planning.placement.fitting import Candidate, Room, Sizing, choose, in_use, size_of
+from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing, choose, in_use, size_of
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
-from vllm_operator.planning.placement.target import InUse, Rank, Target, in_use_of
+from vllm_operator.planning.placement.targets import InUse, Rank, Target, in_use_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
 """Maximum number of kinds of GPUs in a plan."""
 TEXT_LIMIT = 200
 """Maximum characters of a reason."""
-USEFUL = ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,))
+USEFUL = ((Headroom.WHOLE, Headroom.SHORTENED), (Headroom.FEW,), (Headroom.SHORT,), (Headroom.TIGHT,), (Headroom.UNKNOWN,))
 """Groups of fit, the best first. A candidate precedes all candidates of a later group."""
 Kind = tuple[str, str | None, str, bool]
 """Kind of GPU for users: title, MIG profile, resource, and whether Pods share it."""
@@ -63,13 +63,13 @@ class Ranking:
 
     def choose(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
         """Return the candidates of the size to use, the best GPU first. The smallest size that fits is compared for each kind of GPU."""
-        for rooms in USEFUL:
+        for headrooms in USEFUL:
             smallest: dict[Kind, Candidate] = {}
             for each in candidates:
                 kind = kind_of(each.target)
-                if each.judgement.room not in rooms:
+                if each.result.headroom not in headrooms:
                     continue
-                if kind not in smallest or (Room.FEW in rooms and (each.judgement.held or 0) > (smallest[kind].judgement.held or 0)):
+                if kind not in smallest or (Headroom.FEW in headrooms and (each.result.held or 0) > (smallest[kind].result.held or 0)):
                     smallest[kind] = each
             if smallest:
                 ranked = sorted(smallest.values(), key=lambda each: self._place(each, sizing))
@@ -112,13 +112,13 @@ def choose_candidates(
 
     Args:
         found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: The inputs of the judgement.
+        sizing: The inputs of the estimates.
         ranking: The order of the policy.
         preferred: The GPU in use, which stays if the model fits on it.
         count: The number of GPUs in use, which stays too.
     """
     if ranking.compares_sizes:
-        own = [each for each in in_use(found, preferred, count) if each.judgement.room <= Room.TIGHT]
+        own = [each for each in in_use(found, preferred, count) if each.result.headroom <= Headroom.TIGHT]
         return ranking.choose(own or found, sizing)
     return choose(found, sizing, preferred, count, ordered=keeps_order(ranking, sizing))
 
@@ -153,7 +153,7 @@ def describe_candidates(
     others = sorted(
         (each for kind, each in by_kind.items() if kind != kind_of(chosen)),
         key=lambda each: (
-            group_of(each.judgement.room),
+            group_of(each.result.headroom),
             each.target.rank,
             ranking.key(each.target, each.shape.count),
             each.shape.count,
@@ -173,13 +173,13 @@ def describe_candidates(
 
 def _nearness(candidate: Candidate) -> tuple[int, int, int]:
     """Return the sort key within one kind of GPU: the smallest size that fits first; if none fits, the largest."""
-    room, count = candidate.judgement.room, candidate.shape.count
-    return group_of(room), candidate.target.rank, -count if room is Room.NONE else count
+    headroom, count = candidate.result.headroom, candidate.shape.count
+    return group_of(headroom), candidate.target.rank, -count if headroom is Headroom.NONE else count
 
 
-def group_of(room: Room) -> int:
+def group_of(headroom: Headroom) -> int:
     """Return the index of a fit in `USEFUL`; its length if the model does not fit."""
-    return next((place for place, rooms in enumerate(USEFUL) if room in rooms), len(USEFUL))
+    return next((place for place, headrooms in enumerate(USEFUL) if headroom in headrooms), len(USEFUL))
 
 
 def _entry(target: Target, count: int, verdict: str) -> GPUCandidate:
@@ -199,22 +199,22 @@ def _name(title: str, pool: Pool) -> str:
 
 
 def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
-    made, room = each.judgement.made, each.judgement.room
+    made, headroom = each.result.made, each.result.headroom
     provider = each.target.pool.provider
     about = "; ".join(filter(None, (ranking.about(each.target), f"{provider} would add a node" if provider else "")))
     also = f"; {about}" if about else ""
     if each is chosen:
         return f"chosen{also}"
-    if room is Room.NONE:
+    if headroom is Headroom.NONE:
         return f"does not fit: {made.limit}"
-    if room is Room.UNKNOWN:
+    if headroom is Headroom.UNKNOWN:
         return f"unknown whether the model fits{_when_busy(each.target, ranking)}{also}"
-    if room is Room.TIGHT:
+    if headroom is Headroom.TIGHT:
         return f"may not fit: {made.limit}"
-    if room is Room.SHORT:
-        return f"fits only a context of {each.judgement.length} tokens{also}"
-    if room is Room.FEW:
-        return f"holds only {each.judgement.held or 0:.1f} of the requests wanted{also}"
+    if headroom is Headroom.SHORT:
+        return f"fits only a context of {each.result.length} tokens{also}"
+    if headroom is Headroom.FEW:
+        return f"holds only {each.result.held or 0:.1f} of the requests wanted{also}"
     if busy := _when_busy(each.target, ranking):
         return f"fits{busy}{also}"
     if about:
