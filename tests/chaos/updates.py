@@ -8,7 +8,7 @@ from support.plans import known
 from vllm_operator.api.reading import read_quantity
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.cli.revisions import with_pinned_plan
+from vllm_operator.cli.plan import with_pinned_plan
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render

@@ -16,8 +16,7 @@ from support.plans import planned
 from vllm_operator.__main__ import main
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import load_catalog
-from vllm_operator.cli.imports.command_line import read_command_line
-from vllm_operator.cli.imports.engine import ImportRefusedError
+from vllm_operator.cli.imports.engine import ImportRefusedError, read_command_line
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
 

@@ -20,9 +20,8 @@ from support.gpus import bare_node, device, real_node, resource_slice
 from support.pasted import read_pasted
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.cli.gpus import gpus_page
-from vllm_operator.cli.status import status_page
+from vllm_operator.cli.status import status_page, top_page
 from vllm_operator.cli.terminal import Line, as_rich_text, plain
-from vllm_operator.cli.top import top_page
 from vllm_operator.inventory.nodes import read_inventory
 
 Golden = Callable[[Path, str], None]

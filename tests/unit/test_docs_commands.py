@@ -1,7 +1,6 @@
 """The commands of the docs can be found, and those that no test runs have a reason. tests/cluster/test_docs_commands.py runs the others."""
 
 import argparse
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.docs_commands import GUIDES, NOT_RUN, PAGES, ROOT, WALK, Command, commands, to_run, unmarked
-from vllm_operator.__main__ import COMMANDS, PLUGIN_COMMANDS
+from vllm_operator.__main__ import COMMANDS, PLUGIN_COMMANDS, add_arguments
 
 ALL = [command for page in PAGES for command in commands(page)]
 
@@ -42,7 +41,7 @@ def test_what_is_said_in_passing_of_our_commands_is_so(page: Path) -> None:
         name, *rest = words.split()
         if name.startswith("-"):
             continue
-        options = options_of(known[name][0]) if name in known else set()
+        options = options_of(*known[name][:2]) if name in known else set()
         unknown += [f"{program} {name}"] * (name not in known)
         unknown += [
             f"{program} {words}: {word}" for word in rest if word.startswith("-") and word != "-" and word.partition("=")[0] not in options
@@ -50,9 +49,9 @@ def test_what_is_said_in_passing_of_our_commands_is_so(page: Path) -> None:
     assert unknown == []
 
 
-def options_of(module: str) -> set[str]:
+def options_of(module: str, function: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    importlib.import_module(module).add_arguments(parser)
+    add_arguments(parser, module, function)
     return {option for action in parser._actions for option in action.option_strings}
 
 

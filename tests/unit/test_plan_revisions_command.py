@@ -89,7 +89,7 @@ def test_a_revision_of_another_object_is_not_read(run: Run, objects: list[dict[s
     [
         (("plan", "llama", "--revision", "9"), "has no revision 9; it has 1, 2, 3"),
         (("plan", "--revision", "1"), "--revision needs the name"),
-        (("plan", "other", "--revision", "1"), "no object of kind VLLMDeployment with the name other"),
+        (("plan", "other", "--revision", "1"), "no VLLMDeployments with the name other"),
     ],
 )
 def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], said: str, run: Run) -> None:

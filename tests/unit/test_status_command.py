@@ -15,9 +15,8 @@ from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.cli import terminal
 from vllm_operator.cli.live import screens
-from vllm_operator.cli.status import newest, read_object, stage_bar, status_page
+from vllm_operator.cli.status import newest, read_object, stage_bar, status_page, top_page
 from vllm_operator.cli.terminal import RED, Line, Span, age, bar, grid, line, plain
-from vllm_operator.cli.top import top_page
 from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it in this format")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("log", metavar="LOGFILE", help="log of a vLLM start, from kubectl logs or any other source (- is standard input)")
     add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
     parser.add_argument("-p", "--previous", action="store_true", help="read the log of the previous run")
     add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,21 @@ DEPTH_LIMIT = 200
 """Maximum nesting of lists and mappings. Kubernetes objects have less, and unlimited recursion would crash the parser."""
 VALUES_LIMIT = 20_000_000
 """Maximum values in a file after the expansion of aliases."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObjects:
+    """The input of a plan.
+
+    `resource` is the VLLMDeployment. `objects` are its ControllerRevisions and presets, nodes with GPUs, ResourceSlices, ResourceClaims and
+    Karpenter's NodePools. `pods` are the Pods that hold GPUs; None if unknown. `texts` are the texts of the operator's ConfigMaps, by
+    setting.
+    """
+
+    resource: dict[str, Any]
+    objects: list[dict[str, Any]]
+    pods: list[dict[str, Any]] | None
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:
@@ -96,15 +111,28 @@ def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping
     if rules is not None:
         found["rules"] = _rule_texts(rules)
     if instance_types is not None:
-        found["instance_types"] = _texts_in(instance_types, "node pools")
+        maps = _config_maps(instance_types, read_objects(instance_types))
+        if not maps:
+            raise InputError(f"{instance_types} contains no ConfigMap with node pools")
+        found["instance_types"] = {name: text for _, data in maps for name, text in data.items() if isinstance(text, str)}
     return found
 
 
-def _texts_in(path: str, what: str) -> dict[str, str]:
-    maps = [entry for entry in read_objects(path) if entry.get("kind") == "ConfigMap"]
-    if not maps or any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
-        raise InputError(f"{path} contains no ConfigMap with {what}")
-    return {name: text for each in maps for name, text in (each.get("data") or {}).items() if isinstance(text, str)}
+def _rule_texts(path: str) -> Mapping[str, str]:
+    objects = read_objects(path)
+    if maps := _config_maps(path, objects):
+        return {f"{of}/{name}": str(text) for of, data in maps for name, text in data.items()}
+    if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
+        raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
+    return {path: json.dumps(objects, ensure_ascii=False, default=str)}
+
+
+def _config_maps(path: str, objects: Sequence[dict[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the name and the data of each ConfigMap."""
+    maps = [(name_of(entry), entry.get("data") or {}) for entry in of_kind(objects, "ConfigMap")]
+    if any(not isinstance(data, Mapping) for _, data in maps):
+        raise InputError(f"{path}: the data of a ConfigMap must be an object with fields")
+    return maps
 
 
 def print_as(content: Any, form: str) -> None:
@@ -113,6 +141,29 @@ def print_as(content: Any, form: str) -> None:
         print(json.dumps(content, indent=2))
     else:
         print(yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True), end="")
+
+
+def of_kind(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    """Return the objects of these kinds."""
+    return [entry for entry in objects if entry.get("kind") in kinds]
+
+
+def find_deployment(objects: Iterable[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
+    """Return the VLLMDeployment with this name, or the only one.
+
+    Raises:
+        InputError: There is none, or several.
+    """
+    found = of_kind(objects, KIND)
+    named = [entry for entry in found if name is None or name_of(entry) == name]
+    if len(named) == 1:
+        return named[0]
+    names = ", ".join(map(name_of, found))
+    if not found:
+        raise InputError(f"{path} contains no {KIND}")
+    if name is not None:
+        raise InputError(f"{path} contains {'several' if named else 'no'} {KIND}s with the name {name}, only {names}")
+    raise InputError(f"{path} contains {len(found)} objects of kind {KIND} ({names}). Add the name of one of them")
 
 
 def name_of(manifest: Mapping[str, Any]) -> str:
@@ -174,18 +225,6 @@ def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
 
 def _kind(value: Any) -> str:
     return "a string" if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _rule_texts(path: str) -> Mapping[str, str]:
-    objects = read_objects(path)
-    maps = [entry for entry in objects if entry.get("kind") == "ConfigMap"]
-    if any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
-        raise InputError(f"{path}: the data of a ConfigMap must be an object with fields")
-    if maps:
-        return {f"{name_of(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
-    if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
-        raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
-    return {path: json.dumps(objects, ensure_ascii=False, default=str)}
 
 
 FILES_LIMIT = 1024

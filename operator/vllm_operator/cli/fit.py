@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--cases", metavar="FILE", help="estimate each line of a file with cases in JSON (- is standard input)")
     parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

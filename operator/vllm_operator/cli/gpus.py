@@ -10,13 +10,13 @@ from typing import Any
 
 from vllm_operator.api.reading import text
 from vllm_operator.catalog.gpus import GPUs, load_gpus
-from vllm_operator.cli.live import connected, resource_slices
+from vllm_operator.cli.live import connected, find_if_there
 from vllm_operator.cli.terminal import BOLD, DIM, GREEN, RED, YELLOW, Line, Span, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
 from vllm_operator.inventory.devices import deployment_of, has_ended, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory, Pool
-from vllm_operator.kube.client import NODE, POD, Forbidden
+from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, Forbidden
 from vllm_operator.text.wording import clean
 
 READ_STATUS = 0
@@ -24,6 +24,7 @@ READ_STATUS = 0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no arguments: the command takes none."""
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ async def _read() -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, An
             pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
         except Forbidden:
             pods = None
-        return nodes, await resource_slices(client), pods
+        return nodes, await find_if_there(client, RESOURCE_SLICE), pods
 
 
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URI",
         help="URI of the model (hf://, pvc://, s3://, gs:// or az://), if the manifest names none that can be used",
     )
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

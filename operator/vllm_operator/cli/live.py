@@ -4,11 +4,11 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import mapping, objects, text
+from vllm_operator.cli.documents import ClusterObjects
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import Line
 from vllm_operator.controller.inventory_reader import ON_NODES, has_gpu_sign
@@ -47,58 +47,39 @@ CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 """The operator's settings (without `_config_map`) that name a ConfigMap for plans, with the flags for a file instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCluster:
-    """The input of a plan, as the operator reads it.
-
-    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools. `pods` are the Pods
-    that hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are the texts of the operator's ConfigMaps, by
-    setting.
-    """
-
-    resource: dict[str, Any]
-    objects: Objects
-    pods: Objects | None
-    texts: Mapping[str, Mapping[str, str]]
-
-
-def read_live(namespace: str, name: str) -> LiveCluster:
-    """Read a VLLMDeployment and the input of its plan.
+def read_live(namespace: str, name: str) -> ClusterObjects:
+    """Read a VLLMDeployment and the input of its plan, as the operator reads it.
 
     Raises:
         InputError: The object does not exist, or the cluster cannot be read.
     """
-    return asyncio.run(_read_cluster(namespace, name))
+
+    async def read() -> ClusterObjects:
+        async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
+            resource, objects = await _deployment(client, namespace, name)
+            objects += [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+            for kind in (RESOURCE_SLICE, NODE_POOL, RESOURCE_CLAIM):
+                objects += await find_if_there(client, kind)
+            objects += await _presets(client, resource)
+            return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
+
+    return asyncio.run(read())
 
 
 def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
     """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
-    return asyncio.run(_read_deployment(namespace, name))
+
+    async def read() -> tuple[dict[str, Any], Objects]:
+        async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
+            return await _deployment(client, namespace, name)
+
+    return asyncio.run(read())
 
 
-async def _read_deployment(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-        return await _deployment(client, namespace, name)
-
-
-async def _read_cluster(namespace: str, name: str) -> LiveCluster:
-    async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-        resource, plans = await _deployment(client, namespace, name)
-        nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-        objects = [*plans, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
-        objects += await _if_there(client, RESOURCE_CLAIM)
-        objects += await _presets(client, resource)
-        return LiveCluster(resource, objects, await _pods(client), await _config_maps(client))
-
-
-async def _deployment(client: KubeClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    return await client.get(VLLM_DEPLOYMENT, name, namespace), await find_plans(client, namespace, name)
-
-
-async def find_plans(client: ClusterClient, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Return the ControllerRevisions of a VLLMDeployment. Raises ClusterError."""
-    found = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    return [{**entry, "kind": REVISION.kind} for entry in found]  # list items have no kind
+async def _deployment(client: ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+    revisions = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
+    return resource, [{**entry, "kind": REVISION.kind} for entry in revisions]  # list items have no kind
 
 
 @asynccontextmanager
@@ -145,11 +126,6 @@ async def screens(
             shown = await read()
 
 
-async def resource_slices(client: KubeClient) -> Objects:
-    """Return the ResourceSlices; empty without dynamic resource allocation, or without permission."""
-    return await _if_there(client, RESOURCE_SLICE)
-
-
 async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     """Return the presets of the kind that a VLLMDeployment names; empty if it names none, or without the CRD."""
     reference = mapping(resource, "spec", "presetRef")
@@ -163,7 +139,8 @@ async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     return [{**entry, "kind": kind.kind} for entry in found]
 
 
-async def _if_there(client: KubeClient, kind: Kind) -> Objects:
+async def find_if_there(client: KubeClient, kind: Kind) -> Objects:
+    """Return all objects of a kind; empty if the cluster does not have the kind, or without permission."""
     try:
         return list(await client.find(kind, cached=True))
     except (NotFound, Forbidden):

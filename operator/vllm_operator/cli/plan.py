@@ -8,22 +8,26 @@ the comparison failed.
 """
 
 import argparse
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
-from vllm_operator.api.labels import KIND
+from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
 from vllm_operator.api.operation import PresetKind
-from vllm_operator.api.plan import Plan
+from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.documents import (
     RULES_HELP,
+    ClusterObjects,
     catalog_with,
     catalog_with_texts,
+    find_deployment,
     name_of,
+    of_kind,
     parse_deployment,
     print_as,
     read_model_files,
@@ -31,30 +35,32 @@ from vllm_operator.cli.documents import (
     texts_in,
 )
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
-from vllm_operator.cli.plan_pages import (
-    difference_lines,
-    differences_as_json,
-    differences_of,
-    plan_lines,
-    write_difference_page,
-    write_page,
-)
-from vllm_operator.cli.revisions import NEWEST, causes, find_revision, read_with_revisions, with_pinned_plan
-from vllm_operator.cli.terminal import wrap
+from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.inventory.devices import read_held
+from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.nodes import read_inventory
-from vllm_operator.planning.outcome import Outcome, compare
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.planning.outcome import Difference, Outcome, compare, refusal_of
+from vllm_operator.planning.pinning import is_in_force
+from vllm_operator.planning.placement.shortage import kinds_of_nodes
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.manifests import render
+from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 from vllm_operator.sizing.model_facts import ModelFiles
-
-if TYPE_CHECKING:
-    from vllm_operator.cli.live import LiveCluster
+from vllm_operator.text.wording import listed
 
 PLANNED_STATUS, REFUSED_STATUS = 0, 1
 SAME_STATUS, DIFFERENT_STATUS = 0, 1
+NEWEST = 0
+"""Represents the number of the newest revision."""
+CHOSEN_BY = {ChosenBy.USER: "user", ChosenBy.RULE: "rule", ChosenBy.ENGINE: "vLLM default"}
+_LABEL_WIDTH = 19
+_NO_NODES = (
+    "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or read "
+    "everything from the cluster with --live."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,38 +106,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the plan of revision N (default: the newest) and what changed with it, from the cluster or from FILE",
     )
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the plan, its conditions and the manifests in this format")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a plan or the differences to it. Return the exit status."""
     if arguments.revision is not None:
         return _show_revision(arguments)
-    name = arguments.name
     texts = texts_in(arguments.rules, arguments.instance_types)
-    if arguments.live:
-        live = _read_live(arguments.namespace, name)
-        manifest, nodes, pods = live.resource, live.objects, live.pods
-        texts = {**live.texts, **texts}
-    else:
-        manifest, nodes = _read_files(arguments, name)
-        pods = _of_kind(nodes, "Pod") or None
-    catalog = catalog_with_texts(texts)
+    found = _read_live(arguments) if arguments.live else _read_files(arguments)
+    catalog = catalog_with_texts({**found.texts, **texts})
     files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
-    resource = parse_deployment(manifest)
-    merged = merge_preset_of(resource, nodes)
+    resource = parse_deployment(found.resource)
+    merged = merge_preset_of(resource, found.objects)
     if isinstance(merged, VLLMDeployment):
         resource = merged
     if arguments.diff:
-        resource = with_pinned_plan(resource, nodes)
+        resource = with_pinned_plan(resource, found.objects)
         if resource.pinned is None:
-            raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
-    node_pools = _of_kind(nodes, "NodePool")
-    inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus, node_pools=node_pools)
-    claims = _of_kind(nodes, "ResourceClaim") or None
-    if pods is not None or claims is not None:
-        held = read_held(pods or (), claims)
-        used = held.without((resource.metadata.namespace, resource.metadata.name)) if pods is not None else None
-        inventory = replace(inventory, used=used, allocated=held.claimed_by_others())
+            raise InputError(f"the VLLMDeployment {name_of(found.resource)} has no pinned plan to compare with")
+    inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)
     else:
@@ -141,11 +135,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
-        print_as(
-            {"plan": _plan_as_status(outcome.plan), "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output
-        )
+        made = outcome.plan.to_json() if outcome.plan else None
+        print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output)
     else:
-        write_page(sys.stdout, resource, outcome, inventory, catalog, manifests, nodes_given=arguments.live or arguments.nodes is not None)
+        given = arguments.live or arguments.nodes is not None
+        _print(_plan_page(resource, outcome, inventory, catalog, manifests, nodes_given=given))
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
 
 
@@ -154,95 +148,90 @@ def _show_revision(arguments: argparse.Namespace) -> int:
         raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
     if len(arguments.filename or ()) > 1:
         raise InputError("--revision reads one file")
-    path = arguments.filename[0] if arguments.filename else None
-    resource, revisions = read_with_revisions(arguments.name, namespace=arguments.namespace, path=path)
-    revision, before = find_revision(resource, revisions, arguments.revision)
-    assert revision.plan is not None  # find_revision raises if it is None
-    why = list(causes(before, revision.plan)) if before is not None else []
-    differences = compare(before, revision.plan) if before is not None else []
+    if arguments.filename:
+        objects = read_objects(arguments.filename[0])
+        manifest = find_deployment(objects, arguments.filename[0], arguments.name)
+    else:
+        from vllm_operator.cli.live import read_with_revisions  # imported only here, because the Kubernetes client is slow to import
+
+        manifest, objects = read_with_revisions(arguments.namespace, arguments.name)
+    resource = parse_deployment(manifest)
+    number, name, made, before = _find_revision(resource, read_revisions(resource, objects), arguments.revision)
+    why = list(_causes(before, made)) if before is not None else []
+    differences = compare(before, made) if before is not None else []
     if arguments.output:
         found = [{"subject": each.subject, "before": each.before, "after": each.after, "reason": each.after_reason} for each in differences]
-        print_as({"plan": revision.plan.to_json(), "causes": why, "differences": found}, arguments.output)
+        print_as({"plan": made.to_json(), "causes": why, "differences": found}, arguments.output)
         return PLANNED_STATUS
     pinned = resource.status.pinned_plan
-    state = "in force" if pinned is not None and pinned.revision == revision.name else "not in force"
-    title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {revision.number}, {state}"
-    lines = [title, "", *plan_lines(revision.plan, catalog_with(arguments.rules))]
+    state = "in force" if pinned is not None and pinned.revision == name else "not in force"
+    title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number}, {state}"
+    lines = [title, "", *_plan_lines(made, catalog_with(arguments.rules))]
     if before is not None:
         lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
-        lines += difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
+        lines += _difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
     print("\n".join(lines))
     return PLANNED_STATUS
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, form: str | None) -> int:
     """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
+    differences = compare(pinned, fresh.plan) if fresh.plan else []
     if form:
-        print_as(differences_as_json(pinned, fresh, today), form)
+        print_as(_differences_as_json(pinned, fresh, today, differences), form)
     else:
-        write_difference_page(sys.stdout, resource, pinned, fresh, today)
-    return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
+        _print(_difference_page(resource, pinned, fresh, today, differences))
+    return SAME_STATUS if fresh.plan and not differences else DIFFERENT_STATUS
 
 
-def _read_live(namespace: str, name: str | None) -> "LiveCluster":
-    from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
-
-    if name is None:
-        raise InputError("--live needs the name of a VLLMDeployment: plan --live -n NAMESPACE NAME")
-    return read_live(namespace, name)
-
-
-def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    if arguments.filename is None:
-        raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
-    paths: list[str] = arguments.filename
-    if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
-        raise InputError("only one of -f and --nodes can be standard input")
-    objects, path = [entry for each in paths for entry in read_objects(each)], ", ".join(paths)
-    manifest = _one_deployment(objects, path, name)
-    nodes = read_objects(arguments.nodes) if arguments.nodes else []
-    presets = [entry for kind in PresetKind for entry in _of_kind(objects, kind)]
-    for each in (manifest, *presets):
-        _check(each, path)
-    return manifest, [*nodes, *_of_kind(objects, "ControllerRevision"), *presets]
-
-
-def _one_deployment(given: Sequence[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
-    objects = _of_kind(given, KIND)
-    names = [name_of(entry) for entry in objects]
-    if name is not None:
-        objects = [entry for entry in objects if name_of(entry) == name]
-    if len(objects) == 1:
-        return objects[0]
-    if not names:
-        raise InputError(f"{path} contains no {KIND}")
-    listed = ", ".join(names)
-    if name is not None:
-        raise InputError(f"{path} contains {'several' if objects else 'no'} {KIND}s with the name {name}, only {listed}")
-    raise InputError(f"{path} contains {len(names)} objects of kind {KIND} ({listed}). Add the name of one of them")
-
-
-def _check(manifest: Mapping[str, Any], path: str) -> None:
-    problems = violations(manifest)
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise InputError(f"{path}: the {manifest['kind']} {name_of(manifest)} is invalid:\n{listed}")
-
-
-def _of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [entry for entry in objects if entry.get("kind") == kind]
-
-
-def _plan_as_status(made: Plan | None) -> dict[str, Any] | None:
-    return made.to_json() if made else None
+def _print(lines: Sequence[str]) -> None:
+    print("\n".join(lines).rstrip())
 
 
 def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
     """Return the conditions Accepted and Planned as in the status."""
-    verdicts = ((ACCEPTED, outcome.accepted), (PLANNED, outcome.planned))
     return [
-        {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message} for name, verdict in verdicts
+        {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message}
+        for name, verdict in ((ACCEPTED, outcome.accepted), (PLANNED, outcome.planned))
     ]
+
+
+# input
+
+
+def _read_live(arguments: argparse.Namespace) -> ClusterObjects:
+    from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
+
+    if arguments.name is None:
+        raise InputError("--live needs the name of a VLLMDeployment: plan --live -n NAMESPACE NAME")
+    return read_live(arguments.namespace, arguments.name)
+
+
+def _read_files(arguments: argparse.Namespace) -> ClusterObjects:
+    paths: list[str] | None = arguments.filename
+    if paths is None:
+        raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
+    if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
+        raise InputError("only one of -f and --nodes can be standard input")
+    objects, path = [entry for each in paths for entry in read_objects(each)], ", ".join(paths)
+    manifest = find_deployment(objects, path, arguments.name)
+    nodes = read_objects(arguments.nodes) if arguments.nodes else []
+    presets = of_kind(objects, *PresetKind)
+    for each in (manifest, *presets):
+        if problems := violations(each):
+            found = "\n".join(f"  {problem}" for problem in problems)
+            raise InputError(f"{path}: the {each['kind']} {name_of(each)} is invalid:\n{found}")
+    return ClusterObjects(manifest, [*nodes, *of_kind(objects, "ControllerRevision"), *presets], of_kind(nodes, "Pod") or None)
+
+
+def _inventory(resource: VLLMDeployment, found: ClusterObjects, catalog: Catalog) -> Inventory:
+    nodes, slices, pools, claims = (of_kind(found.objects, kind) for kind in ("Node", "ResourceSlice", "NodePool", "ResourceClaim"))
+    inventory = read_inventory(nodes, slices, catalog.gpus, node_pools=pools)
+    if found.pods is None and not claims:
+        return inventory
+    held = read_held(found.pods or (), claims or None)
+    used = held.without((resource.metadata.namespace, resource.metadata.name)) if found.pods is not None else None
+    return replace(inventory, used=used, allocated=held.claimed_by_others())
 
 
 def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment | Verdict:
@@ -259,3 +248,238 @@ def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any
     if reference.name not in presets:
         return missing_preset(reference, namespace, presets)
     return with_current_preset(resource, reference, presets[reference.name])
+
+
+# revisions
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A plan with its number and creation time. `plan` is None if its content cannot be read, as `problem` explains."""
+
+    number: int
+    name: str
+    made: str
+    plan: Plan | None
+    problem: str = ""
+
+
+def read_revisions(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> list[Revision]:
+    """Return the revisions among these objects that the VLLMDeployment controls, oldest first."""
+    own = (entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry))
+    return sorted((_read_revision(resource, entry) for entry in own), key=lambda revision: (revision.number, revision.made))
+
+
+def _read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Revision:
+    made: Plan | None = None
+    problem = ""
+    try:
+        made = read_revision(resource, manifest)
+    except RevisionError as error:
+        problem = str(error)
+    name, created = (reading.text(manifest, "metadata", field) for field in ("name", "creationTimestamp"))
+    return Revision(number_of(manifest), name, created, made, problem)
+
+
+def _find_revision(resource: VLLMDeployment, revisions: Sequence[Revision], number: int) -> tuple[int, str, Plan, Plan | None]:
+    """Return number, name and plan of a revision by its number or `NEWEST`, and the plan of the revision before it."""
+    before: Plan | None = None
+    for revision in revisions:
+        if revision.number == number or (number == NEWEST and revision is revisions[-1]):
+            if revision.plan is None:
+                raise InputError(revision.problem)
+            return revision.number, revision.name, revision.plan, before
+        before = revision.plan
+    known = ", ".join(str(entry.number) for entry in revisions) or "none"
+    raise InputError(f"{resource.metadata.name} has no revision{f' {number}' if number != NEWEST else ''}; it has {known}")
+
+
+def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment:
+    """Return the object with its pinned plan, from the revision that its status names.
+
+    Raises:
+        InputError: The status names a revision that is not in the objects, or whose content cannot be read.
+    """
+    if resource.status.pinned_plan is None:
+        return resource
+    name = resource.status.pinned_plan.revision
+    revision = next((entry for entry in read_revisions(resource, objects) if entry.name == name), None)
+    if revision is None:
+        raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")
+    if revision.plan is None:
+        raise InputError(revision.problem)
+    return resource.with_pinned(revision.plan)
+
+
+def _causes(before: Plan, made: Plan) -> Iterator[str]:
+    """Yield the reasons for a new plan that a comparison with the previous plan shows."""
+    if made.replan_token != before.replan_token:
+        yield "A new plan was requested."
+    if made.spec_digest != before.spec_digest:
+        yield f"The spec changed (generation {before.observed_generation} to {made.observed_generation})."
+    if made.catalog_version != before.catalog_version:
+        yield f"Made with catalog {made.catalog_version}, before {before.catalog_version}."
+    parts, parts_before = ({part.name: part.value for part in each.cache_key_parts} for each in (made, before))
+    if parts.get("generation") != parts_before.get("generation"):
+        yield "The cache directory was damaged and replaced."
+    elif made.cache_key != before.cache_key:
+        changed = ", ".join(sorted(name for name in parts.keys() | parts_before.keys() if parts.get(name) != parts_before.get(name)))
+        yield f"The cache directory changed because of: {changed or 'the digest of the image'}."
+
+
+# the page about a plan
+
+
+def _plan_page(
+    resource: VLLMDeployment,
+    outcome: Outcome,
+    inventory: Inventory,
+    catalog: Catalog,
+    manifests: Sequence[Mapping[str, Any]],
+    *,
+    nodes_given: bool,
+) -> list[str]:
+    """Return the plan with its reasons, or the reason why there is none."""
+    lines = [_title(resource), "", *([] if nodes_given else [*wrap(_NO_NODES, ""), ""])]
+    if outcome.refusal is not None:
+        lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
+    if outcome.plan is not None:
+        lines += _plan_lines(outcome.plan, catalog)
+        lines += _command(manifests)
+        lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
+    lines += _section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
+    return lines + _section("Invalid node labels", list(inventory.notes))
+
+
+def _title(resource: VLLMDeployment) -> str:
+    return f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}"
+
+
+def _plan_lines(made: Plan, catalog: Catalog) -> list[str]:
+    rows = {
+        "GPU": f"{made.count} x {_device(made, catalog)} as {made.resource}",
+        "Engine": f"{made.distribution.value} {made.engine_version or '(unknown version)'}, image {made.image}",
+        "Node requirements": "; ".join(map(_requirement, made.node_requirements)) or "none",
+        "Cache key": made.cache_key,
+        "Catalog": made.catalog_version,
+    }
+    lines = [line for name, value in rows.items() for line in wrap(value, " " * _LABEL_WIDTH, first=f"{name}:".ljust(_LABEL_WIDTH))]
+    if made.preset is not None:
+        lines += _section(f"From {made.preset}", made.preset.fields or ["nothing: the VLLMDeployment sets all of it itself"])
+    kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
+    keeping = ", ".join(f"{v.name}={v.value}" for v in made.env if v.name in kept)
+    lines += _section("GPUs compared", [f"{each.gpu}: {each.verdict}" for each in made.candidates or ()])
+    lines += _section("Notes", made.notes)
+    lines += ["", *_backends(made)]
+    lines += _section("Model facts", [f"{fact.name} = {_shown(fact)}  ({fact.source})" for fact in made.model_facts])
+    lines += _section("Flags", [_setting(a.name, a.text, " ", a.reason) for a in made.args])
+    lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
+    lines += _section("Variables for caches and weights", [keeping] if keeping else [])
+    return lines + _section(
+        "Inputs of the cache key", [_setting(part.name, part.value, " = ", part.reason) for part in made.cache_key_parts]
+    )
+
+
+def _device(made: Plan, catalog: Catalog) -> str:
+    title = catalog.gpus.title(made.product, made.architecture)
+    name = f"MIG slice {made.mig_profile} of {title}" if made.mig_profile else title
+    shared = f", shared by {made.time_slices} Pods" if made.time_slices else ""
+    return name + shared + (f", {made.memory_mebibytes} MiB each," if made.memory_mebibytes else "")
+
+
+def _requirement(requirement: NodeRequirement) -> str:
+    match requirement.operator:
+        case "DoesNotExist":
+            return "not partitioned with MIG" if requirement.key == SLICES else f"no {requirement.key}"
+        case "Exists":
+            return requirement.key
+        case operator:
+            return f"{requirement.key} {'not ' if operator == 'NotIn' else ''}{listed(requirement.values or (), 'or')}"
+
+
+def _backends(made: Plan) -> list[str]:
+    if not made.backends:
+        return ["Backends: vLLM chooses all of them."]
+    cells = [(each.component, " or ".join([each.backend, *(each.alternatives or ())]), CHOSEN_BY[each.chosen_by]) for each in made.backends]
+    head, *rows = table(("COMPONENT", "BACKEND", "CHOSEN BY"), cells)
+    lines = [head]
+    for row, choice in zip(rows, made.backends, strict=True):
+        lines += [row, *wrap(choice.reason, "    "), *(wrap(f"Source: {choice.source}", "    ") if choice.source else [])]
+    return lines
+
+
+def _shown(fact: ModelFact) -> str:
+    """Return the value of a fact, with sizes in gigabytes."""
+    return f"{int(fact.value) / 1e9:.3g} GB" if fact.name == "weightBytes" and fact.value.isdecimal() else fact.value
+
+
+def _section(title: str, entries: Sequence[str]) -> list[str]:
+    return ["", f"{title}:", *(line for entry in entries for line in wrap(entry, "  "))] if entries else []
+
+
+def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str:
+    shown = name if value is None else f"{name}{sign}{value}"
+    return f"{shown}  ({reason.rstrip('.')})" if reason else shown
+
+
+def _command(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the engine's command line, one flag per line, ready to be pasted into a shell."""
+    pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "Deployment"]
+    engine: Mapping[str, Any] = next((each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER), {})
+    lines: list[str] = []
+    for word in engine.get("args") or ():
+        if str(word).startswith("-") or not lines:
+            lines.append(shlex.quote(str(word)))
+        else:
+            lines[-1] += f" {shlex.quote(str(word))}"
+    command = shlex.join(map(str, engine.get("command") or ()))
+    return ["", "Command:", "  " + " \\\n    ".join([command, *lines])] if command else []
+
+
+# the page about differences
+
+
+def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, differences: Sequence[Difference]) -> list[str]:
+    made = f"Plan for generation {pinned.observed_generation}, made with catalog {pinned.catalog_version}. Current catalog: {today}."
+    lines = [_title(resource), "", *wrap(made, "")]
+    if fresh.plan is None:
+        return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The plan in force stays. Running Pods are not affected.", "")]
+    lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *_difference_lines(differences)]
+    lines += _section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
+    if not is_in_force(pinned, resource):
+        lines += ["", *wrap("The spec has changed or a new plan was requested since. The operator applies the new plan.", "")]
+    elif differences:
+        name, namespace = resource.metadata.name, resource.metadata.namespace
+        lines += ["", *wrap("The plan in force stays until the spec changes. To apply the new plan now, which restarts the Pods:", "")]
+        lines += [f"  kubectl annotate vllm {name} -n {namespace} --overwrite {REPLAN_ANNOTATION}=$(date +%s)"]
+    return lines
+
+
+def _differences_as_json(pinned: Plan, fresh: Outcome, today: str, differences: Sequence[Difference]) -> dict[str, Any]:
+    return {
+        "catalogVersion": pinned.catalog_version,
+        "todaysCatalogVersion": today,
+        "refusal": None if fresh.plan else refusal_of(fresh),
+        "differences": [
+            {
+                "subject": each.subject,
+                "inForce": each.before,
+                "today": each.after,
+                "reasonInForce": each.before_reason,
+                "reasonToday": each.after_reason,
+            }
+            for each in differences
+        ],
+    }
+
+
+def _difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
+    """Return lines about the differences between two plans. `before` and `after` name the plans."""
+    lines = []
+    for each in differences:
+        lines += ["", f"  {each.subject.removeprefix('The ')}"]
+        for when, value, reason in ((before, each.before, each.before_reason), (after, each.after, each.after_reason)):
+            shown = "not set" if value is None else value or "set"
+            lines += wrap(shown, " " * 16, first=f"    {when}:".ljust(16))
+            lines += wrap(reason, " " * 16) if reason else []
+    return lines

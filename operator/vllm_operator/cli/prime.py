@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="maximum time to wait (default: 3600). 0 requests priming and does not wait",
     )
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
     add_signatures_option(parser)
     parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,20 +1,23 @@
-"""`kubectl vllm status NAME`: the state of a VLLMDeployment on one screen. `--watch` redraws it.
+"""`kubectl vllm status`, `top` and `caches`: the state of one VLLMDeployment, and tables of all.
 
-Exit status: 0, or 2 if the object does not exist or the cluster cannot be read.
+Exit status: 0, or 2 if an object does not exist, or the cluster or the file cannot be read. Only a command that reads the cluster imports
+the Kubernetes client, because that is slow.
 """
 
 import argparse
 import asyncio
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
-from vllm_operator.api.reading import Manifest
+from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.live import connected, namespace_or_current, screens
+from vllm_operator.cli.documents import of_kind, read_objects
 from vllm_operator.cli.terminal import (
     BOLD,
     CYAN,
@@ -26,36 +29,69 @@ from vllm_operator.cli.terminal import (
     Span,
     age,
     bar,
+    grid,
+    is_terminal,
     labelled,
     line,
     screen_width,
     show,
     show_each,
+    table,
 )
-from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean, count, duration
 
+if TYPE_CHECKING:
+    from vllm_operator.kube.client import ClusterClient
+
 READ_STATUS = 0
+_NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
+_MEBIBYTE = 2**20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `status`."""
     parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
     parser.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
     parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
+    parser.set_defaults(run=lambda arguments: _run(_show_status(arguments), is_endless=arguments.watch))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the screen. Return the exit status."""
+def add_top_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `top`."""
+    _add_scope(parser)
+    parser.add_argument("--once", action="store_true", help="print the table once, also on a terminal")
+    parser.set_defaults(run=lambda arguments: _run(_show_top(arguments), is_endless=True))
+
+
+def add_caches_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `caches`."""
+    scope = _add_scope(parser)
+    scope.add_argument("-f", "--filename", metavar="FILE", help="read this file, from `kubectl get vllm -o yaml` (- is standard input)")
+    parser.add_argument("-o", "--output", choices=("json",), help="print the list in this format")
+    parser.set_defaults(run=_show_caches)
+
+
+def _add_scope(parser: argparse.ArgumentParser) -> Any:
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("-n", "--namespace", help="namespace of the VLLMDeployments (default: that of the current context)")
+    scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the VLLMDeployments of all namespaces")
+    return scope
+
+
+def _run(screens: Any, *, is_endless: bool) -> int:
+    """Show screens. Return the exit status. Ctrl-C is the way to end endless ones."""
     try:
-        asyncio.run(_run(arguments))
+        asyncio.run(screens)
     except KeyboardInterrupt:
-        if not arguments.watch:
+        if not is_endless:
             raise
+        print()
     return READ_STATUS
 
 
-async def _run(arguments: argparse.Namespace) -> None:
+async def _show_status(arguments: argparse.Namespace) -> None:
+    from vllm_operator.cli.live import connected, namespace_or_current, screens
+
     namespace = await namespace_or_current(arguments.namespace)
     async with connected(f"{KIND} {arguments.name} in the namespace {namespace}") as client:
         pages = screens(
@@ -68,19 +104,22 @@ async def _run(arguments: argparse.Namespace) -> None:
             show(await anext(pages))
 
 
-async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
+async def read_object(client: "ClusterClient", name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
     """Read an object and its events. Without permission to read events, there are none.
 
     Raises:
         ClusterError: The object does not exist or cannot be read.
     """
+    from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden
+
     resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    about = {"involvedObject.kind": KIND, "involvedObject.name": name}
     try:
-        return resource, list(await client.find(EVENT, namespace, fields=about))
+        return resource, list(await client.find(EVENT, namespace, fields={"involvedObject.kind": KIND, "involvedObject.name": name}))
     except Forbidden:
         return resource, []
 
+
+# the screen of one VLLMDeployment
 
 EVENTS_SHOWN = 5
 _LABEL = 11
@@ -101,140 +140,121 @@ def status_page(resource: Manifest, events: Iterable[Manifest], now: datetime, *
         now: The current time.
         width: Maximum characters of a line. Commands and names may be longer.
     """
-    name = f"{reading.text(resource, 'metadata', 'namespace')}/{reading.text(resource, 'metadata', 'name')}"
-    created = age(reading.moment(resource, "metadata", "creationTimestamp"), now)
-    reason, style = state_of(resource)
-    lines = [
-        line(Span(name, BOLD), "  ", Span(reason, style), Span(f"  created {created} ago" if created else "", DIM)),
-        line(Span(reading.text(resource, "spec", "model", "uri"), DIM)),
-        (),
-    ]
-    crashed = reading.named(resource, CRASHED, "status", "conditions")
-    in_crash = crashed.get("status") == "True"
-    if not in_crash:
-        lines += _paragraph("State", _ESTIMATE.sub("", _message(resource, READY)), width, style)
-    lines += _paragraph("Spec", _message(resource, ACCEPTED), width)
-    lines += _start(resource, now)
-    lines += _crash(resource, crashed, now, width) if in_crash else []
-    lines += _gpu(resource, width)
-    lines += _paragraph("Replicas", _replicas(resource), width)
-    lines += _caches(resource, width)
-    lines += [] if in_crash else _last_crash(resource, now, width)
-    return lines + _events(events, now, width)
+    return _StatusPage(resource, now, width).compose(events)
 
 
-def state_of(resource: Manifest) -> tuple[str, str]:
-    """Return the reason of the condition Ready, and a style for its severity."""
-    ready = reading.named(resource, READY, "status", "conditions")
-    reason = reading.text(ready, "reason") or "Waiting for the operator"
-    if ready.get("status") == "True":
-        return reason, GREEN
-    is_bad = reading.named(resource, CRASHED, "status", "conditions").get("status") == "True"
-    is_bad |= reading.named(resource, PLANNED, "status", "conditions").get("status") == "False"
-    is_bad |= reading.named(resource, "Stalled", "status", "conditions").get("status") == "True"
-    return reason, RED if is_bad else YELLOW
+class _StatusPage:
+    """The page while it is composed."""
 
+    def __init__(self, resource: Manifest, now: datetime, width: int) -> None:
+        self.resource, self.now, self.width = resource, now, width
+        self.status, self.last = mapping(resource, "status"), mapping(resource, "status", "lastCrash")
+        self.lines: list[Line] = []
 
-def seconds_left(startup: Manifest, now: datetime) -> int | None:
-    """Return the estimated seconds left in the stage at `now`; None if unknown or exceeded."""
-    estimated, written = reading.integer(startup, "etaSeconds"), reading.moment(startup, "updateTime")
-    if estimated is None or written is None:
-        return None
-    left = estimated - (now - written).total_seconds()
-    return round(left) if left > 0 else None
+    def compose(self, events: Iterable[Manifest]) -> list[Line]:
+        created = age(moment(self.resource, "metadata", "creationTimestamp"), self.now)
+        reason, style = state_of(self.resource)
+        is_crashed = named(self.status, CRASHED, "conditions").get("status") == "True"
+        head = (Span("/".join(_name(self.resource)), BOLD), "  ", Span(reason, style))
+        self.lines = [
+            line(*head, Span(f"  created {created} ago" if created else "", DIM)),
+            line(Span(text(self.resource, "spec", "model", "uri"), DIM)),
+            (),
+        ]
+        if not is_crashed:
+            self._add("State", _ESTIMATE.sub("", self._message(READY)), style)
+        self._add("Spec", self._message(ACCEPTED))
+        self._add_start()
+        if is_crashed:
+            self._add_crash()
+        self._add_gpu()
+        self._add("Replicas", self._replicas())
+        self._add_caches()
+        if not is_crashed and (signature := text(self.last, "signature")):
+            self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), DIM)
+        self._add_events(events)
+        return self.lines
 
+    def _add(self, label: str, words: str, style: str = "") -> None:
+        """Add a paragraph, unless it is empty."""
+        self.lines += labelled(label, words, style=style, label_width=_LABEL, width=self.width) if words else []
 
-def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
-    """Return the bar of the current stage with its count and estimate, based on time if the engine does not count."""
-    completed, total = reading.integer(startup, "completed"), reading.integer(startup, "total")
-    left = seconds_left(startup, now)
-    estimate = Span(f"  about {duration(left)} left" if left is not None else "", DIM)
-    if completed is not None and total:
-        return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
-    since = reading.moment(startup, "stageSince")
-    elapsed = (now - since).total_seconds() if since is not None else 0.0
-    if left is None or elapsed < 0:
-        return []
-    return [*bar(elapsed, elapsed + left), estimate]
+    def _message(self, condition: str) -> str:
+        return text(named(self.status, condition, "conditions"), "message")
 
-
-def _message(resource: Manifest, condition: str) -> str:
-    return reading.text(reading.named(resource, condition, "status", "conditions"), "message")
-
-
-def _paragraph(label: str, text: str, width: int, style: str = "") -> list[Line]:
-    return labelled(label, text, style=style, label_width=_LABEL, width=width) if text else []
-
-
-def _start(resource: Manifest, now: datetime) -> list[Line]:
-    startup = reading.mapping(resource, "status", "startup")
-    stage = reading.text(startup, "stage")
-    if not stage:
-        return []
-    since = age(reading.moment(startup, "stageSince"), now)
-    spans = stage_bar(startup, now)
-    lines = [line(Span(f"{'Start':<{_LABEL}}", BOLD), Span(stage, CYAN), Span(f" for {since}" if since else "", DIM))]
-    if spans:
-        lines.append(line(" " * _LABEL, *spans))
-    pods = list(reading.objects(startup, "pods"))
-    if len(pods) > 1:
-        for pod in pods:
-            completed, total = reading.integer(pod, "completed"), reading.integer(pod, "total")
+    def _add_start(self) -> None:
+        startup = mapping(self.status, "startup")
+        stage, since = text(startup, "stage"), age(moment(startup, "stageSince"), self.now)
+        if not stage:
+            return
+        spans, pods = stage_bar(startup, self.now), list(objects(startup, "pods"))
+        self.lines.append(line(Span(f"{'Start':<{_LABEL}}", BOLD), Span(stage, CYAN), Span(f" for {since}" if since else "", DIM)))
+        self.lines += [line(" " * _LABEL, *spans)] if spans else []
+        for pod in pods if len(pods) > 1 else ():
+            completed, total = integer(pod, "completed"), integer(pod, "total")
             done = f" {completed}/{total}" if completed is not None and total else ""
-            lines.append(line(" " * _LABEL, Span(f"{reading.text(pod, 'name')}: {reading.text(pod, 'stage')}{done}", DIM)))
-    return lines
+            self.lines.append(line(" " * _LABEL, Span(f"{text(pod, 'name')}: {text(pod, 'stage')}{done}", DIM)))
 
+    def _since_crash(self) -> str:
+        since = age(moment(self.last, "time"), self.now)
+        return f", {since} ago" if since else ""
 
-def _crash(resource: Manifest, crashed: Manifest, now: datetime, width: int) -> list[Line]:
-    last = reading.mapping(resource, "status", "lastCrash")
-    message = _COMMAND_IN_STATUS.sub("", reading.text(crashed, "message"))
-    link = _LINK.search(message)
-    cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
-    since = age(reading.moment(last, "time"), now)
-    lines = _paragraph("Crash", f"{reading.text(crashed, 'reason')}{f', {since} ago' if since else ''}", width, RED)
-    lines += _paragraph("Cause", reading.text(last, "cause") or cause, width)
-    lines += _paragraph("What to do", reading.text(last, "remedy") or remedy, width, BOLD)
-    lines += _command(resource)
-    lines += _paragraph("See", link[1] if link else "", width, DIM)
-    return lines + _paragraph("Log", clean(reading.text(last, "excerpt")), width, DIM)
+    def _add_crash(self) -> None:
+        message = _COMMAND_IN_STATUS.sub("", self._message(CRASHED))
+        link = _LINK.search(message)
+        cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
+        self._add("Crash", f"{text(named(self.status, CRASHED, 'conditions'), 'reason')}{self._since_crash()}", RED)
+        self._add("Cause", text(self.last, "cause") or cause)
+        self._add("What to do", text(self.last, "remedy") or remedy, BOLD)
+        if command := text(self.status, "remediation", "command") or text(self.last, "command"):
+            # on one line, so that it can be copied
+            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", BOLD), Span(command, GREEN)))
+        self._add("See", link[1] if link else "", DIM)
+        self._add("Log", clean(text(self.last, "excerpt")), DIM)
 
+    def _add_gpu(self) -> None:
+        message = self._message(PLANNED).removeprefix("Planned for ")
+        if not message or message == self._message(READY):
+            return
+        gpu, *parts = _PARTS.split(message)
+        plan = mapping(self.status, "pinnedPlan")
+        self._add("GPU", gpu)
+        for part in (*parts, _memory(plan)):
+            self._add("", part, DIM)
+        self._add("Image", text(plan, "image"))
 
-def _command(resource: Manifest) -> list[Line]:
-    """Return the suggested command on one line, so that it can be copied."""
-    for part in ("remediation", "lastCrash"):
-        command = reading.text(resource, "status", part, "command")
-        if command:
-            return [line(Span(f"{'Command':<{_LABEL}}", BOLD), Span(command, GREEN))]
-    return []
+    def _replicas(self) -> str:
+        existing = integer(self.status, "replicas")
+        ready, wanted = _ready(self.resource)
+        others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
+        return f"{ready} of {wanted} ready{others}"
 
+    def _add_caches(self) -> None:
+        cache = mapping(self.status, "cache")
+        if not cache:
+            return
+        claim, times = reported_cache_claim(self.resource), {kind: integer(cache, f"{kind}StartSeconds") for kind in ("cold", "warm")}
+        starts = [f"{kind} start {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
+        # the status has no state while the caches are cold or without a PVC
+        state = text(cache, "state") or ("Cold" if claim else "")
+        facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))
+        self._add("Caches", f"{facts}. {self._message(CACHE_WARM)}")
 
-def _last_crash(resource: Manifest, now: datetime, width: int) -> list[Line]:
-    last = reading.mapping(resource, "status", "lastCrash")
-    signature = reading.text(last, "signature")
-    if not signature:
-        return []
-    since = age(reading.moment(last, "time"), now)
-    text = f"{signature}{f', {since} ago' if since else ''}. {reading.text(last, 'cause')}".rstrip()
-    return _paragraph("Last crash", text, width, DIM)
-
-
-def _gpu(resource: Manifest, width: int) -> list[Line]:
-    planned = reading.named(resource, PLANNED, "status", "conditions")
-    message = reading.text(planned, "message").removeprefix("Planned for ")
-    if not message or message == _message(resource, READY):
-        return []
-    gpu, *parts = _PARTS.split(message)
-    lines = _paragraph("GPU", gpu, width)
-    plan = reading.mapping(resource, "status", "pinnedPlan")
-    for part in (*parts, _memory(plan)):
-        lines += _paragraph("", part, width, DIM)
-    return lines + _paragraph("Image", reading.text(plan, "image"), width)
+    def _add_events(self, events: Iterable[Manifest]) -> None:
+        shown = newest(events)[:EVENTS_SHOWN]
+        self.lines += [(), line(Span("Events", BOLD))] if shown else []
+        for when, event in shown:
+            style = YELLOW if text(event, "type") == "Warning" else ""
+            times = integer(event, "count") or 1
+            head = f"  {age(when, self.now) or '?':>7}  {clean(text(event, 'reason'), 64)}{f' ({times} times)' if times > 1 else ''}"
+            room = max(0, self.width - len(head) - 2)
+            self.lines.append(line(Span(head, style), Span(f"  {clean(text(event, 'message'), room)}", DIM)))
 
 
 def _memory(plan: Manifest) -> str:
     """Compare the predicted and the measured memory of one GPU; empty without a measurement."""
     values = [
-        (name, reading.integer(plan, "predicted", field), reading.integer(plan, "measured", field))
+        (name, integer(plan, "predicted", field), integer(plan, "measured", field))
         for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes"))
     ]
     return "; ".join(
@@ -242,41 +262,6 @@ def _memory(plan: Manifest) -> str:
         for name, predicted, measured in values
         if predicted is not None and measured is not None
     )
-
-
-def _replicas(resource: Manifest) -> str:
-    ready, existing = (reading.integer(resource, "status", field) for field in ("readyReplicas", "replicas"))
-    wanted = reading.integer(resource, "spec", "replicas")
-    wanted = 1 if wanted is None else wanted
-    others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
-    return f"{ready or 0} of {wanted} ready{others}"
-
-
-def _caches(resource: Manifest, width: int) -> list[Line]:
-    cache = reading.mapping(resource, "status", "cache")
-    if not cache:
-        return []
-    claim, state = reported_cache_claim(resource), reading.text(cache, "state")
-    starts = [
-        f"{kind} start {duration(seconds)}"
-        for kind in ("cold", "warm")
-        if (seconds := reading.integer(cache, f"{kind}StartSeconds")) is not None
-    ]
-    # the status has no state while the caches are cold or without a PVC
-    facts = ", ".join(filter(None, (state or ("Cold" if claim else ""), f"PVC {claim}" if claim else "", *starts)))
-    return _paragraph("Caches", f"{facts}. {_message(resource, CACHE_WARM)}", width)
-
-
-def _events(events: Iterable[Manifest], now: datetime, width: int) -> list[Line]:
-    shown = newest(events)[:EVENTS_SHOWN]
-    lines: list[Line] = [(), line(Span("Events", BOLD))] if shown else []
-    for when, event in shown:
-        style = YELLOW if reading.text(event, "type") == "Warning" else ""
-        times = reading.integer(event, "count") or 1
-        head = f"  {age(when, now) or '?':>7}  {clean(reading.text(event, 'reason'), 64)}{f' ({times} times)' if times > 1 else ''}"
-        room = max(0, width - len(head) - 2)
-        lines.append(line(Span(head, style), Span(f"  {clean(reading.text(event, 'message'), room)}", DIM)))
-    return lines
 
 
 def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manifest]]:
@@ -287,4 +272,186 @@ def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manife
 
 def _time_of(event: Manifest) -> datetime | None:
     fields = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime",), ("metadata", "creationTimestamp"))
-    return next((when for path in fields if (when := reading.moment(event, *path)) is not None), None)
+    return next((when for path in fields if (when := moment(event, *path)) is not None), None)
+
+
+# what `status` and `top` show
+
+
+def state_of(resource: Manifest) -> tuple[str, str]:
+    """Return the reason of the condition Ready, and a style for its severity."""
+    ready, *bad = (named(resource, name, "status", "conditions") for name in (READY, CRASHED, PLANNED, "Stalled"))
+    reason = text(ready, "reason") or "Waiting for the operator"
+    if ready.get("status") == "True":
+        return reason, GREEN
+    is_bad = any(found.get("status") == state for found, state in zip(bad, ("True", "False", "True"), strict=True))
+    return reason, RED if is_bad else YELLOW
+
+
+def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
+    """Return the bar of the current stage with its count and estimate, based on time if the engine does not count."""
+    completed, total = integer(startup, "completed"), integer(startup, "total")
+    left = _seconds_left(startup, now)
+    estimate = Span(f"  about {duration(left)} left" if left is not None else "", DIM)
+    if completed is not None and total:
+        return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
+    since = moment(startup, "stageSince")
+    elapsed = (now - since).total_seconds() if since is not None else 0.0
+    if left is None or elapsed < 0:
+        return []
+    return [*bar(elapsed, elapsed + left), estimate]
+
+
+def _seconds_left(startup: Manifest, now: datetime) -> int | None:
+    """Return the estimated seconds left in the stage at `now`; None if unknown or exceeded."""
+    estimated, written = integer(startup, "etaSeconds"), moment(startup, "updateTime")
+    if estimated is None or written is None:
+        return None
+    left = estimated - (now - written).total_seconds()
+    return round(left) if left > 0 else None
+
+
+def _ready(resource: Manifest) -> tuple[int, int]:
+    """Return the number of ready Pods, and the desired number."""
+    wanted = integer(resource, "spec", "replicas")
+    return integer(resource, "status", "readyReplicas") or 0, 1 if wanted is None else wanted
+
+
+def _name(resource: Manifest) -> tuple[str, str]:
+    return text(resource, "metadata", "namespace"), text(resource, "metadata", "name")
+
+
+# the table of `top`
+
+TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
+_SEVERITIES = {RED: "failed", YELLOW: "not ready", GREEN: "serving"}
+_BAR_SCALE = 3
+"""Factor by which bars are shorter than the bars of `kubectl vllm status`."""
+
+
+async def _show_top(arguments: argparse.Namespace) -> None:
+    from vllm_operator.cli.live import connected, namespace_or_current, screens
+    from vllm_operator.kube.client import VLLM_DEPLOYMENT
+
+    namespace = None if arguments.all_namespaces else await namespace_or_current(arguments.namespace)
+    async with connected(_NOT_INSTALLED) as client:
+        tables = screens(
+            lambda: client.find(VLLM_DEPLOYMENT, namespace, cached=True),
+            lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
+        )
+        if is_terminal() and not arguments.once:
+            await show_each(tables)
+        else:
+            show(await anext(tables))
+
+
+def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: int) -> list[Line]:
+    """Return the page. Objects may have any content."""
+    states = [(state_of(resource), resource) for resource in resources]
+    if not states:
+        return labelled("", "There are no VLLMDeployments.", label_width=0, width=width)
+    states.sort(key=lambda each: (list(_SEVERITIES).index(each[0][1]), _name(each[1])))
+    counts = Counter(style for (_, style), _ in states)
+    summary = [Span(f"{counts[style]} {words}", style) for style, words in _SEVERITIES.items() if counts[style]]
+    spans = [span for each in summary for span in (Span(", "), each)]
+    head = line(count(len(states), "VLLMDeployment"), Span(": "), *spans[1:])
+    return [head, (), *grid(TOP_HEADER, [_top_row(reason, style, resource, now) for (reason, style), resource in states])]
+
+
+def _top_row(reason: str, style: str, resource: Mapping[str, Any], now: datetime) -> Sequence[Span]:
+    startup = mapping(resource, "status", "startup")
+    left = _seconds_left(startup, now)
+    namespace, name = _name(resource)
+    cache = text(resource, "status", "cache", "state")
+    return (
+        Span(namespace, DIM),
+        Span(name),
+        Span(clean(reason, 40), style),
+        Span("/".join(map(str, _ready(resource)))),
+        Span(text(resource, "status", "pinnedPlan", "architecture")),
+        Span(text(startup, "stage"), CYAN),
+        Span(_progress(startup, now)),
+        Span(duration(left) if left is not None else "", DIM),
+        Span(cache, GREEN if cache == "Warm" else ""),
+        Span(age(moment(resource, "metadata", "creationTimestamp"), now), DIM),
+    )
+
+
+def _progress(startup: Mapping[str, Any], now: datetime) -> str:
+    spans = stage_bar(startup, now)
+    if not spans:
+        return ""
+    done, rest = (len(span.text) // _BAR_SCALE for span in spans[:2])
+    return f"{'█' * done}{'░' * rest}{spans[2].text if len(spans) > 3 else ''}"
+
+
+# the table of `caches`
+
+CACHES_HEADER = (
+    *("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "HITS", "TOTAL", "FETCHED", "SIZE"),
+    *("PUBLISHED", "TAG"),
+)
+
+
+def _show_caches(arguments: argparse.Namespace) -> int:
+    """Print locations, savings, fetched and published artifacts of all VLLMDeployments. Return the exit status."""
+    if arguments.filename is not None:
+        resources: Sequence[Mapping[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
+    else:
+        resources = asyncio.run(_read_all(arguments))
+    rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))
+    if arguments.output == "json":
+        print(json.dumps(rows, indent=2))
+    else:
+        print("\n".join(table(CACHES_HEADER, [_cells(row) for row in rows])) if rows else "No VLLMDeployment has caches yet.")
+    return READ_STATUS
+
+
+async def _read_all(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    from vllm_operator.cli.live import connected, namespace_or_current
+    from vllm_operator.kube.client import VLLM_DEPLOYMENT
+
+    namespace = None if arguments.all_namespaces else await namespace_or_current(arguments.namespace)
+    async with connected(_NOT_INSTALLED) as client:
+        return await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
+
+
+def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a VLLMDeployment's row for the table of caches; None if it has no plan yet. Accepts any object."""
+    cache, spec = mapping(resource, "status", "cache"), mapping(resource, "spec", "cache")
+    artifact = mapping(cache, "artifact")
+    if not text(cache, "key"):
+        return None
+    cold, warm = integer(cache, "coldStartSeconds"), integer(cache, "warmStartSeconds")
+    cold = integer(artifact, "coldStartSeconds") if cold is None else cold
+    storage = text(spec, "storage") or ("HostPath" if spec.get("hostPath") else "")  # a path implies HostPath
+    namespace, name = _name(resource)
+    return {
+        "namespace": namespace,
+        "name": name,
+        "key": text(cache, "key"),
+        "where": reported_cache_claim(resource) or storage,
+        "state": text(cache, "state"),
+        "coldStartSeconds": cold,
+        "warmStartSeconds": warm,
+        "savedSeconds": max(0, cold - warm) if cold is not None and warm is not None else None,
+        "warmStarts": integer(cache, "warmStarts"),
+        "savedSecondsTotal": integer(cache, "savedSeconds"),
+        "fetch": text(artifact, "fetch"),
+        "sizeBytes": integer(artifact, "sizeBytes"),
+        "publishResult": text(artifact, "publishResult"),
+        "tag": text(artifact, "tag"),
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the values of a row, which has the order of the columns, as text."""
+    return [clean(_cell(field, value), 128) for field, value in row.items()]
+
+
+def _cell(field: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if field == "sizeBytes":
+        return f"{value / _MEBIBYTE:.0f} MiB"
+    return f"{value} s" if "Seconds" in field else str(value)

@@ -72,6 +72,7 @@ RELEASE_SECONDS = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no arguments: all settings are environment variables."""
     parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

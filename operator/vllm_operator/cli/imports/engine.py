@@ -1,11 +1,19 @@
-"""A deployed engine, whatever tool wrote it, and the report about its import."""
+"""A deployed engine, whatever tool wrote it: its command line, and the report about its import."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.cli.inputs import InputError
+
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")
+_PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
+_REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class ImportRefusedError(InputError):
@@ -22,23 +30,20 @@ class Report:
     advice: list[str] = field(default_factory=list)
 
     def sections(self) -> list[tuple[str, list[str]]]:
-        """The parts with a title, each sentence once, without empty parts."""
+        """Return the parts with a title, each sentence once, without empty parts."""
         parts = (("Kept", self.kept), ("Translated", self.translated), ("Dropped", self.dropped), ("Advice", self.advice))
         return [(title, list(dict.fromkeys(sentences))) for title, sentences in parts if sentences]
 
 
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine.
+    """One engine. A text is empty if the manifest does not contain it.
 
     Attributes:
         source: What was read, for the report.
         name: Name of the object.
-        namespace: Its namespace; None if the manifest has none.
-        image: Image of the engine; None if the manifest does not say.
+        namespace: Its namespace.
+        image: Image of the engine.
         words: Command line.
         container: The engine's container as in a Pod, for what is not in the other fields.
         pod: The Pod spec.
@@ -54,14 +59,14 @@ class Engine:
 
     source: str
     name: str
-    namespace: str | None = None
-    image: str | None = None
+    namespace: str = ""
+    image: str = ""
     words: Sequence[str] = ()
     container: Mapping[str, Any] = field(default_factory=dict)
     pod: Mapping[str, Any] = field(default_factory=dict)
     replicas: int | None = None
-    model: str | None = None
-    served_name: str | None = None
+    model: str = ""
+    served_name: str = ""
     token: tuple[str, str] | None = None
     service: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -69,17 +74,108 @@ class Engine:
     advice: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The model (None if no word names it) and the flags with their values, in their order. `others` are other commands of a script."""
+
+    model: str | None
+    flags: tuple[tuple[str, tuple[str, ...]], ...]
+    others: tuple[str, ...] = ()
+
+    def value_of(self, names: Sequence[str]) -> str | None:
+        """Return the first value of the first of these flags that has one."""
+        return next((values[0] for flag, values in self.flags if flag in names and values), None)
+
+
 def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
-    """Settings such as `maxModelLen: 4096` as words of a command line: `--max-model-len 4096`."""
+    """Return settings such as `maxModelLen: 4096` as words of a command line: `--max-model-len=4096`."""
     words: list[str] = []
     for name, value in settings.items():
-        if name in without or value is None:
+        flag = _CAMEL.sub("-", str(name)).lower().replace("_", "-")
+        if name in without or value is None or value == "":
             continue
-        flag = "--" + _CAMEL.sub("-", str(name)).lower().replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False:
-            words.append(flag.replace("--", "--no-", 1))
-        elif isinstance(value, str | int | float) and value != "":
-            words.append(f"{flag}={value}")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, str | int | float):
+            words.append(f"--{flag}={value}")
     return words
+
+
+def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
+    """Read the words of a container's command and args. Of a shell with a script, only the command that starts vLLM is read.
+
+    Args:
+        words: The words.
+        variables: Variables with a value, which references such as `$(PORT)` stand for.
+
+    Raises:
+        ImportRefusedError: The words do not start a vLLM server, or a variable has no known value.
+    """
+    others: tuple[str, ...] = ()
+    script = _script_of(words)
+    if script is not None:
+        words, others = _engine_command(script)
+    rest = _without_program([_resolve(word, variables) for word in words])
+    model = rest.pop(0) if rest and not _is_flag(rest[0]) else None
+    flags: list[tuple[str, list[str]]] = []
+    for word in rest:
+        if _is_flag(word):
+            name, equals, value = word.partition("=")
+            flags.append((normalize_flag(name), [value] if equals else []))
+        elif flags:
+            flags[-1][1].append(word)
+        else:
+            raise ImportRefusedError(f"the command line has the word {word[:80]} before the first flag, which vLLM does not take")
+    return CommandLine(model, tuple((name, tuple(values)) for name, values in flags), others)
+
+
+def _is_flag(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not word[1].isdecimal()
+
+
+def _script_of(words: Sequence[str]) -> str | None:
+    if not words or words[0] not in _SHELLS:
+        return None
+    scripts = [words[number + 1] for number, word in enumerate(words[:4]) if re.fullmatch(r"-[a-z]*c", word) and number + 1 < len(words)]
+    return scripts[0] if scripts else None
+
+
+def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the words of the command that starts vLLM, and the other commands of the script."""
+    joined = script.replace("\\\n", " ")
+    commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
+    try:
+        split = [(command, shlex.split(command, comments=True)) for command in commands]
+    except ValueError as error:
+        raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
+    engines = [words for _, words in split if _starts_engine(words)]
+    if len(engines) != 1:
+        raise ImportRefusedError("the script of the container does not start vLLM with one command. Write this command without a shell")
+    start = next(number for number, word in enumerate(engines[0]) if word != "exec" and "=" not in word)
+    return engines[0][start:], tuple(command for command, words in split if words != engines[0])
+
+
+def _starts_engine(words: Sequence[str]) -> bool:
+    """Return whether a command is `vllm ...`, or Python with one of its modules. Variables and `exec` may come before it."""
+    rest = [word for word in words if word != "exec"]
+    while rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
+        rest = rest[1:]
+    program = rest[0].rpartition("/")[2] if rest else ""
+    return program == "vllm" or (program.startswith("python") and any(module in rest for module in _MODULES))
+
+
+def _resolve(word: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2] or match[3]
+        if name not in variables:
+            raise ImportRefusedError(f"the command line uses the variable {name}, whose value is not in the manifest. Write the value")
+        return variables[name]
+
+    return _REFERENCE.sub(value, word) if not word.lstrip().startswith("{") else word
+
+
+def _without_program(words: Sequence[str]) -> list[str]:
+    rest = list(words)
+    while rest and rest[0].rpartition("/")[2] in _PROGRAMS:
+        rest = rest[2 if rest[1:2] == ["-m"] else 1 :]
+    return rest[2:] if rest[:1] == ["-m"] else rest

@@ -12,19 +12,8 @@ from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _KEPT_OF_POD = (
-    "serviceAccountName",
-    "imagePullSecrets",
-    "tolerations",
-    "affinity",
-    "priorityClassName",
-    "topologySpreadConstraints",
-    "securityContext",
-    "hostNetwork",
-    "hostIPC",
-    "hostAliases",
-    "dnsPolicy",
-    "dnsConfig",
-    "schedulerName",
+    *("serviceAccountName", "imagePullSecrets", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"),
+    *("securityContext", "hostNetwork", "hostIPC", "hostAliases", "dnsPolicy", "dnsConfig", "schedulerName"),
     "automountServiceAccountToken",
 )
 _KEPT_OF_CONTAINER = ("securityContext", "imagePullPolicy", "envFrom", "workingDir")
@@ -50,44 +39,44 @@ _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.c
 
 @dataclass(slots=True)
 class PodParts:
-    """Parts of a Pod, sorted. `claims` are mounted PersistentVolumeClaims: the path with the claim and the path on it."""
+    """Parts of a Pod, sorted: GPUs and `spec.accelerator`, and what goes into `spec.podTemplate`."""
 
     gpus: int = 0
     accelerator: dict[str, Any] = field(default_factory=dict)
-    template: dict[str, Any] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
-    claims: dict[str, str] = field(default_factory=dict)
-    used_claims: set[str] = field(default_factory=set)
+    pod: dict[str, Any] = field(default_factory=dict)
+    container: dict[str, Any] = field(default_factory=dict)
+    mounts: list[Mapping[str, Any]] = field(default_factory=list)
+    volumes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    sidecars: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def claim_of(self, mount: Mapping[str, Any]) -> str:
+        """Return the PersistentVolumeClaim that is mounted; empty for another volume."""
+        return text(self.volumes.get(text(mount, "name"), {}), "persistentVolumeClaim", "claimName")
 
     def uri_of(self, path: str) -> str | None:
-        """The URI of a path on a mounted PersistentVolumeClaim. The mount is no longer needed then."""
-        for mounted in sorted(self.claims, key=len, reverse=True):
-            if path == mounted or path.startswith(f"{mounted.rstrip('/')}/"):
-                rest = path[len(mounted.rstrip("/")) :].strip("/")
-                self._unmount(mounted)
-                return "pvc://" + posixpath.join(self.claims[mounted], rest).rstrip("/")
+        """Return the URI of a path on a mounted PersistentVolumeClaim. The mount is no longer needed then."""
+        for mount in sorted(self.mounts, key=lambda each: len(text(each, "mountPath")), reverse=True):
+            claim, mounted = self.claim_of(mount), text(mount, "mountPath").rstrip("/")
+            if claim and (path == mounted or path.startswith(f"{mounted}/")):
+                self.mounts.remove(mount)
+                return "pvc://" + posixpath.join(claim, text(mount, "subPath"), path[len(mounted) :].strip("/")).rstrip("/")
         return None
 
-    def _unmount(self, path: str) -> None:
-        spec = self.template.get("spec", {})
-        engine: dict[str, Any] = next((each for each in spec.get("containers", []) if each["name"] == CONTAINER), {})
-        mount = next((each for each in engine.get("volumeMounts", []) if each.get("mountPath") == path), None)
-        if mount is None:
-            return
-        engine["volumeMounts"].remove(mount)
-        spec["volumes"] = [each for each in spec["volumes"] if each.get("name") != mount.get("name")]
-        for holder, name in ((engine, "volumeMounts"), (spec, "volumes")):
-            if not holder[name]:
-                del holder[name]
-        if set(engine) == {"name"}:
-            spec["containers"].remove(engine)
-        if not spec.get("containers", True):
-            del spec["containers"]
-        if not spec:
-            del self.template["spec"]
-        label = f"volume {mount.get('name')}"
-        if label in self.kept:
-            self.kept.remove(label)
+    def template(self) -> tuple[dict[str, Any], list[str]]:
+        """Return `spec.podTemplate`, and the names of its parts for the report."""
+        kept = [*self.pod, *(f"{name} of the container" for name in self.container)]
+        pod, container = dict(self.pod), dict(self.container)
+        if self.mounts:
+            container["volumeMounts"] = [dict(mount) for mount in self.mounts]
+        mounts = [*self.mounts, *(mount for sidecar in self.sidecars for mount in objects(sidecar, "volumeMounts"))]
+        names = {text(mount, "name") for mount in mounts}
+        if volumes := [dict(volume) for name, volume in self.volumes.items() if name in names]:
+            pod["volumes"] = volumes
+        if container or self.sidecars:
+            pod["containers"] = [*([{"name": CONTAINER, **container}] if container else []), *map(dict, self.sidecars)]
+        kept += [f"volume {volume['name']}" for volume in volumes]
+        kept += [f"container {text(each, 'name')}" for each in self.sidecars]
+        return ({"spec": pod} if pod else {}), kept
 
 
 def read_pod(engine: Engine, report: Report) -> PodParts:
@@ -96,19 +85,12 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
     Raises:
         ImportRefusedError: The engine does not use an NVIDIA GPU.
     """
-    parts = PodParts()
-    pod = _kept(engine.pod, _KEPT_OF_POD)
-    container = _kept(engine.container, _KEPT_OF_CONTAINER)
-    _selector(engine.pod, parts, pod, report)
-    _resources(engine.container, parts, container)
-    parts.kept += [*pod, *(f"{name} of the container" for name in container)]
-    _volumes(engine, parts, pod, container, report)
-    sidecars = [dict(each) for each in objects(engine.pod, "containers") if each.get("name") != engine.container.get("name")]
-    parts.kept += [f"container {text(each, 'name')}" for each in sidecars]
-    if container or sidecars:
-        pod["containers"] = [*([{"name": CONTAINER, **container}] if container else []), *sidecars]
-    if pod:
-        parts.template["spec"] = pod
+    parts = PodParts(pod=_kept(engine.pod, _KEPT_OF_POD), container=_kept(engine.container, _KEPT_OF_CONTAINER))
+    parts.volumes = {text(each, "name"): each for each in objects(engine.pod, "volumes")}
+    parts.sidecars = [each for each in objects(engine.pod, "containers") if each.get("name") != engine.container.get("name")]
+    _selector(engine.pod, parts, report)
+    _resources(engine.container, parts)
+    _mounts(engine.container, parts, report)
     _dropped(engine, report)
     return parts
 
@@ -117,65 +99,43 @@ def _kept(source: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: source[name] for name in names if source.get(name) and source[name] != _DEFAULTS.get(name)}
 
 
-def _selector(source: Mapping[str, Any], parts: PodParts, pod: dict[str, Any], report: Report) -> None:
+def _selector(source: Mapping[str, Any], parts: PodParts, report: Report) -> None:
     selector = dict(mapping(source, "nodeSelector"))
-    product = selector.pop(PRODUCT_LABEL, None)
-    if product:
+    if product := selector.pop(PRODUCT_LABEL, None):
         parts.accelerator["products"] = [product]
         report.translated.append(f"The node selector {PRODUCT_LABEL} is spec.accelerator.products.")
     if selector:
-        pod["nodeSelector"] = selector
-    runtime = text(source, "runtimeClassName")
-    if runtime:
+        parts.pod["nodeSelector"] = selector
+    if runtime := text(source, "runtimeClassName"):
         parts.accelerator["runtimeClassName"] = runtime
         report.translated.append("runtimeClassName is spec.accelerator.runtimeClassName.")
 
 
-def _resources(source: Mapping[str, Any], parts: PodParts, container: dict[str, Any]) -> None:
-    kept: dict[str, dict[str, Any]] = {}
+def _resources(source: Mapping[str, Any], parts: PodParts) -> None:
     for kind in ("requests", "limits"):
         for name, amount in mapping(source, "resources", kind).items():
-            if name == GPU_RESOURCE:
+            if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX):
                 parts.gpus = read_count(amount) or 0
-            elif name.startswith(MIG_RESOURCE_PREFIX):
-                parts.gpus = read_count(amount) or 0
+            if name.startswith(MIG_RESOURCE_PREFIX):
                 parts.accelerator["mig"] = {"profile": name.removeprefix(MIG_RESOURCE_PREFIX)}
             elif name in _ELSEWHERE:
                 raise ImportRefusedError(f"the engine requests {name}. The operator supports NVIDIA GPUs only")
-            elif name not in ("nvidia.com/gpu.shared",):
-                kept.setdefault(kind, {})[name] = amount
-    if kept:
-        container["resources"] = kept
+            elif name not in (GPU_RESOURCE, f"{GPU_RESOURCE}.shared"):
+                parts.container.setdefault("resources", {}).setdefault(kind, {})[name] = amount
 
 
-def _volumes(engine: Engine, parts: PodParts, pod: dict[str, Any], container: dict[str, Any], report: Report) -> None:
-    volumes = {text(each, "name"): each for each in objects(engine.pod, "volumes")}
-    used: list[Mapping[str, Any]] = []
-    for mount in objects(engine.container, "volumeMounts"):
-        path, name = text(mount, "mountPath").rstrip("/") or "/", text(mount, "name")
-        volume = volumes.get(name, {})
-        claim = text(volume, "persistentVolumeClaim", "claimName")
+def _mounts(container: Mapping[str, Any], parts: PodParts, report: Report) -> None:
+    for mount in objects(container, "volumeMounts"):
+        path, claim = text(mount, "mountPath").rstrip("/") or "/", parts.claim_of(mount)
         if path == "/dev/shm":
             report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
         elif path.startswith(_CACHE_PATHS):
-            whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {name}"
+            whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name')}"
             report.dropped.append(f"The {whose} at {path}: the operator keeps weights and compiled kernels on volumes of its own.")
             if claim:
                 report.advice.append(f"To keep weights on the existing PersistentVolumeClaim, set spec.weights.claimName to {claim}.")
         else:
-            used.append(mount)
-            if claim:
-                parts.claims[text(mount, "mountPath")] = posixpath.join(claim, text(mount, "subPath")).rstrip("/")
-    if used:
-        container["volumeMounts"] = [dict(mount) for mount in used]
-    names = {text(mount, "name") for mount in used}
-    for sidecar in objects(engine.pod, "containers"):
-        if sidecar.get("name") != engine.container.get("name"):
-            names |= {text(mount, "name") for mount in objects(sidecar, "volumeMounts")}
-    kept = [dict(volume) for name, volume in volumes.items() if name in names]
-    if kept:
-        pod["volumes"] = kept
-        parts.kept += [f"volume {volume['name']}" for volume in kept]
+            parts.mounts.append(mount)
 
 
 def _dropped(engine: Engine, report: Report) -> None:

@@ -1,39 +1,44 @@
 """From a deployed engine to a VLLMDeployment, with a report."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.reading import mapping, objects, read_integer, text
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.cli.imports.command_line import read_command_line
-from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
+from vllm_operator.cli.imports.engine import CommandLine, Engine, ImportRefusedError, Report, read_command_line
 from vllm_operator.cli.imports.pod import PodParts, read_pod
 from vllm_operator.planning.engine.image import version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 
-Flags = Sequence[tuple[str, Sequence[str]]]
 Manifest = dict[str, Any]
 
 _SIZES = {
-    "--tensor-parallel-size": "tensor",
-    "--pipeline-parallel-size": "pipeline",
-    "--data-parallel-size": "data",
-    "-tp": "tensor",
-    "-pp": "pipeline",
-    "-dp": "data",
+    **dict.fromkeys(("--tensor-parallel-size", "-tp"), "tensor"),
+    **dict.fromkeys(("--pipeline-parallel-size", "-pp"), "pipeline"),
+    **dict.fromkeys(("--data-parallel-size", "-dp"), "data"),
+}
+_BACKENDS = {
+    **dict.fromkeys(("--attention-backend", "VLLM_ATTENTION_BACKEND"), "attention"),
+    **dict.fromkeys(("--all2all-backend", "VLLM_ALL2ALL_BACKEND"), "allToAll"),
+    "--moe-backend": "moe",
 }
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
-_ADDRESS_FLAGS = ("--host", "--port", "--uds")
-_BACKEND_FLAGS = {"--attention-backend": "attention", "--moe-backend": "moe", "--all2all-backend": "allToAll"}
-_BACKEND_VARIABLES = {"VLLM_ATTENTION_BACKEND": "attention", "VLLM_ALL2ALL_BACKEND": "allToAll"}
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+_DROPPED = {
+    **dict.fromkeys(("--host", "--port", "--uds"), "the engine listens on port 8000 of its Pod, the Service on spec.service.port."),
+    "--download-dir": "the operator keeps the weights on a volume of its own (spec.weights).",
+    "--api-key": "a key does not belong in a manifest.",
+    **dict.fromkeys(_DEVICES, "a Pod sees exactly the GPUs that it requests."),
+}
+"""Flags and variables without a counterpart, with the reason."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_OWN_SERVER = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
+_OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
 
 
 def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> tuple[Manifest, Report]:
@@ -63,48 +68,51 @@ class _Translation:
         self.parts: PodParts = read_pod(engine, self.report)
 
     def result(self) -> tuple[Manifest, Report]:
+        engine = self.engine
         self._version()
-        variables = list(objects(self.engine.container, "env"))
-        known = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
-        line = read_command_line(self.engine.words, known)
-        self.report.dropped += [f"The command in the container's script: {clean_command(other)}" for other in line.others]
+        variables = list(objects(engine.container, "env"))
+        line = read_command_line(engine.words, {text(each, "name"): text(each, "value") for each in variables if "value" in each})
+        self.report.dropped += [f"The command in the container's script: {_shortened(other)}" for other in line.others]
         self._variables(variables)
-        sizes = self._flags(line.flags)
-        self._model(line.model or self._value(line.flags, _MODEL_FLAGS), self._value(line.flags, _NAME_FLAGS))
+        sizes = self._flags(line)
+        self._model(line.model or line.value_of(_MODEL_FLAGS), line.value_of(_NAME_FLAGS) or engine.served_name)
         self._devices(sizes)
-        self._rest()
-        metadata = {"name": _object_name(self.engine.name), **({"namespace": self.engine.namespace} if self.engine.namespace else {})}
+        if engine.replicas is not None:
+            self.spec["replicas"] = engine.replicas
+        template, kept = self.parts.template()
+        self.spec |= {"service": dict(engine.service), "weights": dict(engine.weights), "podTemplate": template}
+        if kept:
+            self.report.kept.append(f"In spec.podTemplate: {', '.join(kept)}.")
+        metadata = {"name": _object_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
         spec = {name: value for name, value in self.spec.items() if value not in ({}, [], None)}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}, self.report
 
-    # the steps
-
     def _version(self) -> None:
         image, engine = self.engine.image, self.spec["engine"]
-        newest = self.catalog.versions.newest
         version = version_of_image(image) if image else None
+        repository = image.partition(":")[0]
         if version is not None:
             self.table = self.catalog.versions.resolve(version).table
             engine["version"] = version
-            if image is not None and image.partition(":")[0] in _OWN_SERVER:
+            if repository in _OFFICIAL_IMAGES:
                 self.report.translated.append(f"The image {image} is version {version}; the operator takes its variant for the GPU driver.")
             else:
                 engine["image"] = image
                 self.report.kept.append(f"The image {image}.")
-        elif image is not None and not image.partition(":")[0].endswith(_OWN_SERVER):
+        elif image and not repository.endswith(_OFFICIAL_IMAGES):
             engine["image"] = image
             self.report.advice.append(f"The tag of the image {image} is not a vLLM release. Set spec.engine.version to its version.")
         else:
-            self.table = newest
-            engine["version"] = newest.version
+            self.table = self.catalog.versions.newest
+            engine["version"] = newest = self.table.version
             told = f"The image {image} does not say its version" if image else "The manifest does not say the version of vLLM"
-            self.report.advice.append(f"{told}, so spec.engine.version is the newest that the operator knows, {newest.version}. Check it.")
+            self.report.advice.append(f"{told}, so spec.engine.version is the newest that the operator knows, {newest}. Check it.")
 
-    def _flags(self, flags: Flags) -> dict[str, int]:
+    def _flags(self, line: CommandLine) -> dict[str, int]:
         """Sort the flags into fields of the spec and `engine.args`; return the parallel sizes."""
         sizes: dict[str, int] = {}
         args: dict[str, dict[str, Any]] = {}
-        for written, values in flags:
+        for written, values in line.flags:
             flag = self._renamed(written)
             value = values[0] if values else None
             if flag in _SIZES:
@@ -116,15 +124,12 @@ class _Translation:
             elif flag == "--revision":
                 self.spec["model"]["revision"] = value
                 self.report.translated.append(f"{flag} is spec.model.revision.")
-            elif flag in _BACKEND_FLAGS and value is not None:
-                self._backend(_BACKEND_FLAGS[flag], value, flag)
-            elif flag in _ADDRESS_FLAGS:
-                self.report.dropped.append(f"{flag}: the engine listens on port 8000 of its Pod, the Service on spec.service.port.")
-            elif flag == "--download-dir":
-                self.report.dropped.append(f"{flag}: the operator keeps the weights on a volume of its own (spec.weights).")
-            elif flag == "--api-key":
-                self.report.dropped.append(f"{flag}: a key does not belong in a manifest.")
-                self.report.advice.append("Put the API key into a Secret, and name it in spec.auth.apiKeySecretRef.")
+            elif flag in _BACKENDS and value is not None:
+                self._backend(flag, value)
+            elif flag in _DROPPED:
+                self.report.dropped.append(f"{flag}: {_DROPPED[flag]}")
+                if flag == "--api-key":
+                    self.report.advice.append("Put the API key into a Secret, and name it in spec.auth.apiKeySecretRef.")
             elif flag not in (*_MODEL_FLAGS, *_NAME_FLAGS) and self._has_flag(flag):
                 if flag in args:
                     self.report.dropped.append(f"{flag} {' '.join(args[flag].get('values', [args[flag].get('value', '')]))}: given twice.")
@@ -136,7 +141,7 @@ class _Translation:
         return sizes
 
     def _renamed(self, flag: str) -> str:
-        """The flag; for one that newer versions have only as its opposite (`--disable-x`), the negation of that (`--no-enable-x`)."""
+        """Return the flag, or `--no-enable-x` for a `--disable-x` that this version has only as its opposite."""
         opposite = flag.replace("--disable-", "--enable-", 1)
         if self.table is None or opposite == flag or self.table.knows_flag(flag) or not self.table.knows_flag(opposite):
             return flag
@@ -148,13 +153,21 @@ class _Translation:
         table = self.table
         if table is None or table.knows_flag(flag) or any(known.startswith(flag) for known in table.flags):
             return True
-        hint = instead_of(flag, self.catalog.replacements, table.flags)
-        self.report.dropped.append(f"{flag}: vLLM {table.version} does not have it.{hint}")
+        return self._is_missing(flag, "have it", table, table.flags)
+
+    def _has_variable(self, name: str) -> bool:
+        table = self.table
+        if not name or table is None or not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name):
+            return bool(name)
+        return self._is_missing(name, "know it", table, table.variables)
+
+    def _is_missing(self, name: str, verb: str, table: VersionTable, known: Collection[str]) -> bool:
+        self.report.dropped.append(f"{name}: vLLM {table.version} does not {verb}.{instead_of(name, self.catalog.replacements, known)}")
         return False
 
-    def _backend(self, component: str, value: str, source: str) -> None:
-        self.spec.setdefault("backends", {})[component] = value
-        self.report.translated.append(f"{source} {value} is spec.backends.{component}.")
+    def _backend(self, source: str, value: str) -> None:
+        self.spec.setdefault("backends", {})[_BACKENDS[source]] = value
+        self.report.translated.append(f"{source} {value} is spec.backends.{_BACKENDS[source]}.")
 
     def _variables(self, variables: Sequence[Mapping[str, Any]]) -> None:
         caches = {name for cache in (*self.catalog.caches.compiled, self.catalog.caches.weights) for name in cache.written}
@@ -163,57 +176,46 @@ class _Translation:
             name, value = text(variable, "name"), text(variable, "value")
             secret = mapping(variable, "valueFrom", "secretKeyRef")
             if name in _TOKENS:
-                self._token(name, secret)
+                self._token(name, text(secret, "name"), text(secret, "key"))
             elif name == "VLLM_API_KEY" and secret:
                 self.spec["auth"] = {"apiKeySecretRef": {"name": text(secret, "name"), "key": text(secret, "key")}}
                 self.report.translated.append(f"{name} is spec.auth.apiKeySecretRef.")
             elif name in caches:
                 self.report.dropped.append(f"{name}: the operator keeps all caches on a volume, and sets this variable itself.")
-            elif name == "STORAGE_URI":
-                continue
-            elif name in _DEVICES:
-                self.report.dropped.append(f"{name}: a Pod sees exactly the GPUs that it requests.")
-            elif name in _BACKEND_VARIABLES and value:
-                self._backend(_BACKEND_VARIABLES[name], value, name)
-            elif self._has_variable(name):
+            elif name in _DROPPED:
+                self.report.dropped.append(f"{name}: {_DROPPED[name]}")
+            elif name in _BACKENDS and value:
+                self._backend(name, value)
+            elif name != "STORAGE_URI" and self._has_variable(name):  # the URI is the engine's `model`
                 env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
         if self.engine.token:
-            self._token("The token", {"name": self.engine.token[0], "key": self.engine.token[1]})
+            self._token("The token", *self.engine.token)
         if env:
             self.spec["engine"]["env"] = list(env.values())
             self.report.kept.append(f"Variables: {', '.join(env)}.")
 
-    def _token(self, source: str, secret: Mapping[str, Any]) -> None:
-        if text(secret, "name"):
-            self.spec["model"]["tokenSecretRef"] = {"name": text(secret, "name"), "key": text(secret, "key") or "token"}
+    def _token(self, source: str, name: str, key: str) -> None:
+        if name:
+            self.spec["model"]["tokenSecretRef"] = {"name": name, "key": key or "token"}
             self.report.translated.append(f"{source} is spec.model.tokenSecretRef.")
         else:
             self.report.dropped.append(f"{source}: its value does not belong in a manifest.")
             self.report.advice.append("Put the token for the hub into a Secret, and name it in spec.model.tokenSecretRef.")
 
-    def _has_variable(self, name: str) -> bool:
-        table = self.table
-        if not name or table is None or not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name):
-            return bool(name)
-        hint = instead_of(name, self.catalog.replacements, table.variables)
-        self.report.dropped.append(f"{name}: vLLM {table.version} does not know it.{hint}")
-        return False
-
-    def _model(self, named: str | None, served: str | None) -> None:
+    def _model(self, named: str | None, served: str) -> None:
         location = self.given_model or self._location(named)
         self.spec["model"] = {"uri": location, **self.spec["model"]}
-        name = served or self.engine.served_name
         rest = location.partition("://")[2]
-        if name and name != rest:
-            self.spec["model"]["servedName"] = name
-            self.report.translated.append(f"The model's name for clients, {name}, is spec.model.servedName.")
-        elif named and not name and named != rest:
+        if served and served != rest:
+            self.spec["model"]["servedName"] = served
+            self.report.translated.append(f"The model's name for clients, {served}, is spec.model.servedName.")
+        elif named and not served and named != rest:
             self.spec["model"]["servedName"] = named
             self.report.translated.append(f"Clients asked for the model by its path {named}, so it is spec.model.servedName.")
 
     def _location(self, named: str | None) -> str:
         elsewhere = self.engine.model
-        if elsewhere and elsewhere.startswith(("hf://", "pvc://")):
+        if elsewhere.startswith(("hf://", "pvc://")):
             return elsewhere
         path = named if named and not named.startswith("/mnt/models") else elsewhere or named
         if not path:
@@ -232,50 +234,33 @@ class _Translation:
         )
 
     def _devices(self, sizes: Mapping[str, int]) -> None:
-        parts, product = self.parts, 1
-        for size in sizes.values():
-            product *= size
-        accelerator = dict(parts.accelerator)
-        if parts.gpus == 0:
-            self.report.advice.append("The manifest requests no GPU. An engine of the operator always runs on a GPU, and requests it.")
+        gpus, needed = self.parts.gpus, prod(sizes.values())
+        accelerator = dict(self.parts.accelerator)
         parallelism = {**sizes, **self.spec.pop("parallelism", {})}
-        if parts.gpus and product == 1 and parts.gpus > 1:
-            parallelism = {"tensor": parts.gpus, **{name: value for name, value in parallelism.items() if name != "tensor"}}
-            self.report.translated.append(f"{parts.gpus} GPUs without a parallel size are spec.parallelism.tensor {parts.gpus}.")
-        elif parts.gpus == 1 and product == 1:
+        if gpus == 0:
+            self.report.advice.append("The manifest requests no GPU. An engine of the operator always runs on a GPU, and requests it.")
+        elif gpus == 1 and needed == 1:
             parallelism = {name: value for name, value in parallelism.items() if name == "expert"}
             accelerator["count"] = 1
-        elif parts.gpus and parts.gpus != product:
+        elif needed == 1:
+            parallelism = {"tensor": gpus, **{name: value for name, value in parallelism.items() if name != "tensor"}}
+            self.report.translated.append(f"{gpus} GPUs without a parallel size are spec.parallelism.tensor {gpus}.")
+        elif gpus != needed:
             self.report.advice.append(
-                f"The manifest requests {parts.gpus} GPUs, but its parallel sizes need {product}. The operator requests {product}."
+                f"The manifest requests {gpus} GPUs, but its parallel sizes need {needed}. The operator requests {needed}."
             )
         if parallelism or "count" in accelerator:
             field = "spec.parallelism" if parallelism else "spec.accelerator.count"
             self.report.advice.append(f"Remove {field} to let the operator choose how many GPUs the model needs.")
-        self.spec["accelerator"], self.spec["parallelism"] = accelerator, parallelism
-
-    def _rest(self) -> None:
-        engine = self.engine
-        if engine.replicas is not None:
-            self.spec["replicas"] = engine.replicas
-        self.spec["service"] = dict(engine.service)
-        self.spec["weights"] = dict(engine.weights)
-        self.spec["podTemplate"] = self.parts.template
-        if self.parts.kept:
-            self.report.kept.append(f"In spec.podTemplate: {', '.join(self.parts.kept)}.")
-
-    @staticmethod
-    def _value(flags: Flags, names: Sequence[str]) -> str | None:
-        return next((values[0] for flag, values in flags if flag in names and values), None)
+        self.spec |= {"accelerator": accelerator, "parallelism": parallelism}
 
 
-def clean_command(command: str) -> str:
-    """A command of a script in at most 80 characters."""
+def _shortened(command: str) -> str:
     short = " ".join(command.split())
     return short if len(short) <= 80 else short[:79] + "…"
 
 
 def _object_name(name: str) -> str:
-    """The name as that of a VLLMDeployment, which is also the name of a Service."""
+    """Return a valid name of a VLLMDeployment, which is also the name of a Service."""
     plain = re.sub(r"[^a-z0-9-]+", "-", name.lower())[:52].strip("-")
     return plain if re.match(r"[a-z]", plain) else f"vllm-{plain}"[:52].strip("-")
