@@ -179,8 +179,8 @@ def test_nothing_goes_but_what_is_recorded_and_marked_and_not_kept(
 
 
 def _ours_on(root: Path, recorded: set[str]) -> set[str]:
-    mounts: set[str] = set()
-    return {name for name in os.listdir(root) if clean_caches.is_ours(str(root), name, key_of(name), recorded, mounts)}
+    volume = clean_caches.Volume(str(root), recorded, set())
+    return {name for name in os.listdir(root) if volume.is_ours(name, key_of(name))}
 
 
 @settings(deadline=None)

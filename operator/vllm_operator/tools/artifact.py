@@ -39,10 +39,21 @@ DOCKER_MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 LAYER_TYPES = (LAYER_TYPE, "application/vnd.docker.image.rootfs.diff.tar.gzip")
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+LAYER_NAME, DESCRIPTION_NAME = "layer", "image.json"
+"""Files in the folder that the packing container shares with the publisher: the layer, and JSON with `config` (text), `files` and
+`bytes`. The description is written last.
+"""
 MAX_BYTES = 4 * 2**30
 MAX_FILES = 100_000
 MAX_JSON = 2**20
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+ENGINE_SECONDS = 7 * 86_400
+"""Maximum time for an engine to become ready. Its startup probe ends earlier."""
+ENGINE_PAUSE_SECONDS = 5
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK: a named pipe does not block."""
 
 
 class ArtifactError(Exception):
@@ -60,6 +71,43 @@ def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) 
     return base, f"{base}-{settings[:12]}"
 
 
+def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
+    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
+    digest, size, plain = layer
+    config = encode(
+        {
+            "architecture": MACHINES.get(machine, machine),
+            "os": "linux",
+            "config": {"Labels": labels},
+            "rootfs": {"type": "layers", "diff_ids": [plain]},
+            "history": [{"created_by": "vllm-operator"}],
+        }
+    )
+    return config, encode_manifest(config, digest, size)
+
+
+def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
+    """Return the manifest of an image with one layer."""
+    return encode(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+            "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
+        }
+    )
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of a blob."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def encode(value: Any) -> bytes:
+    """Encode JSON deterministically."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
 def run_with_report(
     variable: str, act: Callable[[dict[str, Any]], dict[str, Any]], *, deadline: float, good: tuple[str, ...], is_optional: bool = False
 ) -> int:
@@ -74,7 +122,6 @@ def run_with_report(
     """
     settings: dict[str, Any] = json.loads(os.environ[variable])
     since = time.monotonic()
-    result: dict[str, Any] = {}
     try:
         start_deadline(float(settings.get("deadline", deadline)))
         result = act(settings)
@@ -86,19 +133,17 @@ def run_with_report(
     except Exception as error:  # in every case of failure the engine can start without the artifact
         result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
     finally:
-        stop_deadline()
+        signal.setitimer(signal.ITIMER_REAL, 0)
     is_failed = result["result"] not in good
     if is_failed and settings.get("required"):
         result["message"] = f"No caches could be fetched, and they are required: {result.get('message', '')}"
-    result["seconds"] = elapsed(since)
-    report(result)
+    report({**result, "seconds": round(time.monotonic() - since, 1)})
     return int(is_failed and (not is_optional or bool(settings.get("required"))))
 
 
 def report(result: dict[str, Any]) -> None:
     """Print the result, and write it to the termination message, of up to 4096 bytes."""
-    result = {name: value[:600] if isinstance(value, str) else value for name, value in result.items()}
-    text = json.dumps(result)
+    text = json.dumps({name: value[:600] if isinstance(value, str) else value for name, value in result.items()})
     print(text, flush=True)
     try:
         with open(os.environ.get("ARTIFACT_REPORT", "/dev/termination-log"), "w") as file:
@@ -122,73 +167,22 @@ def start_deadline(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
 
 
-def stop_deadline() -> None:
-    """Cancel the deadline."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
+def wait_for_engine(settings: dict[str, Any], deadline: float) -> None:
+    """Wait until the engine in the same Pod, if any, is ready, and start the deadline then. The kubelet ends an engine that takes too long.
 
-
-def elapsed(since: float) -> float:
-    """Return the seconds since a time of `time.monotonic`."""
-    return round(time.monotonic() - since, 1)
-
-
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-LAYER_NAME, DESCRIPTION_NAME = "layer", "image.json"
-"""Files in the folder that the packing container shares with the publisher: the layer, and JSON with `config` (text), `files` and
-`bytes`. The description is written last.
-"""
-
-
-def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
-    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
-    digest, size, plain = layer
-    config = encode(
-        {
-            "architecture": MACHINES.get(machine, machine),
-            "os": "linux",
-            "config": {"Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [plain]},
-            "history": [{"created_by": "vllm-operator"}],
-        }
-    )
-    return config, encode_manifest(config, digest, size)
-
-
-def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
-    """Return the manifest of an image with one layer."""
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
-    }
-    return encode(manifest)
-
-
-def digest_of(content: bytes) -> str:
-    """Return the digest of a blob."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def encode(value: Any) -> bytes:
-    """Encode JSON deterministically."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-
-
-ENGINE_SECONDS = 7 * 86_400
-"""Maximum time for an engine to become ready. Its startup probe ends earlier."""
-ENGINE_PAUSE_SECONDS = 5
-
-
-def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
-    """Wait until the engine in the same Pod responds with status 200. The kubelet ends an engine that takes too long."""
+    `settings` have its readiness probe in `ready`.
+    """
+    if not settings.get("ready"):
+        return
+    start_deadline(ENGINE_SECONDS)
     while True:
         try:
-            if is_ready(probe):
-                return
+            if is_ready(settings["ready"]):
+                break
         except (OSError, http.client.HTTPException):
             pass  # it does not listen yet
-        time.sleep(pause)
+        time.sleep(float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
+    start_deadline(float(settings.get("deadline", deadline)))
 
 
 def is_ready(probe: dict[str, Any]) -> bool:
@@ -204,11 +198,6 @@ def is_ready(probe: dict[str, Any]) -> bool:
         return connection.getresponse().status == 200
     finally:
         connection.close()
-
-
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""O_NONBLOCK: a named pipe does not block."""
 
 
 @contextmanager
@@ -229,17 +218,15 @@ def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
         OSError: The directory does not exist, or a part of the path is not a directory, such as a symbolic link.
     """
     *folders, name = path.split("/")
-    at = root
+    at = os.dup(root)
     try:
         for folder in folders:
             inner = os.open(folder, FOLDER_FLAGS, dir_fd=at)
-            if at != root:
-                os.close(at)
+            os.close(at)
             at = inner
         yield at, name
     finally:
-        if at != root:
-            os.close(at)
+        os.close(at)
 
 
 def open_below(root: int, path: str, flags: int, mode: int = 0o777) -> int:

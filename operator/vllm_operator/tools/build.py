@@ -59,21 +59,14 @@ def package_folders() -> list[str]:
 
 def file_digest(path: str) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def newest_source(top: str) -> int:
     """Return the newest modification time of the files in a folder, in seconds; 0 without files."""
-    newest = 0
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            newest = max(newest, int(os.lstat(os.path.join(folder, name)).st_mtime))
-    return newest
+    walk = ((folder, names) for folder, _, names in os.walk(top) if "__pycache__" not in folder.split("/"))
+    return max((int(os.lstat(os.path.join(folder, name)).st_mtime) for folder, names in walk for name in names), default=0)
 
 
 def describe_build(settings: dict[str, Any]) -> dict[str, str]:

@@ -25,6 +25,9 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 MARKER = ".vllm-operator-"
 LEAVING, DELETING = ".leaving-", ".deleting-"
@@ -35,58 +38,166 @@ MOST_REASON, MOST_REASONS = 120, 1500
 """Maximum characters of one reason why a directory stays, and of all reasons."""
 MOST_COUNTED = 200_000
 """Maximum number of files to examine for the size of kept directories."""
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def main() -> int:
     """Clean up, and report the result."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it by default
-    root = os.environ["CLEAN_ROOT"]
     recorded, keep, doomed = (set(json.loads(os.environ.get(f"CLEAN_{name}", "[]"))) for name in ("RECORDED", "KEEP", "DOOMED"))
-    wanted, doomed = doomed, doomed - keep
-    share = int(os.environ.get("CLEAN_SHARE", "0"))
-    before = free(root)[0]
-    mounts = mounted_below(root)
-    removed: list[str] = []
-    kept: dict[str, str] = {}
-    resume(root, recorded, keep, mounts, removed, kept)
-    for name in candidates(root, recorded, keep, doomed, mounts):
-        enough = name not in doomed and free(root)[0] * 100 >= free(root)[1] * share
-        if enough or len(removed) >= MOST:
-            break
-        if why := remove(root, name):
-            kept[name] = why
-        else:
-            removed.append(name)
-    for name in sorted(wanted - kept.keys() - set(removed)):
-        kept[name] = why_kept(root, name, recorded, keep, mounts)
-    now, total = free(root)
-    result: dict[str, object] = {
-        "removed": removed,
-        "kept": bounded(kept),
-        "freedBytes": max(0, now - before),
-        "freeBytes": now,
-        "totalBytes": total,
-    }
-    result.update(left_alone(root, recorded, keep, mounts))
-    print(json.dumps(result))
+    volume = Volume(os.environ["CLEAN_ROOT"], recorded, keep, mounted_below(os.environ["CLEAN_ROOT"]))
+    result = json.dumps(volume.clean(doomed, int(os.environ.get("CLEAN_SHARE", "0"))))
+    print(result)
     if os.environ.get("CLEAN_REPORT"):
         with open(os.environ["CLEAN_REPORT"], "w") as report:
-            json.dump(result, report)
+            report.write(result)
     return 0
 
 
-def why_kept(root: str, name: str, recorded: set[str], keep: set[str], mounts: set[str]) -> str:
-    """Return why a doomed directory was not tried."""
-    entries = [prefix + name for prefix in ("", LEAVING, DELETING) if os.path.lexists(os.path.join(root, prefix + name))]
-    if not entries:
-        return "gone"
-    if name in keep:
-        return "a Pod or a VLLMDeployment uses it"
-    if entries[0] in mounts:
-        return "something is mounted on it"
-    if not any(is_ours(root, entry, name, recorded, mounts) for entry in entries):
-        return f"it has no file {MARKER}{name}, which each Pod of the operator writes"
-    return "it was used in the last minutes, something is mounted in it, or it cannot be read"
+@dataclass
+class Volume:
+    """A volume, the directories that are the operator's, those in use, and the first parts of paths with other mounts."""
+
+    root: str
+    recorded: set[str]
+    keep: set[str]
+    mounts: set[str] = field(default_factory=set)
+    removed: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def clean(self, doomed: set[str], share: int) -> dict[str, object]:
+        """Remove directories, and return the report."""
+        before = self.free()[0]
+        self.resume()
+        for name in self.candidates(doomed - self.keep):
+            free, total = self.free()
+            if (name not in doomed and free * 100 >= total * share) or len(self.removed) >= MOST:
+                break
+            if why := self.remove(name):
+                self.kept[name] = why
+            else:
+                self.removed.append(name)
+        for name in sorted(doomed - self.kept.keys() - set(self.removed)):
+            self.kept[name] = self.why_kept(name)
+        free, total = self.free()
+        others = [self.path(entry) for entry in os.listdir(self.root) if self.is_of_others(entry)]
+        return {
+            "removed": self.removed,
+            "kept": bounded(self.kept),
+            "freedBytes": max(0, free - before),
+            "freeBytes": free,
+            "totalBytes": total,
+            "others": len(others),
+            "otherBytes": size_of(others),
+        }
+
+    def path(self, entry: str) -> str:
+        """Return the path of an entry."""
+        return os.path.join(self.root, entry)
+
+    def free(self) -> tuple[int, int]:
+        """Return the free bytes and the total bytes."""
+        volume = os.statvfs(self.root)
+        return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
+
+    def is_ours(self, entry: str, name: str) -> bool:
+        """Return whether an entry is the directory of this name that the operator has recorded and marked."""
+        if name not in self.recorded or entry in self.mounts:
+            return False
+        try:
+            found, marker = os.lstat(self.path(entry)), os.lstat(os.path.join(self.path(entry), MARKER + name))
+            return stat.S_ISDIR(found.st_mode) and found.st_dev == os.lstat(self.root).st_dev and stat.S_ISREG(marker.st_mode)
+        except OSError:
+            return False
+
+    def is_of_others(self, entry: str) -> bool:
+        """Return whether an entry is not the operator's and has no known user."""
+        name = entry.removeprefix(LEAVING).removeprefix(DELETING)
+        return entry not in self.keep and entry != "lost+found" and not self.is_ours(entry, name)
+
+    def candidates(self, doomed: set[str]) -> list[str]:
+        """Return the names of removable directories, the first to remove first."""
+        lineages = {lineage(name) for name in self.keep}
+        found = []
+        for name in os.listdir(self.root):
+            if name in self.keep or not self.is_ours(name, name):
+                continue
+            with suppress(OSError):
+                used = last_use(self.path(name))
+                if used != float("inf") and (name in doomed or time.time() - used > RECENT_SECONDS):
+                    found.append((name not in doomed, lineage(name) not in lineages, used, name))
+        return [entry[-1] for entry in sorted(found)]
+
+    def why_kept(self, name: str) -> str:
+        """Return why a doomed directory was not tried."""
+        entries = [prefix + name for prefix in ("", LEAVING, DELETING) if os.path.lexists(self.path(prefix + name))]
+        if not entries:
+            return "gone"
+        if name in self.keep:
+            return "a Pod or a VLLMDeployment uses it"
+        if entries[0] in self.mounts:
+            return "something is mounted on it"
+        if not any(self.is_ours(entry, name) for entry in entries):
+            return f"it has no file {MARKER}{name}, which each Pod of the operator writes"
+        return "it was used in the last minutes, something is mounted in it, or it cannot be read"
+
+    def resume(self) -> None:
+        """Put back, or delete, the leftovers of an interrupted run."""
+        for entry in sorted(os.listdir(self.root)):
+            prefix = next((each for each in (LEAVING, DELETING) if entry.startswith(each)), "")
+            name = entry.removeprefix(prefix)
+            if not prefix or entry in self.keep or not self.is_ours(entry, name):
+                continue
+            path, deleting = self.path(name), self.path(DELETING + name)
+            try:
+                if prefix == LEAVING and not os.path.lexists(path):
+                    os.rename(self.path(entry), path)
+                    continue
+                if prefix == LEAVING:  # a Pod has created it again; another one may still use this
+                    if os.path.lexists(deleting) or time.time() - last_use(self.path(entry)) <= RECENT_SECONDS:
+                        continue
+                    os.rename(self.path(entry), deleting)
+                self.delete(name)
+                if not os.path.lexists(path) and name not in self.removed:
+                    self.removed.append(name)
+            except (OSError, RecursionError) as error:
+                print(f"{entry} cannot be removed: {error}", file=sys.stderr)
+                self.kept[name] = str(error)
+
+    def remove(self, name: str) -> str:
+        """Take a directory out of use immediately, and delete it after the grace period; return why it stays, empty if deleted."""
+        path, leaving, deleting = (self.path(prefix + name) for prefix in ("", LEAVING, DELETING))
+        if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory of any owner
+            return f"{LEAVING}{name} or {DELETING}{name} is in the way"
+        try:
+            before = last_use(path)
+            os.rename(path, leaving)
+            is_idle = False
+            try:
+                wait(float(os.environ.get("CLEAN_GRACE", "10")))
+                is_idle = last_use(leaving) <= before
+            finally:
+                if not is_idle and not os.path.lexists(path):  # otherwise a Pod has created another one
+                    os.rename(leaving, path)
+            if not is_idle:
+                return "it was used while it was taken out of use"
+            os.rename(leaving, deleting)
+            self.delete(name)
+        except (OSError, RecursionError) as error:
+            print(f"{name} cannot be removed: {error}", file=sys.stderr)
+            return str(error)
+        return ""
+
+    def delete(self, name: str) -> None:
+        """Delete the directory `.deleting-NAME`, its marker last. Links are not followed, and other file systems are not entered."""
+        with opened(self.root) as parent, opened(DELETING + name, parent) as top:
+            empty(top, os.fstat(parent).st_dev, but=MARKER + name)
+            os.unlink(MARKER + name, dir_fd=top)
+            try:
+                os.rmdir(DELETING + name, dir_fd=parent)
+            except OSError:  # a file was created meanwhile
+                os.close(os.open(MARKER + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=top))
+                raise
 
 
 def bounded(kept: dict[str, str]) -> dict[str, str]:
@@ -98,35 +209,6 @@ def bounded(kept: dict[str, str]) -> dict[str, str]:
             break
         result = longer
     return result
-
-
-def is_ours(root: str, entry: str, name: str, recorded: set[str], mounts: set[str]) -> bool:
-    """Return whether an entry of the volume is the directory of this name that the operator has recorded and marked."""
-    if name not in recorded or entry in mounts:
-        return False
-    try:
-        found = os.lstat(os.path.join(root, entry))
-        marker = os.lstat(os.path.join(root, entry, MARKER + name))
-        device = os.lstat(root).st_dev
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_dev == device and stat.S_ISREG(marker.st_mode)
-
-
-def candidates(root: str, recorded: set[str], keep: set[str], doomed: set[str], mounts: set[str]) -> list[str]:
-    """Return the names of removable directories, the first to remove first."""
-    lineages = {lineage(name) for name in keep}
-    found = []
-    for name in os.listdir(root):
-        if name in keep or not is_ours(root, name, name, recorded, mounts):
-            continue
-        try:
-            used = last_use(os.path.join(root, name))
-        except OSError:
-            continue
-        if used != float("inf") and (name in doomed or time.time() - used > RECENT_SECONDS):
-            found.append((name not in doomed, lineage(name) not in lineages, used, name))
-    return [entry[-1] for entry in sorted(found)]
 
 
 def lineage(name: str) -> str:
@@ -150,56 +232,6 @@ def last_use(path: str) -> float:
     return latest
 
 
-def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], removed: list[str], kept: dict[str, str]) -> None:
-    """Put back, or delete, the leftovers of an interrupted run."""
-    for entry in sorted(os.listdir(root)):
-        prefix = next((each for each in (LEAVING, DELETING) if entry.startswith(each)), None)
-        name = entry[len(prefix) :] if prefix else ""
-        if not prefix or entry in keep or not is_ours(root, entry, name, recorded, mounts):
-            continue
-        path = os.path.join(root, name)
-        try:
-            if prefix == LEAVING and not os.path.lexists(path):
-                os.rename(os.path.join(root, entry), path)
-                continue
-            if prefix == LEAVING:  # a Pod has created it again; another one may still use this
-                in_the_way = os.path.lexists(os.path.join(root, DELETING + name))
-                if in_the_way or time.time() - last_use(os.path.join(root, entry)) <= RECENT_SECONDS:
-                    continue
-                os.rename(os.path.join(root, entry), os.path.join(root, DELETING + name))
-            delete(root, DELETING + name, name)
-            if not os.path.lexists(path) and name not in removed:
-                removed.append(name)
-        except (OSError, RecursionError) as error:
-            print(f"{entry} cannot be removed: {error}", file=sys.stderr)
-            kept[name] = str(error)
-
-
-def remove(root: str, name: str) -> str:
-    """Take a directory out of use immediately, and delete it after the grace period; return why it stays, empty if deleted."""
-    path, leaving, deleting = (os.path.join(root, prefix + name) for prefix in ("", LEAVING, DELETING))
-    if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory of any owner
-        return f"{LEAVING}{name} or {DELETING}{name} is in the way"
-    try:
-        before = last_use(path)
-        os.rename(path, leaving)
-        try:
-            wait(float(os.environ.get("CLEAN_GRACE", "10")))
-            is_used = last_use(leaving) > before
-        except BaseException:
-            put_back(leaving, path)
-            raise
-        if is_used:
-            put_back(leaving, path)
-            return "it was used while it was taken out of use"
-        os.rename(leaving, deleting)
-        delete(root, DELETING + name, name)
-    except (OSError, RecursionError) as error:
-        print(f"{name} cannot be removed: {error}", file=sys.stderr)
-        return str(error)
-    return ""
-
-
 def wait(seconds: float) -> None:
     """Sleep in short steps, because a signal just before a sleep does not end it."""
     until = time.monotonic() + seconds
@@ -207,30 +239,14 @@ def wait(seconds: float) -> None:
         time.sleep(min(1.0, left))
 
 
-def put_back(leaving: str, path: str) -> None:
-    """Put a directory back, unless a Pod has created another one."""
-    if not os.path.lexists(path):
-        os.rename(leaving, path)
-
-
-def delete(root: str, entry: str, name: str) -> None:
-    """Delete a directory, its marker last. Links are not followed, and other file systems are not entered."""
-    parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def opened(path: str, parent: int | None = None) -> Iterator[int]:
+    """Open a directory; yields its descriptor."""
+    descriptor = os.open(path, DIRECTORY_FLAGS if parent is not None else os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
     try:
-        top = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-        try:
-            device = os.fstat(parent).st_dev
-            empty(top, device, but=MARKER + name)
-            os.unlink(MARKER + name, dir_fd=top)
-            try:
-                os.rmdir(entry, dir_fd=parent)
-            except OSError:  # a file was created meanwhile
-                os.close(os.open(MARKER + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=top))
-                raise
-        finally:
-            os.close(top)
+        yield descriptor
     finally:
-        os.close(parent)
+        os.close(descriptor)
 
 
 def empty(folder: int, device: int, but: str = "") -> None:
@@ -240,65 +256,40 @@ def empty(folder: int, device: int, but: str = "") -> None:
     for name in os.listdir(folder):
         if name == but:
             continue
-        try:
+        with suppress(FileNotFoundError):  # another process deleted it
             if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-                try:
+                with opened(name, folder) as inner:
                     empty(inner, device)
-                finally:
-                    os.close(inner)
                 os.rmdir(name, dir_fd=folder)
             else:
                 os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            continue  # another process deleted it
 
 
 def mounted_below(root: str) -> set[str]:
     """Return the first parts of the paths below the root with other mounts."""
     prefix = os.path.realpath(root).rstrip("/") + "/"
     found: set[str] = set()
-    try:
-        with open("/proc/self/mountinfo", "rb") as table:
-            for line in table:
-                path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
-                if os.fsdecode(path).startswith(prefix):
-                    found.add(os.fsdecode(path)[len(prefix) :].partition("/")[0])
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]))
+            if path.startswith(prefix):
+                found.add(path.removeprefix(prefix).partition("/")[0])
     return found
-
-
-def left_alone(root: str, recorded: set[str], keep: set[str], mounts: set[str]) -> dict[str, int | None]:
-    """Return kept entries of the volume without a known user, with their sizes: everything that is not the operator's."""
-    others: list[str] = []
-    for entry in os.listdir(root):
-        name = re.sub(rf"^({re.escape(LEAVING)}|{re.escape(DELETING)})", "", entry)
-        if entry in keep or entry == "lost+found" or is_ours(root, entry, name, recorded, mounts):
-            continue
-        others.append(os.path.join(root, entry))
-    return {"others": len(others), "otherBytes": size_of(others)}
 
 
 def size_of(paths: list[str]) -> int | None:
     """Return the bytes on the disk; None if there are more than `MOST_COUNTED` files."""
-    total, budget = 0, MOST_COUNTED
+    files: list[str] = []
     for path in paths:
-        files = [path] if os.path.islink(path) or not os.path.isdir(path) else []
-        for folder, _, names in os.walk(path) if not files else ():
-            files.extend(os.path.join(folder, name) for name in names[: budget + 1])
-            if len(files) > budget:
+        if os.path.islink(path) or not os.path.isdir(path):
+            files.append(path)
+            continue
+        for folder, _, names in os.walk(path):
+            files.extend(os.path.join(folder, name) for name in names[: MOST_COUNTED + 1])
+            if len(files) > MOST_COUNTED:
                 return None
-        budget -= len(files)
-        for file in files:
-            try:
-                total += os.lstat(file).st_blocks * 512
-            except OSError:
-                continue
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += os.lstat(file).st_blocks * 512
     return total
-
-
-def free(root: str) -> tuple[int, int]:
-    """Return the free bytes and the total bytes of the volume."""
-    volume = os.statvfs(root)
-    return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize

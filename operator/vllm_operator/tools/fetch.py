@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from vllm_operator.tools.artifact import (
@@ -31,7 +31,7 @@ from vllm_operator.tools.artifact import (
     run_with_report,
 )
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
-from vllm_operator.tools.registry import Registry, read_manifest
+from vllm_operator.tools.registry import Artifact, Registry, read_manifest
 from vllm_operator.tools.unpack import unpack_layer
 
 STATE = ".vllm-operator-artifact"
@@ -63,50 +63,50 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     reference = settings.get("reference") or ""
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
     registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))
-    content, digest, found_tag = find_manifest(registry, pinned, [tag, base])
+    found_tag, content, digest = find_manifest(registry, pinned, (tag, base))
     try:
-        return fetch_found(settings, registry, content, {"digest": digest, "tag": found_tag}, (base, tag))
+        if digest in (settings.get("rejected") or ()):
+            raise ArtifactError("Rejected", f"{digest} was rejected after an earlier start.")
+        here = describe_build(settings)
+        artifact = read_manifest(registry, content, base, here)
+        files, size = fill(settings, registry, artifact, {"digest": digest, "tag": found_tag})
     except ArtifactError as error:
         error.facts["tag"] = found_tag
         raise
+    cold = artifact.labels.get(COLD_LABEL, "")
+    return {
+        "result": "Fetched" if artifact.labels.get(f"{LABEL}tag") == tag else "PartlyFetched",
+        "files": files,
+        "bytes": size,
+        "digest": digest,
+        "tag": found_tag,
+        "differs": differences(here, artifact.labels.get(FACTS_LABEL, "")),
+        **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {}),
+    }
 
 
-def fetch_found(
-    settings: dict[str, Any], registry: Registry, content: bytes, found: dict[str, str], keys: tuple[str, str]
-) -> dict[str, Any]:
-    """Fill the directory from the artifact with this manifest, and return a report.
-
-    Args:
-        settings: As for `fetch`.
-        registry: Registry of the artifact.
-        content: Its manifest.
-        found: Its digest and tag.
-        keys: The tag of the base, and the tag, that this engine needs.
+def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, found: dict[str, str]) -> tuple[int, int]:
+    """Fill the directory from an artifact, and return the number of files and their bytes. `found` are its digest and tag.
 
     Raises:
         ArtifactError: The directory was not filled.
         OSError: The directory cannot be written.
     """
-    root, folders, (base, tag) = settings["root"], set(settings["folders"]), keys
-    if found["digest"] in (settings.get("rejected") or ()):
-        raise ArtifactError("Rejected", f"{found['digest']} was rejected after an earlier start.")
-    here = describe_build(settings)
-    layer, labels, plain_digest = read_manifest(registry, content, base, here)
-    exact = labels.get(f"{LABEL}tag") == tag
-    check_space(root, labels)
+    root, told = settings["root"], artifact.labels.get("cache.vllm.image/cache-size-bytes", "")
+    check_space(root, int(told) if told.isdecimal() and len(told) < 16 else 0)
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
-        with opened_root(root) as top, opened_staging(top, staging) as opened, registry.blob(layer["digest"]) as source:
+        with opened_root(root) as top, opened_folder(top, os.path.basename(staging)) as opened, registry.blob(artifact.digest) as source:
             files, size = unpack_layer(
                 source,
                 opened,
-                folders,
-                digest=layer["digest"],
-                plain_digest=plain_digest,
-                size=layer["size"],
+                set(settings["folders"]),
+                digest=artifact.digest,
+                plain_digest=artifact.plain_digest,
+                size=artifact.size,
                 max_bytes=int(settings.get("maxBytes") or MAX_BYTES),
             )
-            if str(size) != labels.get("cache.vllm.image/cache-size-bytes"):
+            if str(size) != told:
                 raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
             write_state(root, {"state": "Installing", **found})
             install(opened, top)
@@ -115,28 +115,20 @@ def fetch_found(
         raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **found}
-    result["differs"] = differences(here, labels.get(FACTS_LABEL, ""))
-    cold = labels.get(COLD_LABEL, "")
-    return {**result, **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {})}
+    return files, size
 
 
-def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[bytes, str, str]:
-    """Return the manifest, its digest and the matching tag: the pinned manifest, or that of the first existing tag."""
+def find_manifest(registry: Registry, pinned: str, tags: tuple[str, str]) -> tuple[str, bytes, str]:
+    """Return the matching tag (empty for the pinned manifest), the manifest and its digest: pinned, or of the first existing tag."""
     if pinned:
-        return (*registry.manifest(pinned), "")
-    for tag in tags[:-1]:
+        return "", *registry.manifest(pinned)
+    for tag in tags:
         try:
-            return (*registry.manifest(tag), tag)
+            return tag, *registry.manifest(tag)
         except ArtifactError as error:
             if error.reason != "NotFound":
                 raise
-    try:
-        return (*registry.manifest(tags[-1]), tags[-1])
-    except ArtifactError as error:
-        if error.reason == "NotFound":
-            raise ArtifactError("NotFound", f"{registry.host}/{registry.name} has neither the tag {tags[0]} nor {tags[-1]}.") from None
-        raise
+    raise ArtifactError("NotFound", f"{registry.host}/{registry.name} has neither the tag {tags[0]} nor {tags[1]}.")
 
 
 def read_state(root: str) -> dict[str, Any]:
@@ -162,24 +154,20 @@ def filled(root: str, folders: set[str]) -> list[str]:
     found = []
     with opened_root(root) as top:
         for name in sorted(folders):
-            try:
-                folder = open_below(top, name, FOLDER_FLAGS)
-            except OSError:
-                continue
-            if os.listdir(folder):
-                found.append(name)
-            os.close(folder)
+            with suppress(OSError), opened_folder(top, name) as folder:
+                if os.listdir(folder):
+                    found.append(name)
     return found
 
 
 @contextmanager
-def opened_staging(top: int, path: str) -> Iterator[int]:
-    """Open a new staging folder. Engines of other Pods may write to the same directory, so a link is refused."""
-    staging = os.open(os.path.basename(path), FOLDER_FLAGS, dir_fd=top)
+def opened_folder(top: int, name: str) -> Iterator[int]:
+    """Open a folder. Engines of other Pods may write to the same directory, so a link is refused."""
+    folder = open_below(top, name, FOLDER_FLAGS)
     try:
-        yield staging
+        yield folder
     finally:
-        os.close(staging)
+        os.close(folder)
 
 
 def install(staging: int, top: int) -> None:
@@ -196,18 +184,14 @@ def remove_stale(root: str) -> None:
     """Remove the staging folders of Pods that were killed. Another Pod may do the same."""
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        try:
+        with suppress(OSError):
             if not name.startswith(STAGING) or os.path.islink(path) or time.time() - os.lstat(path).st_mtime < STALE_SECONDS:
                 continue
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
-        except OSError:
-            continue
 
 
-def check_space(root: str, labels: dict[str, str]) -> None:
-    """Raise ArtifactError if the files do not fit on the volume, according to the labels."""
-    text = labels.get("cache.vllm.image/cache-size-bytes", "")
-    size = int(text) if text.isdecimal() and len(text) < 16 else 0
+def check_space(root: str, size: int) -> None:
+    """Raise ArtifactError if this many bytes do not fit on the volume."""
     volume = os.statvfs(root)
     free = volume.f_bavail * volume.f_frsize
     if size > free:

@@ -36,8 +36,6 @@ from vllm_operator.tools.artifact import (
     CACHE_PREFIX,
     COLD_LABEL,
     DESCRIPTION_NAME,
-    ENGINE_PAUSE_SECONDS,
-    ENGINE_SECONDS,
     FILE_FLAGS,
     FOLDER_FLAGS,
     FORMAT,
@@ -55,7 +53,6 @@ from vllm_operator.tools.artifact import (
     opened_root,
     portability_key,
     run_with_report,
-    start_deadline,
     wait_for_engine,
 )
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build
@@ -390,10 +387,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         ArtifactError: The directory was not packed.
         OSError: The folder cannot be written.
     """
-    if settings.get("ready"):
-        start_deadline(ENGINE_SECONDS)
-        wait_for_engine(settings["ready"], pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
-        start_deadline(float(settings.get("deadline", PACK_SECONDS)))
+    wait_for_engine(settings, PACK_SECONDS)
     fingerprint = build_fingerprint(settings.get("image", ""))
     base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
     cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}

@@ -22,7 +22,6 @@ from typing import IO, Any
 from vllm_operator.tools.artifact import (
     DESCRIPTION_NAME,
     ENGINE_PAUSE_SECONDS,
-    ENGINE_SECONDS,
     FORMAT,
     LABEL,
     LAYER_NAME,
@@ -36,7 +35,6 @@ from vllm_operator.tools.artifact import (
     opened_root,
     portability_key,
     run_with_report,
-    start_deadline,
     wait_for_engine,
 )
 from vllm_operator.tools.registry import DIGEST, Registry, read_limited, read_manifest
@@ -55,14 +53,11 @@ def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ArtifactError: The artifact was not published.
     """
-    if settings.get("ready"):
-        start_deadline(ENGINE_SECONDS)
-        wait_for_engine(settings["ready"], pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
-        start_deadline(float(settings.get("deadline", PUBLISH_SECONDS)))
+    wait_for_engine(settings, PUBLISH_SECONDS)
     registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
     with opened_root(settings["output"]) as folder:
-        if settings.get("ready"):
-            wait_for_packing(folder, pause=float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
+        while settings.get("ready") and DESCRIPTION_NAME not in os.listdir(folder):  # the packing container still packs
+            time.sleep(float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
         described = read_description(folder, settings)
         if (there := find_present(registry, described.tag, described.base)) is not None:
             return {"result": "AlreadyPublished", "tag": described.tag, "digest": there}
@@ -79,12 +74,6 @@ class Description:
     config: bytes
     files: int
     size: int
-
-
-def wait_for_packing(folder: int, *, pause: float) -> None:
-    """Wait until the packing container has packed the caches."""
-    while DESCRIPTION_NAME not in os.listdir(folder):
-        time.sleep(pause)
 
 
 def read_description(folder: int, settings: dict[str, Any]) -> Description:

@@ -5,7 +5,6 @@ after a redirect to another origin. A file `ca.crt` in the Secret adds a certifi
 """
 
 import base64
-import hashlib
 import http.client
 import json
 import os
@@ -15,6 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass
 from typing import IO, Any
 
 from vllm_operator.tools.artifact import (
@@ -26,6 +26,7 @@ from vllm_operator.tools.artifact import (
     MAX_BYTES,
     MAX_JSON,
     ArtifactError,
+    digest_of,
 )
 from vllm_operator.tools.build import FACTS_LABEL, differences
 
@@ -33,6 +34,7 @@ SOCKET_SECONDS = 20
 REQUEST_ATTEMPTS = 4
 REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+ACCEPTED = {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}
 DOCKER_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 
 
@@ -82,10 +84,9 @@ class Registry:
 
     def manifest(self, reference: str) -> tuple[bytes, str]:
         """Return a manifest by tag or digest, and its digest."""
-        headers = {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}
-        with self._request("GET", f"/v2/{self.name}/manifests/{reference}", headers) as answer:
+        with self._request("GET", f"/v2/{self.name}/manifests/{reference}", ACCEPTED) as answer:
             content = read_limited(answer, MAX_JSON)
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        digest = digest_of(content)
         if DIGEST.fullmatch(reference) and digest != reference:
             raise ArtifactError("Rejected", f"The registry returned {digest} instead of {reference}.")
         return content, digest
@@ -96,7 +97,7 @@ class Registry:
             raise ArtifactError("Rejected", f"{digest} has {size} bytes.")
         with self.blob(digest) as answer:
             content = read_limited(answer, MAX_JSON)
-        if len(content) != size or f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+        if len(content) != size or digest_of(content) != digest:
             raise ArtifactError("Rejected", f"The registry returned something else than {digest}.")
         return content
 
@@ -109,7 +110,7 @@ class Registry:
     def has(self, path: str) -> bool:
         """Return whether a blob (`blobs/DIGEST`) or manifest (`manifests/TAG`) exists."""
         try:
-            self._request("HEAD", f"/v2/{self.name}/{path}", {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}).close()
+            self._request("HEAD", f"/v2/{self.name}/{path}", ACCEPTED).close()
         except ArtifactError as error:
             if error.reason == "NotFound":
                 return False
@@ -158,9 +159,8 @@ class Registry:
                     raise self._failure(error.code, method) from None
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
                 if is_untrusted(error) and self.secret and not self.account:
-                    raise ArtifactError(
-                        "SecretMissing", f"The Secret does not exist, and the certificate of {self.host} is not trusted."
-                    ) from None
+                    message = f"The Secret does not exist, and the certificate of {self.host} is not trusted."
+                    raise ArtifactError("SecretMissing", message) from None
                 if attempt == REQUEST_ATTEMPTS - 1 or is_final(error):
                     raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {getattr(error, 'reason', error)}") from None
                 time.sleep(retry_seconds("", attempt))
@@ -191,9 +191,9 @@ class Registry:
             raise ArtifactError("Unreachable", f"The token server of {self.host} fails: {error}") from None
 
     def _failure(self, code: int, method: str) -> ArtifactError:
+        if code in (401, 403) and self.secret and not self.account:
+            return ArtifactError("SecretMissing", f"The Secret does not exist, or has no account for {self.host}.")
         if code in (401, 403):
-            if self.secret and not self.account:
-                return ArtifactError("SecretMissing", f"The Secret does not exist, or has no account for {self.host}.")
             return ArtifactError("Denied", f"{self.host} refuses access to {self.name} (HTTP {code}).")
         if code == 404:
             return ArtifactError("NotFound", f"{self.host} has no such artifact in {self.name}.")
@@ -202,34 +202,40 @@ class Registry:
         return ArtifactError("Unreachable", f"{self.host} fails (HTTP {code}).")
 
 
-def read_manifest(
-    registry: Registry, content: bytes, base: str, here: dict[str, str] | None = None
-) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the layer, the labels and the archive digest of an artifact for this image and GPU.
+@dataclass(frozen=True)
+class Artifact:
+    """The layer of an artifact, the digest of its archive, and the labels."""
+
+    digest: str
+    size: int
+    plain_digest: str
+    labels: dict[str, str]
+
+
+def read_manifest(registry: Registry, content: bytes, base: str, here: dict[str, str] | None = None) -> Artifact:
+    """Read the manifest of an artifact for this image and GPU.
 
     Raises:
         ArtifactError: It is not an artifact, or it is for another image or GPU. `here`, from `describe_build`, identifies the differences.
     """
     try:
         manifest = json.loads(content)
-        (layer,) = manifest["layers"]
-        configuration = manifest["config"]
+        (layer,), configuration = manifest["layers"], manifest["config"]
         config = json.loads(registry.small_blob(configuration["digest"], int(configuration["size"])))
-        labels = config["config"]["Labels"]
+        labels = {str(name): str(value) for name, value in config["config"]["Labels"].items()}
         (plain_digest,) = config["rootfs"]["diff_ids"]
-        layer = {"digest": str(layer["digest"]), "size": int(layer["size"]), "type": layer["mediaType"]}
-        labels = {str(name): str(value) for name, value in labels.items()}
+        artifact = Artifact(str(layer["digest"]), int(layer["size"]), str(plain_digest), labels)
+        is_layer = layer["mediaType"] in LAYER_TYPES and 0 <= artifact.size <= MAX_BYTES
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
-    if layer["type"] not in LAYER_TYPES or layer["size"] < 0 or layer["size"] > MAX_BYTES:
+    if not is_layer:
         raise ArtifactError("Rejected", "The layer is not one of a cache.")
     if labels.get(f"{LABEL}format") != FORMAT:
         raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
-    if labels.get(f"{LABEL}base") != base:
-        made = labels.get(f"{LABEL}base", "")
-        differs = differences(here or {}, labels.get(FACTS_LABEL, "")) if here else ""
+    if (made := labels.get(f"{LABEL}base", "")) != base:
+        differs = differences(here, labels.get(FACTS_LABEL, "")) if here else ""
         raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.", differs=differs)
-    return layer, labels, str(plain_digest)
+    return artifact
 
 
 def read_account(secret: str, host: str, name: str) -> str:

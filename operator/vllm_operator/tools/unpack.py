@@ -9,7 +9,9 @@ import http.client
 import os
 import re
 import stat
+import tarfile
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from vllm_operator.tools.artifact import (
@@ -25,7 +27,7 @@ from vllm_operator.tools.artifact import (
 )
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-BLOCK = 512
+BLOCK = tarfile.BLOCKSIZE
 READ_BYTES = 2**18
 MAX_DEPTH = 32
 MAX_PATH = 1024
@@ -33,6 +35,12 @@ MAX_RATIO = 50
 FREE_RATIO_BYTES = 64 * 2**20
 """Maximum size up to which the compression ratio is not limited."""
 PLAIN = re.compile(r"[^\x00-\x1f\x7f/\\]{1,255}")
+FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+
+
+def rejected(message: str) -> ArtifactError:
+    """Return the error for a layer that is not accepted."""
+    return ArtifactError("Rejected", message)
 
 
 class Layer:
@@ -49,35 +57,28 @@ class Layer:
         """Return exactly this many bytes."""
         while len(self._buffer) < count:
             if not self._fill():
-                raise ArtifactError("Rejected", "The layer is truncated.")
+                raise rejected("The layer is truncated.")
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
         return taken
 
+    def content(self, length: int) -> Iterator[bytes]:
+        """Return the content of an entry in blocks, and skip its padding."""
+        for start in range(0, length, READ_BYTES):
+            yield self.take(min(length - start, READ_BYTES))
+        self.take(-length % BLOCK)
+
     def _fill(self) -> bool:
         """Add bytes to the buffer; return False at the end."""
-        pending = self._inflate.unconsumed_tail
         if self._inflate.eof:
             return False
-        if not pending:
-            try:
-                pending = self._source.read(READ_BYTES)
-            except (OSError, http.client.HTTPException) as error:
-                raise ArtifactError("Unreachable", f"The transfer broke off: {error}") from None
-            self._read += len(pending)
-            self._compressed.update(pending)
-            if self._read > self._size:
-                raise ArtifactError("Rejected", f"The layer has more than the {self._size} bytes of its manifest.")
-            if not pending and self._read < self._size:
-                raise ArtifactError("Unreachable", f"The transfer broke off after {self._read} of {self._size} bytes.")
-            if not pending:
-                raise ArtifactError("Rejected", "The layer is truncated.")
+        pending = self._inflate.unconsumed_tail or self._receive()
         try:
             plain = self._inflate.decompress(pending, READ_BYTES)
         except zlib.error as error:
-            raise ArtifactError("Rejected", f"The layer is damaged: {error}") from None
+            raise rejected(f"The layer is damaged: {error}") from None
         if self._inflate.unused_data:
-            raise ArtifactError("Rejected", "Something follows the end of the layer.")
+            raise rejected("Something follows the end of the layer.")
         self._written += len(plain)
         if self._written > self._limit:
             raise ArtifactError("TooLarge", f"The layer has more than {self._limit} bytes.")
@@ -87,21 +88,37 @@ class Layer:
         self._buffer += plain
         return True
 
+    def _receive(self) -> bytes:
+        """Return the next compressed bytes."""
+        try:
+            received: bytes = self._source.read(READ_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise ArtifactError("Unreachable", f"The transfer broke off: {error}") from None
+        self._read += len(received)
+        self._compressed.update(received)
+        if self._read > self._size:
+            raise rejected(f"The layer has more than the {self._size} bytes of its manifest.")
+        if not received and self._read < self._size:
+            raise ArtifactError("Unreachable", f"The transfer broke off after {self._read} of {self._size} bytes.")
+        if not received:
+            raise rejected("The layer is truncated.")
+        return received
+
     def finish(self, digest: str, plain_digest: str) -> None:
         """Read to the end, which must be empty, and check the digests."""
-        while True:
+        more = True
+        while more:
             if self._buffer.strip(b"\0"):
-                raise ArtifactError("Rejected", "Something follows the end of the archive.")
+                raise rejected("Something follows the end of the archive.")
             self._buffer.clear()
-            if not self._fill():
-                break
+            more = self._fill()
         if self._source.read(1) or self._read != self._size:
-            raise ArtifactError("Rejected", f"The layer has not the {self._size} bytes of its manifest.")
+            raise rejected(f"The layer has not the {self._size} bytes of its manifest.")
         if f"sha256:{self._compressed.hexdigest()}" != digest or f"sha256:{self._plain.hexdigest()}" != plain_digest:
-            raise ArtifactError("Rejected", f"The content of the layer is not {digest}.")
+            raise rejected(f"The content of the layer is not {digest}.")
 
 
-def unpack_layer(  # noqa: PLR0915 - one check for each kind of entry
+def unpack_layer(
     source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
 ) -> tuple[int, int]:
     """Unpack a layer into an empty folder, and return the number of files and their bytes.
@@ -124,49 +141,35 @@ def unpack_layer(  # noqa: PLR0915 - one check for each kind of entry
     parents = {""}
     times: list[tuple[str, int]] = []
     files = total = size_of_files = 0
-    long_name = b""
-    while True:
-        header = layer.take(BLOCK)
-        if not header.strip(b"\0"):
-            if layer.take(BLOCK).strip(b"\0") or long_name:
-                raise ArtifactError("Rejected", "The end of the archive is damaged.")
-            break
-        kind, name, length, mtime, mode = read_header(header)
-        if kind == b"L":
-            if long_name or not 0 < length <= MAX_PATH + 1:
-                raise ArtifactError("Rejected", "A long name of the archive is damaged.")
-            long_name = layer.take(padded(length))[:length].rstrip(b"\0")
-            if not long_name:
-                raise ArtifactError("Rejected", "A long name of the archive is empty.")
-            continue
-        path = target_of(read_path(long_name or name, is_folder=kind == b"5"), folders, is_folder=kind == b"5")
-        long_name = b""
+    for entry, parts in read_entries(layer):
+        path = target_of(parts, folders, is_folder=entry.isdir())
         if path in seen:
-            raise ArtifactError("Rejected", f"{path} occurs twice.")
+            raise rejected(f"{path} occurs twice.")
         seen.add(path)
+        total += entry.size
         if len(seen) > MAX_FILES:
             raise ArtifactError("TooLarge", f"The layer has more than {MAX_FILES} entries.")
-        total += length
         if total > max_bytes:
             raise ArtifactError("TooLarge", f"The files have more than {max_bytes} bytes.")
         if not path or path.startswith(MANIFEST_PREFIX):  # the index for other readers
-            skip(layer, length)
+            for _ in layer.content(entry.size):
+                pass
             continue
         parent = os.path.dirname(path)
         if parent == VLLM_FOLDER and parent not in parents:  # its content is at the top of the archive
             os.mkdir(parent, dir_fd=staging)
             parents.add(parent)
         if parent not in parents:
-            raise ArtifactError("Rejected", f"The archive contains {path[:200]!r} without its directory.")
-        if kind == b"5":
+            raise rejected(f"The archive contains {path[:200]!r} without its directory.")
+        if entry.isdir():
             with opened_parent(staging, path) as (at, last):
                 os.mkdir(last, dir_fd=at)
             parents.add(path)
-            times.append((path, mtime))
+            times.append((path, int(entry.mtime)))
         else:
-            write_file(layer, open_below(staging, path, NEW_FILE, 0o777 if mode & stat.S_IXUSR else 0o666), length, mtime)
+            write_file(layer, open_below(staging, path, NEW_FILE, 0o777 if entry.mode & stat.S_IXUSR else 0o666), entry)
             files += 1
-            size_of_files += length
+            size_of_files += entry.size
     layer.finish(digest, plain_digest)
     for path, mtime in reversed(times):
         with opened_parent(staging, path) as (at, last):
@@ -174,82 +177,72 @@ def unpack_layer(  # noqa: PLR0915 - one check for each kind of entry
     return files, size_of_files
 
 
-def read_header(header: bytes) -> tuple[bytes, bytes, int, int, int]:
-    """Return kind, name, size, time and mode of an entry."""
-    kind = header[156:157]
-    checksum = sum(header[:148]) + sum(header[156:]) + 8 * 32
-    if header[257:262] != b"ustar" or checksum != octal(header[148:156]):
-        raise ArtifactError("Rejected", "A header of the archive is damaged.")
-    if kind not in (b"0", b"\0", b"5", b"L") or header[157:257].strip(b"\0"):
-        raise ArtifactError("Rejected", f"The archive contains an entry of kind {kind!r}, which is neither a file nor a directory.")
-    name = header[:100].split(b"\0")[0]
-    if header[257:263] == b"ustar\0" and header[345]:
-        name = header[345:500].split(b"\0")[0] + b"/" + name
-    length = octal(header[124:136])
-    if kind == b"5" and length:
-        raise ArtifactError("Rejected", "A directory of the archive has content.")
-    return kind, name, length, octal(header[136:148]), octal(header[100:108])
+def read_entries(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, list[str]]]:
+    """Return the files and directories of the archive with the parts of their paths. The caller takes the content of each."""
+    long_name = b""
+    while (header := layer.take(BLOCK)).strip(b"\0"):
+        entry = read_header(header)
+        if entry.type == tarfile.GNUTYPE_LONGNAME:
+            if long_name or not 0 < entry.size <= MAX_PATH + 1:
+                raise rejected("A long name of the archive is damaged.")
+            long_name = b"".join(layer.content(entry.size)).rstrip(b"\0")
+            if not long_name:
+                raise rejected("A long name of the archive is empty.")
+            continue
+        try:
+            name = (long_name or entry.name.encode("utf-8", "surrogateescape")).decode()
+        except UnicodeDecodeError:
+            raise rejected("A name in the archive is not UTF-8.") from None
+        yield entry, read_path(name, is_folder=entry.isdir())
+        long_name = b""
+    if layer.take(BLOCK).strip(b"\0") or long_name:
+        raise rejected("The end of the archive is damaged.")
 
 
-def octal(field: bytes) -> int:
-    """Return an octal number of a header."""
-    text = field.strip(b"\0 ")
-    if not re.fullmatch(rb"[0-7]{0,12}", text):
-        raise ArtifactError("Rejected", "A number in the archive is damaged or too large.")
-    return int(text or b"0", 8)
-
-
-def read_path(name: bytes, *, is_folder: bool) -> list[str]:
-    """Return the parts of a path. All must be plain names."""
+def read_header(header: bytes) -> tarfile.TarInfo:
+    """Return the entry of a header."""
     try:
-        text = name.decode()
-    except UnicodeDecodeError:
-        raise ArtifactError("Rejected", "A name in the archive is not UTF-8.") from None
-    parts = (text[:-1] if is_folder and text.endswith("/") else text).split("/")
-    if len(text) > MAX_PATH or len(parts) > MAX_DEPTH or any(not PLAIN.fullmatch(part) or part in (".", "..") for part in parts):
-        raise ArtifactError("Rejected", f"The archive contains the path {text[:200]!r}.")
+        entry = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")  # the header of a long name has the half of a character
+    except tarfile.HeaderError:
+        raise rejected("A header of the archive is damaged.") from None
+    if header[257:262] != b"ustar" or not 0 <= entry.size < 8**12 or not 0 <= entry.mtime < 8**12:
+        raise rejected("A header of the archive is damaged.")
+    if entry.type not in (*FILE_TYPES, tarfile.GNUTYPE_LONGNAME) or entry.linkname:
+        raise rejected(f"The archive contains an entry of kind {entry.type!r}, which is neither a file nor a directory.")
+    if entry.isdir() and entry.size:
+        raise rejected("A directory of the archive has content.")
+    return entry
+
+
+def read_path(name: str, *, is_folder: bool) -> list[str]:
+    """Return the parts of a path. All must be plain names."""
+    parts = (name.removesuffix("/") if is_folder else name).split("/")
+    if len(name) > MAX_PATH or len(parts) > MAX_DEPTH or any(not PLAIN.fullmatch(part) or part in (".", "..") for part in parts):
+        raise rejected(f"The archive contains the path {name[:200]!r}.")
     return parts
 
 
 def target_of(parts: list[str], folders: set[str], *, is_folder: bool) -> str:
     """Return the path below the cache root; empty for a directory outside its folders."""
-    top = parts[0]
-    if top == MANIFEST_PREFIX and (len(parts), is_folder) in ((1, True), (2, False)):
-        return "/".join(parts)
-    if top == CACHE_PREFIX and len(parts) == 1 and is_folder:
-        return ""
-    if top == CACHE_PREFIX and parts[1:2] == [OTHERS]:
-        if len(parts) == 2 and is_folder:
-            return MANIFEST_PREFIX + "/" + OTHERS
-        inner = parts[2:]
-        if inner and inner[0] in folders and inner[0] != VLLM_FOLDER and (len(inner) > 1 or is_folder):
-            return "/".join(inner)
-    elif top == CACHE_PREFIX and len(parts) > 1 and VLLM_FOLDER in folders:
-        return "/".join([VLLM_FOLDER, *parts[1:]])
-    raise ArtifactError("Rejected", f"The archive contains the path {'/'.join(parts)[:200]!r}.")
+    match parts:
+        case [top] if top == CACHE_PREFIX and is_folder:
+            return ""
+        case [top, *rest] if top == MANIFEST_PREFIX and (len(rest), is_folder) in ((0, True), (1, False)):
+            return "/".join(parts)
+        case [top, others] if top == CACHE_PREFIX and others == OTHERS and is_folder:
+            return f"{MANIFEST_PREFIX}/{OTHERS}"
+        case [top, others, folder, *rest] if top == CACHE_PREFIX and others == OTHERS:
+            if folder in folders and folder != VLLM_FOLDER and (rest or is_folder):
+                return "/".join([folder, *rest])
+        case [top, first, *rest] if top == CACHE_PREFIX and first != OTHERS and VLLM_FOLDER in folders:
+            return "/".join([VLLM_FOLDER, first, *rest])
+    raise rejected(f"The archive contains the path {'/'.join(parts)[:200]!r}.")
 
 
-def padded(length: int) -> int:
-    """Return the size of the blocks that hold this many bytes."""
-    return -(-length // BLOCK) * BLOCK
-
-
-def skip(layer: Layer, length: int) -> None:
-    """Skip bytes of the layer."""
-    left = padded(length)
-    while left:
-        left -= len(layer.take(min(left, READ_BYTES)))
-
-
-def write_file(layer: Layer, descriptor: int, length: int, mtime: int) -> None:
+def write_file(layer: Layer, descriptor: int, entry: tarfile.TarInfo) -> None:
     """Write the content and the modification time of a new file."""
     with open(descriptor, "wb") as file:
-        left = length
-        while left:
-            block = layer.take(min(left, READ_BYTES))
+        for block in layer.content(entry.size):
             file.write(block)
-            left -= len(block)
         file.flush()
-        os.utime(descriptor, (mtime, mtime))
-    if rest := padded(length) - length:
-        layer.take(rest)
+        os.utime(descriptor, (entry.mtime, entry.mtime))
