@@ -8,8 +8,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
-from vllm_operator.controller.cache_updater import CacheUpdater
-from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
 from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Unavailable
 
 KEY = ("default", "llama")

@@ -33,7 +33,6 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.controller import watches
 from vllm_operator.controller.cache_reconciler import CacheReconciler
-from vllm_operator.controller.cache_updater import CacheUpdater
 from vllm_operator.controller.followers import Followers
 from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
@@ -42,7 +41,7 @@ from vllm_operator.controller.log_output import configure, describe_end, handle_
 from vllm_operator.controller.log_share import LogShare
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
-from vllm_operator.controller.object_cache import ObjectCache
+from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
 from vllm_operator.controller.preconditions import Preconditions, WatchesOutdated
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.queue import Priority, WorkQueue

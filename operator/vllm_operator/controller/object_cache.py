@@ -15,13 +15,17 @@ Objects are kept as JSON, so each reader gets a copy. Lists are read in pages, s
 `get` reads the data, which is immutable, from the API server.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import labels as names
+from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.kube import client
 from vllm_operator.kube.client import (
@@ -31,6 +35,7 @@ from vllm_operator.kube.client import (
     REVISION,
     VLLM_DEPLOYMENT,
     ClusterClient,
+    ClusterError,
     Gone,
     Key,
     Kind,
@@ -43,12 +48,19 @@ from vllm_operator.kube.client import (
 )
 from vllm_operator.pods.owner import instance_of
 
+log = logging.getLogger(__name__)
+
 ObjectName = tuple[str, str]
 """Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
 LIST_TRIES = 3
 """Maximum number of tries of a list that takes so long that the API server drops its version."""
-_NOT_APPLIED = (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET, POD, REVISION)
+SETTLE_SECONDS = 0.1
+"""Delay between the start of a watch and the list. After an outage, several watches start together."""
+RETRY_SECONDS = 2.0
+"""Delay before a failed list is retried."""
+_PRESETS = (PRESET, CLUSTER_PRESET)
+_NOT_APPLIED = (VLLM_DEPLOYMENT, *_PRESETS, POD, REVISION)
 """Kinds whose `managedFields` are dropped."""
 
 
@@ -86,7 +98,7 @@ class ObjectCache:
         """Create an empty cache. The first `refresh` fills it."""
         self._client = client
         self._objects: dict[Kind, dict[ObjectName, CachedObject]] = {}
-        self._children: dict[Kind, dict[Key, tuple[ObjectName, ...]]] = {}
+        self._children: defaultdict[tuple[Kind, Key], set[ObjectName]] = defaultdict(set)
         self._complete: set[Kind] = set()
         """Kinds whose pages have all been listed. Other kinds are read from the API server."""
 
@@ -157,12 +169,11 @@ class ObjectCache:
     ) -> Sequence[Manifest]:
         """List objects. Children of one VLLMDeployment and presets come from memory."""
         if self.is_complete(kind) and not fields:
-            if _is_preset(kind) and not labels:
-                kept = (known for name, known in self._objects[kind].items() if namespace in (None, name[0]))
-                return [manifest for known in kept if (manifest := known.manifest()) is not None]
+            if kind in _PRESETS and not labels:
+                return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
             instance = (labels or {}).get(names.INSTANCE_LABEL)
             if namespace is not None and instance is not None and labels == children_of(kind, instance) and kind != VLLM_DEPLOYMENT:
-                return list(self._found(kind, (namespace, instance)))
+                return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))
         return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
 
     def pages(
@@ -260,26 +271,114 @@ class ObjectCache:
         return manifest
 
     def _keep(self, kind: Kind, name: ObjectName, cached: CachedObject) -> None:
-        known = self._objects[kind].get(name)
+        self._forget(kind, name)
         self._objects[kind][name] = cached
-        self._index(kind, name, known.key if known else None, None if cached.content is None else cached.key)
+        if cached.content is not None:
+            self._children[kind, cached.key].add(name)
 
     def _forget(self, kind: Kind, name: ObjectName) -> None:
-        self._index(kind, name, self._objects[kind].pop(name).key, None)
+        if (known := self._objects[kind].pop(name, None)) is not None:
+            names_of_key = self._children[kind, known.key]
+            names_of_key.discard(name)
+            if not names_of_key:
+                del self._children[kind, known.key]
 
-    def _found(self, kind: Kind, key: Key) -> Iterator[Manifest]:
-        for name in sorted(self._children.get(kind, {}).get(key, ())):
-            if (manifest := self._objects[kind][name].manifest()) is not None:
-                yield manifest
+    def _found(self, kind: Kind, wanted: Iterable[ObjectName]) -> list[Manifest]:
+        return [manifest for name in wanted if (manifest := self._objects[kind][name].manifest()) is not None]
 
-    def _index(self, kind: Kind, name: ObjectName, old: Key | None, new: Key | None) -> None:
-        children = self._children.setdefault(kind, {})
-        if old is not None and old != new and old in children:
-            children[old] = tuple(other for other in children[old] if other != name)
-            if not children[old]:
-                del children[old]
-        if new is not None and name not in (known := children.get(new, ())):
-            children[new] = (*known, name)
+
+class CacheUpdater:
+    """Puts watch events into the cache, lists kinds again, and adds the keys of changed objects to the queue.
+
+    kopf lists a kind before it watches it, at the start and whenever a watch has lost its place. kopf does not report objects that were
+    deleted in between. Therefore the updater lists the kind right after kopf has: the events that follow in the watch are later than both
+    lists.
+    """
+
+    def __init__(
+        self,
+        cache: ObjectCache,
+        *,
+        changed: Callable[[Key], None],
+        unchanged: Callable[[Key], None],
+        users_of: Callable[[Kind, Key], Iterable[Key]],
+        namespaces: Sequence[str] = (),
+        seconds: float = 600.0,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        """Initialize without reading.
+
+        Args:
+            cache: The cache.
+            changed: Called with the key of each VLLMDeployment that has changed itself or in its children or preset.
+            unchanged: Called by `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status.
+            users_of: Returns the VLLMDeployments that name a preset.
+            namespaces: The namespaces to serve; all if empty.
+            seconds: Interval between lists of all kinds.
+            settle_seconds: Delay between the start of a watch and the list.
+        """
+        self._cache = cache
+        self._changed = changed
+        self._unchanged = unchanged
+        self._users_of = users_of
+        self._namespaces = tuple(namespaces)
+        self._seconds = seconds
+        self._settle = settle_seconds
+        self._outdated: set[Kind] = set()
+        self._recheck = asyncio.Event()
+        self.loaded = asyncio.Event()
+        """Set when all kinds have been listed once."""
+
+    def notice(self, kind: Kind, manifest: Manifest, *, deleted: bool) -> None:
+        """Handle a watch event."""
+        for key in self._cache.note(kind, manifest, deleted=deleted):
+            self._add(kind, key)
+
+    def recheck(self, kind: Kind) -> None:
+        """List the objects of a kind when its watch begins, because events may have been missed."""
+        self._outdated.add(kind)
+        self._recheck.set()
+
+    async def add_all(self) -> None:
+        """Add the keys of all VLLMDeployments. Raises ClusterError."""
+        for key in await self._cache.list_keys(self._namespaces):
+            known = await self._cache.get(VLLM_DEPLOYMENT, key[1], key[0]) if self._cache.is_complete(VLLM_DEPLOYMENT) else None
+            (self._unchanged if known is not None and _is_reported(known) else self._changed)(key)
+
+    async def run(self, kinds: Sequence[Kind]) -> None:
+        """Keep these kinds up to date in the cache until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await self._recheck.wait()
+            except TimeoutError:
+                self._outdated.update(kinds)
+            await asyncio.sleep(self._settle)
+            self._recheck.clear()
+            outdated, self._outdated = self._outdated, set()
+            try:
+                await self._list(kinds, outdated)
+            except ClusterError as error:
+                log.debug("cannot list objects: %s", error)
+                self._outdated |= outdated
+                self._recheck.set()
+                await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
+
+    async def _list(self, kinds: Sequence[Kind], outdated: Collection[Kind]) -> None:
+        for kind in [kind for kind in kinds if kind in outdated]:
+
+            def add(key: Key, kind: Kind = kind) -> None:
+                if self.loaded.is_set():
+                    self._add(kind, key)
+
+            await self._cache.refresh([kind], self._namespaces, changed=add)
+        if not self.loaded.is_set() and all(map(self._cache.is_complete, kinds)):
+            await self.add_all()
+            self.loaded.set()
+
+    def _add(self, kind: Kind, key: Key) -> None:
+        for affected in self._users_of(kind, key) if kind in _PRESETS else (key,):
+            self._changed(affected)
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
@@ -287,7 +386,7 @@ def key_of(kind: Kind, manifest: Manifest) -> Key | None:
 
     A preset is its own key.
     """
-    if _is_preset(kind):
+    if kind in _PRESETS:
         return name_of(manifest)
     metadata: Mapping[str, Any] = manifest.get("metadata") or {}
     match kind:
@@ -312,10 +411,6 @@ def version_of(manifest: Manifest) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-def _is_preset(kind: Kind) -> bool:
-    return kind in (PRESET, CLUSTER_PRESET)
-
-
 def _cached(kind: Kind, manifest: Manifest, key: Key) -> CachedObject:
     user_fields: tuple[Any, ...] = ()
     if kind == VLLM_DEPLOYMENT:
@@ -335,3 +430,9 @@ def _serialize(manifest: Manifest) -> bytes:
         return json.dumps(manifest).encode()
     except RecursionError:
         return json.dumps(cut_depth(manifest)).encode()
+
+
+def _is_reported(resource: Manifest) -> bool:
+    """Return whether the status of a VLLMDeployment describes its current spec."""
+    generation = reading.integer(resource, "metadata", "generation")
+    return generation == reading.integer(resource, "status", "observedGeneration")
