@@ -86,14 +86,6 @@ class Applied:
     failure: ClusterError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Result of checking a child that is up to date: its mark, the mark of the desired manifest, and the template field that it lacks."""
-
-    mark: str
-    not_kept: str | None
-
-
 class Applier:
     """Applies the children of VLLMDeployments."""
 
@@ -101,7 +93,8 @@ class Applier:
         """`count` is called with the verb and the kind of each write."""
         self._client = client
         self._count = count
-        self._checked: Recent[_Check] = Recent(MAX_CHECKED)  # by uid of the child
+        self._checked: Recent[tuple[str, str | None]] = Recent(MAX_CHECKED)
+        """By uid of a child that is up to date: its mark, and the field of its Pod template that it lacks (see `_mark`)."""
 
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Apply the desired objects, and prune children that are not desired.
@@ -113,9 +106,8 @@ class Applier:
         for group in _in_order(desired_objects):
             # A Pod that starts with a PVC that is being deleted would block the deletion.
             ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
-            rest = [it for it in ready if not self._is_current(owner, it, found.get(_identity(it)), result)]
-            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in rest]
-            for outcome in await asyncio.gather(*calls, return_exceptions=True) if calls else ():  # none may continue after the return
+            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may continue after the return
                 if isinstance(outcome, ClusterError):
                     result.failure = result.failure or outcome
                 elif isinstance(outcome, BaseException):
@@ -143,17 +135,6 @@ class Applier:
         self._count("patch", child["kind"])
         return now
 
-    def _is_current(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> bool:
-        """Return whether neither a child nor its desired manifest has changed since its last check. If so, add it to the result."""
-        if child is None or child["metadata"].get("deletionTimestamp") or not is_created_by_operator(child, owner):
-            return False
-        check = self._checked.get(child["metadata"].get("uid", ""))
-        if check is None or is_of_earlier(child, owner) or managed_fields.is_scaled(child) or check.mark != _mark(desired, child):
-            return False
-        result.children.append(child)
-        result.not_kept += [check.not_kept] if check.not_kept is not None else []
-        return True
-
     async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
         """Apply one child, and add the outcome to the result. A child that was not found by its labels may exist without them."""
         if child is not None and await self._is_leaving(child, owner):
@@ -175,28 +156,29 @@ class Applier:
                 result.children.append(await self._apply_without_owner(desired, child, error, result))
 
     async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        checked = None
         if child is not None:
             desired = await self._without_scaled_replicas(desired, child)
-        check = None if child is None else self._checked.get(child["metadata"].get("uid", ""))
-        if child is None or check is None or check.mark != _mark(desired, child):
+            checked = self._checked.get(child["metadata"].get("uid", ""))
+        if child is None or checked is None or checked[0] != _mark(desired, child):
             child = await self._bring_up_to_date(desired, child, result)
-            check = _Check(_mark(desired, child), _find_unkept(desired, child))
-            self._checked.put(child["metadata"].get("uid", ""), check)
-        if check.not_kept is not None:
-            result.not_kept.append(check.not_kept)
+            checked = _mark(desired, child), _find_unkept(desired, child)
+            self._checked.put(child["metadata"].get("uid", ""), checked)
+        if (not_kept := checked[1]) is not None:
+            result.not_kept.append(not_kept)
         return child
 
     async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         digested = managed_fields.with_digest(desired)
-        if child is None:
-            # without force: an object of this name without the operator's labels belongs to another owner
-            fresh = {**digested, "metadata": digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})}
-            child = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
-            self._wrote("apply", child, result)
-        elif managed_fields.needs_apply(digested, child):
-            child = await self._apply_over(digested, child, result)
+        if child is None or managed_fields.needs_apply(digested, child):
+            child = await (self._create(digested) if child is None else self._apply_over(digested, child, result))
             self._wrote("apply", child, result)
         return await self._clean(desired, child, result) if kind_of(desired) in CLEANED else child
+
+    async def _create(self, desired: Manifest) -> Manifest:
+        """Apply a new child, without force: an object of this name without the operator's labels belongs to another owner."""
+        metadata = desired["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})
+        return await self._client.apply({**desired, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Apply an existing child, even if merging it with fields of other managers gives an invalid object.
