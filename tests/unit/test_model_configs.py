@@ -13,7 +13,7 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
 from vllm_operator.controller.reconciler import HUB_SECONDS, Result
-from vllm_operator.hub.client import HubAnswer
+from vllm_operator.hub.client import HttpHub, HubAnswer
 from vllm_operator.kube.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 
 MLA = {
@@ -32,11 +32,12 @@ def unknown(name: str = "llama", **model: Any) -> dict[str, Any]:
     return llama(name, model={"uri": "hf://someone/unheard-of", **model})
 
 
-class FakeHub:
+class FakeHub(HttpHub):
     """A hub in memory: `answers` by repository. `asked` are all calls of `read`; `wait` delays them."""
 
     def __init__(self, **configs: Mapping[str, Any]) -> None:
         """`configs` by the name of the repository, with two underscores for `/`."""
+        super().__init__("https://hub.invalid")
         self.answers = {name.replace("__", "/"): HubAnswer(config) for name, config in configs.items()}
         self.asked: list[tuple[str, str, str | None]] = []
         self.wait: asyncio.Event | None = None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from vllm_operator.api.operation import SecretKeyReference
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AdapterSpec, ModelSpec
-from vllm_operator.hub.client import HubAnswer, ModelHub
+from vllm_operator.hub.client import HttpHub, HubAnswer
 from vllm_operator.kube.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.sizing.model_facts import AdapterFiles
@@ -52,7 +52,7 @@ class ModelConfigs:
     def __init__(
         self,
         client: ClusterClient,
-        hub: ModelHub,
+        hub: HttpHub,
         *,
         wait_seconds: float,
         changed: Callable[[Key], None],

@@ -8,9 +8,10 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
@@ -56,19 +57,6 @@ class HubAnswer(ModelFiles):
     unreachable: bool = False
 
 
-class ModelHub(Protocol):
-    """A source of model files."""
-
-    async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read the config.json of `organization/name`. Never raises."""
-
-    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read the adapter_config.json of a LoRA adapter. Never raises."""
-
-    async def close(self) -> None:
-        """Close all connections."""
-
-
 class HttpHub:
     """A hub with the API of huggingface.co: `ENDPOINT/organization/name/resolve/REVISION/FILE`."""
 
@@ -84,10 +72,8 @@ class HttpHub:
             config = await self._file(repository, revision, "config.json", token)
         except _ReadError as error:
             return error.answer
-        wanted = "quantization_config" not in config and "text_config" not in config
         quantization, (size, files) = await asyncio.gather(
-            self._quantization(repository, revision, token) if wanted else _nothing(),
-            self._weights(repository, revision, token),
+            self._quantization(config, repository, revision, token), self._weights(repository, revision, token)
         )
         whole = {**config, "quantization_config": quantization} if quantization else config
         quantized = any("quantization_config" in part for part in (whole, mapping(whole, "text_config")))
@@ -106,7 +92,10 @@ class HttpHub:
         if self._opened is not None:
             await self._opened.close()
 
-    async def _quantization(self, repository: str, revision: str, token: str | None) -> Mapping[str, Any] | None:
+    async def _quantization(self, config: Mapping[str, Any], repository: str, revision: str, token: str | None) -> Mapping[str, Any] | None:
+        """Return hf_quant_config.json of a model whose config.json does not describe its quantization; None if there is none."""
+        if "quantization_config" in config or "text_config" in config:
+            return None
         try:
             return await self._file(repository, revision, "hf_quant_config.json", token)
         except _ReadError:
@@ -117,10 +106,11 @@ class HttpHub:
         try:
             async with asyncio.timeout(WEIGHTS_SECONDS):
                 try:
-                    index = await self._get(*self._place(repository, revision, INDEX), token, take=_first(INDEX_BYTES))
+                    async with self._open(self._url(repository, revision, INDEX), INDEX, token) as response:
+                        index = await _beginning(response, INDEX_BYTES)
                     return _total_size(index), _file_names(index)
                 except _ReadError:
-                    return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token), [SINGLE_FILE]
+                    return await self._length(self._url(repository, revision, SINGLE_FILE), token), [SINGLE_FILE]
         except (aiohttp.ClientError, OSError, ValueError, _ReadError):
             return None, []
 
@@ -131,11 +121,12 @@ class HttpHub:
         places = asyncio.Semaphore(HEADERS_AT_ONCE)
 
         async def read(name: str) -> TensorSizes:
-            async with places:
-                data = await self._get(*self._place(repository, revision, name), token, take=_header, ranged=True)
+            async with places, self._open(self._url(repository, revision, name), name, token, ranged=True) as response:
+                length = header_length(await _beginning(response, LENGTH_BYTES)) or 0
+                data = await _beginning(response, length)
             header = read_header(data)
-            if header is None:
-                raise _ReadError(f"{name} has no header.")
+            if header is None or len(data) < length:
+                raise _ReadError(f"{name} has no whole header.")
             return add_up(header)
 
         tasks: list[asyncio.Task[TensorSizes]] = []
@@ -152,24 +143,27 @@ class HttpHub:
             length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)
             return int(length) if length and length.isdecimal() and len(length) < 19 else None
 
-    def _place(self, repository: str, revision: str, name: str) -> tuple[str, str]:
-        """Return the URL of a file, and its description for messages."""
-        path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
-        if any(part in (".", "..") for part in repository.split("/")) or revision in (".", ".."):
+    def _url(self, repository: str, revision: str, name: str) -> str:
+        """Return the URL of a file. Raises _ReadError for a name that would leave the repository."""
+        if any(part in (".", "..") for part in (*repository.split("/"), revision)):
             raise _ReadError(f"{repository} is not the name of a model.")
-        return f"{self._endpoint}/{path}", f"{name} of {repository} on {self._endpoint}"
+        path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
+        return f"{self._endpoint}/{path}"
 
     async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
-        url, what = self._place(repository, revision, name)
+        what = f"{name} of {repository} on {self._endpoint}"
         try:
-            data = await self._get(url, what, token)
+            async with self._open(self._url(repository, revision, name), what, token) as response:
+                data = await _beginning(response, SIZE_LIMIT + 1)
         except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
             is_away = isinstance(error, aiohttp.ClientConnectorError) and error.host == urlsplit(self._endpoint).hostname
             raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", failed=True, unreachable=is_away) from error
         except aiohttp.ClientError as error:  # a malformed response says nothing about the hub
             raise _ReadError(f"{what} cannot be read: {type(error).__name__}.") from error
-        except ValueError as error:  # an invalid URL
+        except ValueError as error:
             raise _ReadError(f"{what} cannot be read: its URL is not valid.") from error
+        if len(data) > SIZE_LIMIT:
+            raise _ReadError(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -191,18 +185,12 @@ class HttpHub:
         return self._opened
 
     def _authorization(self, url: str, token: str | None) -> dict[str, str]:
-        return {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
+        is_of_hub = urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]  # scheme and host
+        return {"Authorization": f"Bearer {token}"} if token and is_of_hub else {}
 
-    async def _get(
-        self,
-        url: str,
-        what: str,
-        token: str | None,
-        *,
-        take: Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]] | None = None,
-        ranged: bool = False,
-    ) -> bytes:
-        """Read a file with `take`, following redirects. `ranged`: request only the first bytes."""
+    @asynccontextmanager
+    async def _open(self, url: str, what: str, token: str | None, *, ranged: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Request a file, following redirects. `ranged`: only its first bytes. `what` describes it in messages."""
         for _ in range(MAX_REDIRECTS + 1):
             headers = self._authorization(url, token) | ({"Range": f"bytes=0-{HEADER_LIMIT}"} if ranged else {})
             async with self._session().get(url, headers=headers, allow_redirects=False) as response:
@@ -215,7 +203,8 @@ class HttpHub:
                         refused=response.status in REFUSALS,
                         failed=response.status >= 500,
                     )
-                return await (take or _bounded)(response, what)
+                yield response
+                return
         raise _ReadError(f"{what} cannot be read: too many redirects.")
 
 
@@ -225,10 +214,6 @@ class _ReadError(Exception):
     def __init__(self, message: str, *, refused: bool = False, failed: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
         self.answer = HubAnswer(trouble=message, refused=refused, failed=failed, unreachable=unreachable)
-
-
-async def _nothing() -> None:
-    """Do nothing, in place of an unnecessary read."""
 
 
 def _total_size(index: bytes) -> int | None:
@@ -265,40 +250,11 @@ def _text(value: str) -> str:
     return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
 
 
-def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]]:
-    async def take(response: aiohttp.ClientResponse, _: str) -> bytes:
-        return await _beginning(response, size)
-
-    return take
-
-
-async def _header(response: aiohttp.ClientResponse, what: str) -> bytes:
-    length = header_length(await _beginning(response, LENGTH_BYTES))
-    header = await _beginning(response, length) if length is not None else b""
-    if len(header) != length:
-        raise _ReadError(f"{what} has no whole header.")
-    return header
-
-
 async def _beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < size and (piece := await response.content.read(size - len(data))):
         data += piece
-    return data
-
-
-async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:
-    data = bytearray()
-    async for piece in response.content.iter_chunked(64 * 1024):
-        data += piece
-        if len(data) > SIZE_LIMIT:
-            raise _ReadError(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
     return bytes(data)
-
-
-def _same_origin(one: str, other: str) -> bool:
-    first, second = urlsplit(one), urlsplit(other)
-    return (first.scheme, first.netloc) == (second.scheme, second.netloc)
 
 
 def _next(url: str, location: str, what: str) -> str:
