@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.estimates import engine
 from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench, known_crashes
@@ -144,11 +145,11 @@ def test_an_adapter_with_the_name_of_the_model_is_refused() -> None:
 def test_adapters_take_more_memory_with_each_slot_and_rank_and_less_with_more_gpus() -> None:
     model = resolve_model("meta-llama/Llama-3.1-8B-Instruct", known().shapes)
     assert model is not None
-    one = adapter_bytes(model.shape, ParallelShape(), 1, 16)
+    one = adapter_bytes(engine(model.shape, adapters=1, adapter_rank=16))
     # 32 layers; q, o: 4096 + 4096, k, v: 4096 + 1024, gate, up, down: 4096 + 14336; two bytes
     assert one == 2 * 16 * 32 * (2 * 8192 + 2 * 5120 + 3 * 18432)
-    assert adapter_bytes(model.shape, ParallelShape(), 4, 32) == 8 * one
-    assert one / 2 < adapter_bytes(model.shape, ParallelShape(tensor=2), 1, 16) < one
+    assert adapter_bytes(engine(model.shape, adapters=4, adapter_rank=32)) == 8 * one
+    assert one / 2 < adapter_bytes(engine(model.shape, parallel=ParallelShape(tensor=2), adapters=1, adapter_rank=16)) < one
 
 
 ENGINE = {

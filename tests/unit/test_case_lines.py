@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.estimates import engine
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
@@ -15,7 +16,6 @@ from vllm_operator.cli.fit import estimate_lines, load_predictor
 from vllm_operator.sizing.cases import predict, read_case
 from vllm_operator.sizing.estimate import Estimate
 from vllm_operator.sizing.model_shape import read_shape
-from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.sizing.weights import weigh
 
@@ -49,7 +49,7 @@ def test_the_size_of_the_checkpoint_corrects_the_weights_as_far_as_it_says_what_
     model = resolve_model(name, SHAPES)
     assert model is not None
     plain, corrected = (
-        weigh(model.shape, model.form, ParallelShape(), FACTS, (0, 26, 0), architecture="sm_90", checkpoint=size)
+        weigh(engine(model.shape, model.form, release=(0, 26, 0), architecture="sm_90", checkpoint_bytes=size))
         for size in (None, int(checkpoint * GIB))
     )
     assert corrected / plain == pytest.approx(expected, abs=0.02)

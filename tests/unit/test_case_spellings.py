@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.estimates import engine
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_case, read_note, read_releases
 from vllm_operator.sizing.estimate import Estimate, Prediction
-from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model, smallest_named, stated_mebibytes
 from vllm_operator.sizing.weights import weigh
 
@@ -30,7 +30,7 @@ def loaded(name: str, label: str = "") -> float:
     """The weights of a model on one GPU in GiB."""
     model = resolve_model(name, SHAPES, label=label)
     assert model is not None
-    return weigh(model.shape, model.form, ParallelShape(), FACTS, (0, 20, 0), checkpoint=model.checkpoint_bytes) / GIB
+    return weigh(engine(model.shape, model.form, release=(0, 20, 0), checkpoint_bytes=model.checkpoint_bytes)) / GIB
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from support.estimates import engine
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.estimate import Device, Options, estimate
-from vllm_operator.sizing.model_shape import scaled_length
-from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.estimate import estimate
+from vllm_operator.sizing.model_shape import read_shape
 from vllm_operator.sizing.resolve import resolve_model
 
 FACTS, SHAPES = load_memory(), load_shapes()
@@ -20,8 +20,8 @@ def test_with_longrope_the_default_context_is_that_before_scaling(release: Relea
     model = resolve_model("microsoft/Phi-3-mini-128k-instruct", SHAPES)
     assert model is not None
     made, asked = (
-        estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release)
-        for options in (Options(), Options(max_length=131072))
+        estimate(engine(model.shape, model.form, release=release, memory=79.2, architecture="sm_90", max_length=length))
+        for length in (None, 131072)
     )
     assert (made.max_length, asked.max_length) == (length, 131072)
 
@@ -37,4 +37,7 @@ def test_with_longrope_the_default_context_is_that_before_scaling(release: Relea
     ],
 )
 def test_scaling_multiplies_the_longest_context(scaling: dict[str, Any], length: int) -> None:
-    assert scaled_length({"rope_scaling": scaling}, 16384) == length
+    base = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+    shape = read_shape({**base, "max_position_embeddings": 16384, "rope_scaling": scaling})
+    assert shape is not None
+    assert shape.max_length == length

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.catalog.memory import load_memory
+from support.estimates import NEWEST, engine
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.sizing.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
 from vllm_operator.sizing.formats import name_format, read_format
-from vllm_operator.sizing.kv_cache import CacheOptions, lay_out
+from vllm_operator.sizing.kv_cache import lay_out
 from vllm_operator.sizing.model_shape import ModelShape, Module, Shard, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import allowed, resolve_model
 from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
-FACTS, SHAPES = load_memory(), load_shapes()
+SHAPES = load_shapes()
 DENSE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 32,
@@ -29,7 +29,6 @@ DENSE: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }
-NEWEST = (0, 33, 0)
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
@@ -47,7 +46,7 @@ def known(name: str) -> ModelShape:
 def made(name: str, memory: float, tensor: int = 1, release: tuple[int, int, int] = NEWEST, **options: Any) -> Estimate:
     model = resolve_model(name, SHAPES)
     assert model is not None
-    return estimate(model.shape, model.form, Device(memory), ParallelShape(tensor), Options(**options), FACTS, release)
+    return estimate(engine(model.shape, model.form, ParallelShape(tensor), release, memory=memory, **options))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_each_layer_of_a_mixed_checkpoint_has_its_own_format() -> None:
 
 def test_kv_heads_are_replicated_when_there_are_more_gpus() -> None:
     shape, form = shape_of(DENSE), read_format(DENSE, shape_of(DENSE))
-    eight, sixteen = (weigh(shape, form, ParallelShape(size), FACTS, NEWEST) for size in (8, 16))
+    eight, sixteen = (weigh(engine(shape, form, ParallelShape(size))) for size in (8, 16))
     kv = sum(module.total for module in shape.modules if module.shard is Shard.KV_HEADS) * 2
     assert eight / 2 < sixteen
     assert sixteen - eight / 2 > kv / 16
@@ -135,39 +134,35 @@ def test_the_whole_vocabulary_is_padded() -> None:
     assert made("meta-llama/Llama-3.1-8B-Instruct", 79).weights == pytest.approx(14.99, abs=0.01)
 
 
-def options(**changes: Any) -> CacheOptions:
-    values = {"element_bytes": 2, "packed_latent": 0, "tokens_in_flight": 8192, "block": 16}
-    return CacheOptions(**(values | changes))
-
-
 @pytest.mark.parametrize(
     ("name", "tensor", "release", "memory", "length", "changes", "tokens"),
     [
         # As logged by engines: tokens with exactly this memory for the KV cache (docs/sizing-cases.jsonl).
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, (0, 10, 2), 8.68, 6144, {}, 94784),
-        ("Qwen/Qwen3-32B", 8, (0, 10, 0), 55.62, 32768, {"element_bytes": 1}, 3644816),
-        ("Qwen/Qwen3.5-27B", 4, (0, 19, 0), 7.0, 32768, {"tokens_in_flight": 2048}, 114464),
-        ("Qwen/Qwen3.6-27B", 1, (0, 26, 0), 7.33, 196608, {"element_bytes": 1, "tokens_in_flight": 2048, "prefix_caching": True}, 227886),
-        ("google/gemma-4-26B-A4B-it", 1, (0, 20, 0), 44.03, 8192, {"tokens_in_flight": 4096}, 192368),
-        ("google/gemma-4-26B-A4B-it", 1, (0, 25, 1), 84.68, 262144, {"tokens_in_flight": 2496}, 3912140),
+        ("Qwen/Qwen3-32B", 8, (0, 10, 0), 55.62, 32768, {"cache_dtype": "fp8"}, 3644816),
+        ("Qwen/Qwen3.5-27B", 4, (0, 19, 0), 7.0, 32768, {"in_flight": 2048}, 114464),
+        ("Qwen/Qwen3.6-27B", 1, (0, 26, 0), 7.33, 196608, {"cache_dtype": "fp8", "in_flight": 2048, "prefix_caching": True}, 227886),
+        ("google/gemma-4-26B-A4B-it", 1, (0, 20, 0), 44.03, 8192, {"in_flight": 4096}, 192368),
+        ("google/gemma-4-26B-A4B-it", 1, (0, 25, 1), 84.68, 262144, {"in_flight": 2496}, 3912140),
         ("zai-org/GLM-5", 8, (0, 19, 0), 32.11, 202752, {"block": 64}, 344192),
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64}, 715072),
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64, "context_parallel": 8}, 5721088),
         ("MiniMaxAI/MiniMax-M2.5", 4, (0, 15, 1), 23.62, 196608, {}, 399424),
-        ("deepseek-ai/DeepSeek-V4-Flash", 2, (0, 25, 0), 7.75, 131072, {"element_bytes": 1}, 301529),
+        ("deepseek-ai/DeepSeek-V4-Flash", 2, (0, 25, 0), 7.75, 131072, {"cache_dtype": "fp8"}, 301529),
     ],
 )
 def test_a_kv_cache_holds_as_many_tokens_as_the_engine_says(
     name: str, tensor: int, release: tuple[int, int, int], memory: float, length: int, changes: dict[str, Any], tokens: int
 ) -> None:
-    layout = lay_out(known(name), ParallelShape(tensor), options(**changes), FACTS, release)
+    flags = {key: value for key, value in changes.items() if key != "in_flight"}
+    layout = lay_out(engine(known(name), parallel=ParallelShape(tensor), release=release, **flags), changes.get("in_flight", 8192))
     assert layout is not None
     assert layout.tokens(memory * GIB, length) == pytest.approx(tokens, rel=0.003)
 
 
 def test_an_engine_with_a_draft_in_its_checkpoint_has_blocks_as_logged() -> None:
-    changed = options(element_bytes=1, tokens_in_flight=2048, speculative=3, draft_layers=1)
-    layout = lay_out(known("Qwen/Qwen3.6-27B"), ParallelShape(1), changed, FACTS, (0, 25, 1))
+    drafting = engine(known("Qwen/Qwen3.6-27B"), release=(0, 25, 1), cache_dtype="fp8", speculative=3, own_draft_layers=True)
+    layout = lay_out(drafting, 2048)
     assert layout is not None
     assert layout.concurrency(76.4 * GIB, 262144) == pytest.approx(8.36, abs=0.01)
 
@@ -246,7 +241,7 @@ def test_no_config_raises_an_error(changes: dict[str, Any], whole: bool, tensor:
     shape = read_shape(config)
     if shape is not None:
         form = read_format(config, shape)
-        result = estimate(shape, form, Device(79.18), ParallelShape(tensor), Options(), FACTS, release)
+        result = estimate(engine(shape, form, ParallelShape(tensor), release, memory=79.18))
         assert result.prediction in list(Prediction)
 
 
@@ -266,7 +261,7 @@ def test_more_memory_never_leaves_less_for_the_kv_cache(name: str, memory: float
 @pytest.mark.hypothesis
 @given(MODELS, st.integers(1, 100_000), st.integers(1, 100_000))
 def test_a_longer_context_never_needs_less(name: str, length: int, more: int) -> None:
-    layout = lay_out(known(name), ParallelShape(), options(), FACTS, NEWEST)
+    layout = lay_out(engine(known(name)), 8192)
     if layout is not None:
         assert layout.need(length) <= layout.need(length + more)
         assert layout.longest(layout.need(length), 1 << 20) >= length
@@ -277,5 +272,5 @@ def test_a_longer_context_never_needs_less(name: str, length: int, more: int) ->
 def test_more_gpus_never_hold_more_weights_each(name: str, tensor: int) -> None:
     shape = known(name)
     form = read_format({}, shape)
-    small, large = (weigh(shape, form, ParallelShape(size), FACTS, NEWEST) for size in (tensor, 2 * tensor))
+    small, large = (weigh(engine(shape, form, ParallelShape(size))) for size in (tensor, 2 * tensor))
     assert large <= small + 0.08 * GIB

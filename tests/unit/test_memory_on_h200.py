@@ -10,7 +10,7 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.sizing.cases import predict, read_case
-from vllm_operator.sizing.model_shape import rotary_width
+from vllm_operator.sizing.model_shape import read_shape
 
 TABLES = load_shapes(), load_gpus(), load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()
@@ -56,4 +56,14 @@ def test_the_graphs_are_those_that_the_engine_subtracted(name: str) -> None:
     ],
 )
 def test_linear_scaling_makes_the_table_of_full_attention_longer(config: dict[str, Any], width: int) -> None:
-    assert rotary_width(config, "gemma3forcausallm", 256, 256) == width
+    base = {
+        "hidden_size": 64,
+        "head_dim": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "intermediate_size": 128,
+    }
+    shape = read_shape({**base, "architectures": ["Gemma3ForCausalLM"], "sliding_window": 512, **config})
+    assert shape is not None
+    assert shape.rotary == width

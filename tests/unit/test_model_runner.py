@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.memory import load_memory
+from support.estimates import engine
+from vllm_operator.sizing.engine import read_runner
+from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import read_shape
-from vllm_operator.sizing.overhead import has_runner_v2, read_runner, steps_in_flight
+from vllm_operator.sizing.overhead import has_runner_v2, steps_in_flight
+from vllm_operator.sizing.parallelism import ParallelShape
 
-FACTS = load_memory()
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "vocab_size": 32000,
     "max_position_embeddings": 4096,
@@ -35,8 +37,8 @@ def test_a_model_has_model_runner_v2_since_the_version_that_lists_it(
 ) -> None:
     shape = read_shape(SIZES | more | {"architectures": [architecture]})
     assert shape is not None
-    minors = range(21, 34)
-    having = [minor for minor in minors if has_runner_v2(shape, quantized, None, False, FACTS, (0, minor, 0))]
+    minors, form = range(21, 34), WeightFormat("", 1.0 if quantized else 2.0)
+    having = [minor for minor in minors if has_runner_v2(engine(shape, form, release=(0, minor, 0)))]
     assert having == list(range(since[1], 34))
 
 
@@ -44,11 +46,14 @@ def test_the_variable_decides_before_the_table_and_drafts_without_a_model_fall_b
     shape = read_shape(SIZES | {"architectures": ["LlamaForCausalLM"]})
     assert shape is not None
     asked = [read_runner({"VLLM_USE_V2_MODEL_RUNNER": value}) for value in ("0", "1", "maybe", None)]
-    assert [has_runner_v2(shape, False, each, False, FACTS, (0, 26, 0)) for each in asked] == [False, True, True, True]
-    assert not has_runner_v2(shape, False, None, True, FACTS, (0, 26, 0))
+    having = [has_runner_v2(engine(shape, release=(0, 26, 0), runner_v2=each)) for each in asked]
+    assert having == [False, True, True, True]
+    assert not has_runner_v2(engine(shape, release=(0, 26, 0), speculative=1))
 
 
 @pytest.mark.parametrize(("v2", "pipeline", "steps"), [(True, 1, 2), (True, 4, 5), (False, 1, 2), (False, 4, 4)])
 def test_a_window_keeps_the_tokens_of_all_steps_at_a_time(v2: bool, pipeline: int, steps: int) -> None:
-    assert steps_in_flight(v2, pipeline, False) == steps
-    assert steps_in_flight(v2, pipeline, True) == pipeline
+    shape = read_shape(SIZES)
+    assert shape is not None
+    for drafted, expected in ((0, steps), (1, pipeline)):
+        assert steps_in_flight(engine(shape, parallel=ParallelShape(pipeline=pipeline), speculative=drafted), v2=v2) == expected

@@ -1,19 +1,21 @@
 """What an engine takes besides weights and KV cache, by version: the profiling run, kernels that pad, stages of a pipeline."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.estimates import engine
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.cases import predict, read_case
-from vllm_operator.sizing.estimate import Device, Estimate, Options, estimate
+from vllm_operator.sizing.engine import Options
+from vllm_operator.sizing.estimate import Estimate, estimate
 from vllm_operator.sizing.formats import WeightFormat
-from vllm_operator.sizing.model_shape import ModelShape
 from vllm_operator.sizing.overhead import (
     Batch,
     Run,
@@ -24,7 +26,7 @@ from vllm_operator.sizing.overhead import (
     non_torch_bytes,
 )
 from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import resolve_model
+from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30
@@ -32,15 +34,26 @@ FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
 CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
 
 
-def shape_of(name: str) -> ModelShape:
+def model_of(name: str) -> SizedModel:
     model = resolve_model(name, SHAPES)
     assert model is not None
-    return model.shape
+    return model
 
 
-def peak(name: str, release: Release, *, tokens: int = 8192, sequences: int = 1024, tensor: int = 1, **changes: Any) -> float:
-    run = Run(Batch(tokens, sequences), 16_000, **changes)
-    return activation_bytes(shape_of(name), ParallelShape(tensor), run, FACTS, release) / GIB
+def peak(
+    name: str,
+    release: Release,
+    *,
+    tokens: int = 8192,
+    sequences: int = 1024,
+    tensor: int = 1,
+    architecture: str | None = None,
+    first: bool = True,
+    last: bool = True,
+    **flags: Any,
+) -> float:
+    model, run = model_of(name), Run(Batch(tokens, sequences), 16_000, first, last)
+    return activation_bytes(engine(model.shape, model.form, ParallelShape(tensor), release, architecture=architecture, **flags), run) / GIB
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,7 @@ def test_without_compilation_the_forward_pass_keeps_less() -> None:
 
 
 def test_a_draft_adds_the_logits_of_the_rejection_sampler_but_not_for_each_proposed_token() -> None:
-    plain, drafted = (peak("Qwen/Qwen3-8B", (0, 25, 1), speculative=speculative) for speculative in (False, True))
+    plain, drafted = (peak("Qwen/Qwen3-8B", (0, 25, 1), speculative=speculative) for speculative in (0, 1))
     assert plain < drafted < plain * 1.6
 
 
@@ -83,7 +96,8 @@ def test_without_its_encoder_a_model_takes_less() -> None:
 
 
 def test_few_gpus_for_mla_need_room_for_what_it_projects_of_a_long_context() -> None:
-    one, eight = (peak("deepseek-ai/DeepSeek-V3", (0, 20, 0), sequences=8, tokens=512, tensor=tensor) for tensor in (1, 8))
+    flags: dict[str, Any] = {"sequences": 8, "tokens": 512, "architecture": "sm_100"}  # where experts have no shared workspace
+    one, eight = (peak("deepseek-ai/DeepSeek-V3", (0, 20, 0), tensor=tensor, **flags) for tensor in (1, 8))
     assert one == pytest.approx(4.0, abs=0.1)  # 65536 tokens x 128 heads x 256 x 2 bytes
     assert eight < one / 6
 
@@ -92,7 +106,7 @@ def test_layers_with_a_window_may_have_a_rotary_table_of_their_own() -> None:
     model = resolve_model("google/gemma-4-26B-A4B-it", SHAPES)
     assert model is not None
     assert model.shape.rotary == 256 + 512
-    assert weigh(model.shape, model.form, ParallelShape(), FACTS, (0, 20, 0)) / GIB == pytest.approx(48.5, abs=0.15)  # logged
+    assert weigh(engine(model.shape, model.form, release=(0, 20, 0))) / GIB == pytest.approx(48.5, abs=0.15)  # logged
 
 
 @pytest.mark.parametrize(
@@ -115,8 +129,8 @@ def test_the_type_of_the_kv_cache_may_come_from_the_checkpoint(written: dict[str
         config = {**known.config, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", **extra}}
         model = resolve_model("acme/Qwen3-8B-NVFP4", SHAPES, config=config)
         assert model is not None
-        options = Options(cache_bytes=20 * GIB)
-        found.append(estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release).tokens or 0)
+        sized = engine(model.shape, model.form, release=release, memory=79.2, architecture="sm_90", cache_bytes=20 * GIB)
+        found.append(estimate(sized).tokens or 0)
     assert found[0] / found[1] == pytest.approx(tokens, rel=0.01)
 
 
@@ -157,16 +171,15 @@ def test_nvidias_checkpoints_with_attention_in_fp8_have_the_cache_in_fp8_too() -
 def test_the_type_of_the_kv_cache_decides_how_many_tokens_it_holds(name: str, cache_dtype: str, bytes_of_token: int) -> None:
     model = resolve_model(name, SHAPES)
     assert model is not None
-    options = Options(cache_dtype=cache_dtype, cache_bytes=20 * GIB)
-    made = estimate(model.shape, model.form, Device(1000, "sm_90"), ParallelShape(), options, FACTS, (0, 33, 0))
+    flags: dict[str, Any] = {"cache_dtype": cache_dtype, "cache_bytes": 20 * GIB}
+    made = estimate(engine(model.shape, model.form, memory=1000, architecture="sm_90", **flags))
     assert made.tokens == pytest.approx(20 * GIB / bytes_of_token, rel=0.01)
 
 
 def test_a_type_of_the_kv_cache_that_is_not_modelled_makes_the_engine_unknown() -> None:
     model = resolve_model("Qwen/Qwen3-8B", SHAPES)
     assert model is not None
-    options = Options(cache_dtype="ultraquant")
-    made = estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, (0, 26, 0))
+    made = estimate(engine(model.shape, model.form, release=(0, 26, 0), memory=79.2, architecture="sm_90", cache_dtype="ultraquant"))
     assert (made.prediction, made.tokens) == ("unknown", None)
     assert made.weights is not None
 
@@ -174,9 +187,7 @@ def test_a_type_of_the_kv_cache_that_is_not_modelled_makes_the_engine_unknown() 
 def test_a_type_for_full_attention_makes_models_with_windows_unknown() -> None:
     model = resolve_model("google/gemma-3-27b-it", SHAPES)
     assert model is not None
-    made = estimate(
-        model.shape, model.form, Device(139.8, "sm_90"), ParallelShape(), Options(cache_dtype="turboquant_k8v4"), FACTS, (0, 26, 0)
-    )
+    made = estimate(engine(model.shape, model.form, release=(0, 26, 0), memory=139.8, architecture="sm_90", cache_dtype="turboquant_k8v4"))
     assert (made.prediction, made.tokens) == ("unknown", None)
 
 
@@ -196,7 +207,7 @@ def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
     ],
 )
 def test_gpus_with_unified_memory_have_the_smallest_defaults(architecture: str, release: Release, expected: Batch) -> None:
-    assert default_batch(FACTS, release, 121.6, architecture, "") == expected
+    assert default_batch(engine(model_of("Qwen/Qwen3-8B").shape, release=release, memory=121.6, architecture=architecture)) == expected
 
 
 @pytest.mark.parametrize(
@@ -218,12 +229,13 @@ def test_the_engine_v0_computes_a_prompt_at_once_unless_the_context_is_long(mode
 
 
 def test_the_engine_v0_keeps_less_because_it_is_not_compiled() -> None:
-    compiled, not_compiled = (peak("Qwen/Qwen2.5-32B-Instruct", (0, 7, 0), sequences=1, compiled=compiled) for compiled in (True, False))
+    compiled, not_compiled = (peak("Qwen/Qwen2.5-32B-Instruct", release, sequences=1) for release in ((0, 8, 0), (0, 7, 0)))
     assert not_compiled < compiled
 
 
 def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:
-    old, new = (non_torch_bytes(ParallelShape(), 79.2, False, FACTS, release) for release in ((0, 9, 0), (0, 9, 1)))
+    shape = model_of("Qwen/Qwen3-8B").shape
+    old, new = (non_torch_bytes(engine(shape, release=release), 79.2) for release in ((0, 9, 0), (0, 9, 1)))
     assert old - new == pytest.approx(FACTS.context_gib * GIB)
 
 
@@ -242,8 +254,8 @@ def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:
 def test_graphs_are_captured_in_pieces_for_all_sizes_and_whole_for_up_to_the_requests(
     name: str, layers: int, sequences: int, architecture: str, logged: float
 ) -> None:
-    run = Run(Batch(8192, sequences), 16_000, architecture=architecture)
-    made = graph_bytes(shape_of(name), layers, run, FACTS, (0, 20, 1)) / GIB
+    sized = engine(model_of(name).shape, release=(0, 20, 1), architecture=architecture)
+    made = graph_bytes(sized, layers, Batch(8192, sequences)) / GIB
     assert made == pytest.approx(logged, rel=0.2) or made == pytest.approx(logged, abs=0.05)
 
 
@@ -259,10 +271,11 @@ def test_graphs_are_captured_in_pieces_for_all_sizes_and_whole_for_up_to_the_req
 def test_datacenter_blackwell_has_graphs_of_larger_batches_since_0_28(
     release: Release, architecture: str, sequences: int, expected: float
 ) -> None:
-    shape = shape_of("Qwen/Qwen3-8B")
-    run = Run(Batch(8192, sequences), 16_000, architecture=architecture)
-    usual = graph_bytes(shape, 36, run, FACTS, (0, 20, 0))
-    assert graph_bytes(shape, 36, run, FACTS, release) / usual == pytest.approx(expected, abs=0.05)
+    shape = model_of("Qwen/Qwen3-8B").shape
+    usual, made = (
+        graph_bytes(engine(shape, release=each, architecture=architecture), 36, Batch(8192, sequences)) for each in ((0, 20, 0), release)
+    )
+    assert made / usual == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +286,8 @@ def test_datacenter_blackwell_has_graphs_of_larger_batches_since_0_28(
     ],
 )
 def test_the_buffers_of_the_experts_stay_while_the_sampler_runs(name: str, tokens: int, sequences: int, logged: float) -> None:
-    shared = name.startswith("Qwen")  # kernels of gpt-oss have buffers of their own
-    assert peak(name, (0, 26, 0), tokens=tokens, sequences=sequences, shared=shared) == pytest.approx(logged, abs=0.03)
+    found = peak(name, (0, 26, 0), tokens=tokens, sequences=sequences, architecture="sm_90")
+    assert found == pytest.approx(logged, abs=0.03)  # kernels of gpt-oss have separate buffers
 
 
 @pytest.mark.parametrize(
@@ -295,11 +308,14 @@ def test_the_buffers_of_the_experts_stay_while_the_sampler_runs(name: str, token
 def test_the_format_the_gpu_and_the_version_decide_where_experts_have_their_buffers(
     form: WeightFormat, architecture: str | None, release: Release, expected: bool
 ) -> None:
-    assert has_shared_workspace(form, architecture, FACTS, release) == expected
+    shape = model_of("Qwen/Qwen3-30B-A3B").shape
+    assert has_shared_workspace(engine(shape, form, release=release, architecture=architecture)) == expected
 
 
 def test_attention_of_deepseek_v4_is_computed_with_at_least_64_heads() -> None:
-    half, quarter = (peak("deepseek-ai/DeepSeek-V4-Flash", (0, 25, 0), sequences=8, tensor=tensor, shared=True) for tensor in (2, 4))
+    half, quarter = (
+        peak("deepseek-ai/DeepSeek-V4-Flash", (0, 25, 0), sequences=8, tensor=tensor, architecture="sm_90") for tensor in (2, 4)
+    )
     assert half - quarter < 0.2  # half the heads, but as many after padding
 
 
@@ -310,8 +326,8 @@ def test_attention_of_deepseek_v4_is_computed_with_at_least_64_heads() -> None:
 def test_the_kernel_of_the_version_decides_how_mxfp4_experts_are_padded(release: Release, architecture: str, logged: float) -> None:
     model = resolve_model("openai/gpt-oss-120b", SHAPES)
     assert model is not None
-    held = weigh(model.shape, model.form, ParallelShape(), FACTS, release, architecture=architecture, checkpoint=model.checkpoint_bytes)
-    assert held / GIB == pytest.approx(logged, rel=0.003)
+    sized = engine(model.shape, model.form, release=release, architecture=architecture, checkpoint_bytes=model.checkpoint_bytes)
+    assert weigh(sized) / GIB == pytest.approx(logged, rel=0.003)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +348,10 @@ def test_layers_are_divided_over_stages_as_vllm_does_it(layers: int, stages: int
 def test_each_stage_holds_the_weights_of_its_layers() -> None:
     model = resolve_model("Qwen/Qwen3-30B-A3B", SHAPES)
     assert model is not None
-    small, large = weigh_stages(model.shape, model.form, ParallelShape(pipeline=2), FACTS, (0, 15, 0), partition=(16, 32))
+    sized = engine(model.shape, model.form, ParallelShape(pipeline=2), (0, 15, 0))
+    small, large = weigh_stages(replace(sized, options=Options(partition=(16, 32))))
     assert 1.7 < large / small < 2.0
-    assert max(small, large) > weigh(model.shape, model.form, ParallelShape(pipeline=2), FACTS, (0, 15, 0))
+    assert max(small, large) > weigh(sized)
 
 
 def case(name: str, **changes: Any) -> Estimate:

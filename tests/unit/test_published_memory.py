@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import estimates as support
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
@@ -122,8 +123,8 @@ def test_a_stage_also_holds_what_it_hands_on(model: str, stages: int, measured: 
     """The report is about the first stage; the last one samples."""
     known = resolve_model(model, TABLES[0])
     assert known is not None
-    run = Run(Batch(8192, 1024), 8192, last=False, architecture="sm_90")
-    made = activation_bytes(known.shape, ParallelShape(pipeline=stages), run, TABLES[2], (0, 19, 0)) / (1 << 30)
+    staged = support.engine(known.shape, parallel=ParallelShape(pipeline=stages), release=(0, 19, 0), architecture="sm_90")
+    made = activation_bytes(staged, Run(Batch(8192, 1024), 8192, last=False)) / (1 << 30)
     assert made == pytest.approx(measured, abs=0.05)
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.gpus import real_node
 from support.plans import deployment, made, planned, refusal
 from vllm_operator.api.plan import Plan
-from vllm_operator.sizing.flags import read_flags
+from vllm_operator.sizing.engine import read_flags
 from vllm_operator.sizing.model_facts import ModelFiles
 
 LLAMA_70B, DEEPSEEK = "hf://meta-llama/Llama-3.3-70B-Instruct", "hf://deepseek-ai/DeepSeek-V3"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.estimates import engine
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.tensors import (
     HEADER_LIMIT,
@@ -87,7 +87,7 @@ def model(found: TensorSizes | None, **changes: Any) -> SizedModel:
 
 def weights(found: TensorSizes | None, **changes: Any) -> float:
     resolved = model(found, **changes)
-    return weigh(resolved.shape, resolved.form, ParallelShape(), FACTS, NEWEST, checkpoint=resolved.checkpoint_bytes)
+    return weigh(engine(resolved.shape, resolved.form, checkpoint_bytes=resolved.checkpoint_bytes))
 
 
 @pytest.mark.parametrize("attention", ["BF16", "FP8"])
@@ -104,7 +104,7 @@ def test_an_assumed_format_is_known_from_the_tensors() -> None:
     known = model(sizes(tensors(attention="FP8", expert="NVFP4")), **mixed).form
     assert not known.assumed
     assert known.quantized
-    assert [(each.family, each.size) for each in known.measured] == [("self_attn", 1.0), ("experts", 0.5625)]
+    assert [(each.pattern, each.size) for each in known.measured] == [("self_attn", 1.0), ("experts", 0.5625)]
 
 
 def test_a_layer_may_have_a_format_of_its_own() -> None:
@@ -112,7 +112,7 @@ def test_a_layer_may_have_a_format_of_its_own() -> None:
     wide = tensors(attention="BF16", expert="BF16")
     header |= {name: about for name, about in wide.items() if ".layers.0.mlp.experts." in name}
     form = model(sizes(header)).form
-    assert {(each.family, tuple(each.layers), round(each.size, 2)) for each in form.measured if each.family == "experts"} == {
+    assert {(each.pattern, tuple(each.layers or ()), round(each.size or 0, 2)) for each in form.measured if each.pattern == "experts"} == {
         ("experts", (0,), 2.06),  # the scales of the other file are still there
         ("experts", (1,), 0.56),
     }

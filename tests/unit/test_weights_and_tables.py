@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.memory import load_memory
+from support.estimates import engine
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.cases import read_case
@@ -14,7 +14,7 @@ from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.weights import buffer_bytes, weigh
 
 GIB, MIB = 1 << 30, 1 << 20
-FACTS, SHAPES = load_memory(), load_shapes()
+SHAPES = load_shapes()
 
 
 def known(name: str, label: str = "") -> SizedModel:
@@ -25,8 +25,8 @@ def known(name: str, label: str = "") -> SizedModel:
 
 def weights(name: str, release: Release, label: str = "", tensor: int = 1) -> float:
     model = known(name, label)
-    held = weigh(model.shape, model.form, ParallelShape(tensor), FACTS, release, checkpoint=model.checkpoint_bytes, architecture="sm_90")
-    return held / GIB
+    size, parallel = model.checkpoint_bytes, ParallelShape(tensor)
+    return weigh(engine(model.shape, model.form, parallel, release, architecture="sm_90", checkpoint_bytes=size)) / GIB
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_positions_of_images_and_videos_have_a_longer_rotary_table(release: Rele
     table = (shape.max_length or 0) * 128 * 2
     model = known("Qwen/Qwen3-VL-8B-Instruct")
     plain = sum(model.form.bytes_of(module) for module in shape.modules)
-    assert weigh(shape, model.form, ParallelShape(), FACTS, release) - plain == pytest.approx(factor * table, rel=0.01)
+    assert weigh(engine(shape, model.form, release=release)) - plain == pytest.approx(factor * table, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,22 @@ from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.sizing.cases import Case, as_line, check_length, predict, predict_model, read_case
-from vllm_operator.sizing.estimate import Estimate, Options, Prediction
+from vllm_operator.sizing.cases import Case, as_line, predict, read_case
+from vllm_operator.sizing.engine import Options
+from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import ModelFiles, resolve_facts
 from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import SizedModel, device_of, find_product, resolve_model, smallest_sizes, stated_mebibytes
+from vllm_operator.sizing.resolve import (
+    SizedModel,
+    check_length,
+    device_of,
+    find_product,
+    predict_model,
+    resolve_model,
+    smallest_sizes,
+    stated_mebibytes,
+)
 
 FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
 LINE_LIMIT = 4 * 1024 * 1024

@@ -75,8 +75,8 @@ from vllm_operator.planning.placement.policy import Ranking, choose_candidates, 
 from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
+from vllm_operator.sizing.engine import RESIZING_FLAGS, read_offload
 from vllm_operator.sizing.estimate import predict_memory
-from vllm_operator.sizing.flags import RESIZING_FLAGS, read_offload
 from vllm_operator.sizing.model_facts import (
     NO_FILES,
     ModelFiles,

@@ -13,24 +13,20 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.sizing.estimate import Device, Estimate, Options, Prediction, estimate
-from vllm_operator.sizing.flags import read_flags, read_size
+from vllm_operator.sizing.engine import RUNNER, Device, Options, read_flags, read_runner, read_size
+from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import NO_NAME, name_format
-from vllm_operator.sizing.overhead import VARIABLE, read_runner
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import (
-    SizedModel,
     allowed,
+    check_length,
     device_of,
     find_product,
+    predict_model,
     resolve_model,
     smallest_named,
     stated_mebibytes,
 )
-from vllm_operator.sizing.weights import weigh
-
-# Values in the fields of a case, as written by people and logs: versions, types of the KV cache, lengths, flags in a note. All are
-# untrusted.
 
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
 """Range of versions in which the rules changed. Without a version, the smaller KV cache of both ends counts."""
@@ -43,7 +39,7 @@ COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
 NEARER_COMMITS = 300
 """About half of the commits between two minor releases of vLLM."""
 FLAG = re.compile(r"(--[a-z][a-z0-9-]{1,60}(?:\.[a-z_]{1,40}){0,2})(?:[= ]([^\s,;-][^\s,;]{0,200}))?")
-RUNNER = re.compile(VARIABLE + r"=([01])")
+RUNNER_VALUE = re.compile(RUNNER + r"=([01])")
 
 
 def read_releases(version: str) -> tuple[Release, ...]:
@@ -77,11 +73,10 @@ def read_note(note: str) -> Options:
     """Return the flags and variables of vLLM in a note, without unreadable ones."""
     written = {name: value or None for name, value in FLAG.findall(note)}
     flags = read_flags(written) or Options()
-    runner = RUNNER.search(note)
-    return replace(flags, runner_v2=read_runner({VARIABLE: runner[1]}) if runner else None)
+    runner = RUNNER_VALUE.search(note)
+    return replace(flags, runner_v2=read_runner({RUNNER: runner[1]}) if runner else None)
 
 
-GIB = 1 << 30
 MOST_GPUS = 4096
 SIZE_LIMIT = 1 << 40
 DRAFT_TOKENS = 1
@@ -119,17 +114,15 @@ class Case:
 
 def read_case(line: Mapping[str, Any]) -> Case:
     """Read a case. Unreadable fields keep their defaults."""
-    label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
-    note = text(line, "note")[:500]
+    label, spec, note = text(line, "quantization")[:200], text(line, "spec").lower()[:200], text(line, "note")[:500]
     flags = read_note(note)
-    sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
+    tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
     digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
-    speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
     length = line.get("max_model_len")
-    checkpoint = read_integer(line.get("checkpoint_bytes"))
     partition = PARTITION.search(note)
-    options = Options(
+    options = replace(
+        flags,
         utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
         max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_tokens(length) or flags.max_length,
         sequences=_size(line.get("max_num_seqs")) or flags.sequences,
@@ -137,29 +130,23 @@ def read_case(line: Mapping[str, Any]) -> Case:
         cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
         eager=line.get("enforce_eager") is True or flags.eager,
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
-        speculative=speculative,
+        speculative=int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
         own_draft_layers="mtp" in spec or "nextn" in spec,
         eagle="eagle" in spec,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         block=_size(line.get("block_size")) or flags.block,
-        checkpoint_bytes=checkpoint or None,
+        checkpoint_bytes=read_integer(line.get("checkpoint_bytes")) or None,
         fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
-        vision=flags.vision,
-        profiled_encoder=flags.profiled_encoder,
-        prefix_caching=flags.prefix_caching,
-        cache_bytes=flags.cache_bytes,
-        adapters=flags.adapters,
-        adapter_rank=flags.adapter_rank,
-        runner_v2=flags.runner_v2,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
     )
+    number = None if isinstance(line.get("id"), str | bool) else read_integer(line.get("id"))
     return Case(
-        name=_name(line.get("id")),
+        name=str(number) if number is not None else text(line, "id")[:200],
         model=text(line, "model")[:200],
         label=label,
         releases=read_releases(text(line, "vllm_version")),
-        parallel=ParallelShape(sizes[0], sizes[1], sizes[2], line.get("ep") is True),
+        parallel=ParallelShape(tensor, pipeline, data, line.get("ep") is True),
         device_name=text(line, "gpu")[:200],
         memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
         options=options,
@@ -191,37 +178,14 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
     return fullest
 
 
-def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
-    """Return the estimate, changed to `tight` if the engine starts but the context is longer than the model's."""
-    own, asked = model.shape.max_length, options.max_length
-    if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
-        return made
-    limit = f"vLLM refuses a context of {asked} tokens, since config.json has {own}, unless --hf-overrides scales it."
-    return replace(made, prediction=Prediction.TIGHT, limit=limit)
-
-
-def predict_model(
-    model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
-) -> Estimate:
-    """Estimate an engine of a resolved model. Use measured weights if the format of its modules is unknown."""
-    if options.checkpoint_bytes != model.checkpoint_bytes:
-        options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
-    if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
-        one = weigh(model.shape, model.form, ParallelShape(), facts, release)
-        own = weigh(model.shape, model.form, parallel, facts, release)
-        measured = model.measured_weights(parallel, one / own if own > 0 else 0.0)
-        options = replace(options, weights_gib=measured)
-    return estimate(model.shape, model.form, device, parallel, options, facts, release)
-
-
 def as_line(name: str, made: Estimate) -> dict[str, Any]:
     """Return the prediction as a line of JSON. Unknown figures are null."""
     return {
         "id": name,
-        "weightsGiB": _rounded(made.weights, 3),
-        "kvCacheGiB": _rounded(made.kv_cache, 3),
+        "weightsGiB": None if made.weights is None else round(made.weights, 3),
+        "kvCacheGiB": None if made.kv_cache is None else round(made.kv_cache, 3),
         "kvCacheTokens": made.tokens,
-        "maxConcurrency": _rounded(made.concurrency, 2),
+        "maxConcurrency": None if made.concurrency is None else round(made.concurrency, 2),
         "outcome": made.prediction.value,
         "limit": made.limit,
     }
@@ -251,21 +215,10 @@ def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ..
     return tuple(known) if len(known) == len(names) else ()
 
 
-def _name(value: Any) -> str:
-    number = None if isinstance(value, str | bool) else read_integer(value)
-    return str(number) if number is not None else text(value)[:200]
-
-
 def _size(value: Any) -> int | None:
     size = read_integer(value)
     return size if size is not None and 0 < size < SIZE_LIMIT else None
 
 
 def _number(value: Any, limit: float) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
-        return None
-    return float(value)
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= limit else None

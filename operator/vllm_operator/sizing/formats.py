@@ -33,21 +33,11 @@ MARKS = ("lm_head", "embed_tokens", "vision_tower")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A size for modules whose path inside a layer matches; `layers` is None for all layers."""
+    """Bytes per element of modules whose path inside a layer matches; None is the model's type. `layers` is None for all layers."""
 
     pattern: str
     layers: frozenset[int] | None
     size: float | None
-    """Bytes per element; None for the size of the model's type."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSize:
-    """Bytes per element of a family of modules in some layers, from the tensors of the checkpoint."""
-
-    family: str
-    layers: frozenset[int]
-    size: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class WeightFormat:
         group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
         narrow_cache: Whether the checkpoint requests a KV cache in FP8.
         wide_drafts: Whether layers for multi-token prediction are not quantized.
-        measured: Sizes of the checkpoint's tensors, by family. They take precedence.
+        measured: Sizes of the checkpoint's tensors, with families as patterns. They take precedence.
         outside: The same for modules outside of layers, in bytes of the whole module.
         draft_size: The same for layers for multi-token prediction, in bytes per element; None if unknown.
     """
@@ -78,7 +68,7 @@ class WeightFormat:
     group: int = 0
     narrow_cache: bool = False
     wide_drafts: bool = False
-    measured: tuple[MeasuredSize, ...] = ()
+    measured: tuple[Rule, ...] = ()
     outside: tuple[tuple[str, int], ...] = ()
     draft_size: float | None = None
 
@@ -86,8 +76,8 @@ class WeightFormat:
     def quantized(self) -> bool:
         """Whether some weights have less than 16 bits."""
         if self.measured:
-            return any(each.size < 2 - 1 / 16 for each in self.measured)
-        return self.size < 2 or any(rule.size is not None and rule.size < 2 for rule in self.rules)
+            return any((rule.size or 2) < 2 - 1 / 16 for rule in self.measured)
+        return self.size < 2 or any((rule.size or 2) < 2 for rule in self.rules)
 
     def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
         """Return `bytes_of` for a module of the layers for multi-token prediction."""
@@ -104,20 +94,13 @@ class WeightFormat:
         usual = self.size if not self.experts_only or module.shard is Shard.EXPERTS else float(wide)
         if not module.in_layers:
             return module.total * (wide if module.name in MARKS else usual)
-        if not self.rules and not self.measured:
-            return module.total * usual
         remaining, total = set(module.layers), 0.0
         family = find_family(module.name, is_expert=module.shard is Shard.EXPERTS) if self.measured else ""
-        for each in self.measured:
-            if remaining and each.family == family:
-                hit = remaining & each.layers
-                total += len(hit) * module.elements * each.size
-                remaining = remaining - hit
-        for rule in self.rules:
-            if remaining and _matches(module.name, rule.pattern):
-                hit = remaining if rule.layers is None else remaining & rule.layers
-                total += len(hit) * module.elements * (wide if rule.size is None else rule.size)
-                remaining = remaining - hit
+        matching = [rule for rule in self.measured if rule.pattern == family]
+        for rule in (*matching, *(rule for rule in self.rules if _matches(module.name, rule.pattern))):
+            hit = remaining if rule.layers is None else remaining & rule.layers
+            total += len(hit) * module.elements * (wide if rule.size is None else rule.size)
+            remaining = remaining - hit
         return total + len(remaining) * module.elements * usual
 
 
@@ -183,8 +166,6 @@ def _split(pattern: str) -> tuple[int | None, str]:
 
 
 _PROJECTIONS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "w1", "w2", "w3", "weight", "weight_scale"})
-
-
 _PARTS = ALIASES | {"in_proj_qkv": "in_proj_qkvz"}
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
@@ -216,7 +197,7 @@ def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:
     return any(list(own[at : at + len(parts)]) == list(parts) for at in range(len(own) - len(parts) + 1))
 
 
-# Bytes of the weights of each module, from `quantization_config` in config.json.
+# The format in `quantization_config` of config.json.
 #
 # Each kind of checkpoint says in its own words which modules have another format: lists of modules that are not quantized, formats by
 # pattern (`dynamic` of GPTQModel, `extra_config` of AutoRound, `layer_quant_config` of Quark), groups with targets (compressed-tensors), or
@@ -231,106 +212,139 @@ EXCLUDE_KEYS = (
     "llm_int8_skip_modules",
     "exclude",
 )
-ALGORITHMS = (
-    ("NVFP4", NVFP4_BYTES),
-    ("MXFP8", MXFP8_BYTES),
-    ("MXFP4", MXFP4_BYTES),
-    ("FP8", FP8_BYTES),
-    ("W4A", 0.5 + 2 / 128),
-    ("INT4", 0.5 + 2 / 128),
-    ("W8A8", 1.0),
-    ("INT8", 1.0),
-)
-"""Formats of NVIDIA ModelOpt by a part of their name. The first match counts."""
-GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
 USUAL_GROUP = 128
+FP8, FP8_BLOCK = WeightFormat("FP8", FP8_BYTES), WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
+NVFP4, MXFP4, MXFP8 = WeightFormat("NVFP4", NVFP4_BYTES), WeightFormat("MXFP4", MXFP4_BYTES), WeightFormat("MXFP8", MXFP8_BYTES)
+INT8, NF4 = WeightFormat("INT8", 1.0), WeightFormat("INT4", NF4_BYTES)
+INT4 = WeightFormat("INT4", 0.5 + SCALE_BYTES / USUAL_GROUP, group=USUAL_GROUP)
+ALGORITHMS = {
+    "NVFP4": NVFP4,
+    "MXFP8": MXFP8,
+    "MXFP4": MXFP4,
+    "FP4": NVFP4,
+    "FP8": FP8,
+    "W4A": INT4,
+    "INT4": INT4,
+    "W8A8": INT8,
+    "INT8": INT8,
+}
+"""Formats of NVIDIA ModelOpt by a part of their name. The first match counts."""
+METHODS = {
+    "mxfp4": replace(MXFP4, experts_only=True),
+    "gpt_oss_mxfp4": replace(MXFP4, experts_only=True),
+    "experts_int8": replace(INT8, experts_only=True),
+    "bitsandbytes": INT8,
+    "bnb": INT8,
+}
+"""Formats by `quant_method`."""
+USUAL_ALGORITHMS = {"modelopt": "FP8", "modelopt_fp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "fbgemm_fp8": "FP8", "ptpc_fp8": "FP8"}
+GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
 CLASSES = ("Linear", "FusedMoE", "MoE")
 """Targets of compressed-tensors that mean all layers of a class."""
 
 
 def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """Return the format in a config.json; 16 bits without one."""
-    form = _read_format(config, shape)
-    drafts = any("mtp" in rule.pattern for rule in form.rules if rule.size is None)
-    return replace(form, wide_drafts=drafts, narrow_cache=_has_narrow_cache(config))
+    nested = mapping(config.get("text_config"))
+    written = mapping(config.get("quantization_config")) or mapping(nested.get("quantization_config"))
+    narrow = _has_narrow_cache(written)
+    written = written or mapping(config.get("compression_config"))
+    if not written:
+        return WeightFormat("BF16", float(shape.element_bytes))
+    rules = _excluded(written)
+    if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
+        form = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
+    else:
+        form = _read_method(written, shape)
+    # The patterns of AWQ and GPTQ take precedence over the list of modules that are not quantized.
+    rules = (*form.rules, *rules) if _method(written) in GROUPED_METHODS else (*rules, *form.rules)
+    drafts = any("mtp" in rule.pattern for rule in rules if rule.size is None)
+    return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=narrow)
 
 
-def _has_narrow_cache(config: Mapping[str, Any]) -> bool:
-    written = mapping(config.get("quantization_config")) or mapping(mapping(config.get("text_config")).get("quantization_config"))
+def _has_narrow_cache(written: Mapping[str, Any]) -> bool:
     places = (mapping(written.get("quantization")), written)
     scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
     algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
     return (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
 
 
-def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
-    nested = mapping(config.get("text_config"))
-    written = (
-        mapping(config.get("quantization_config"))
-        or mapping(nested.get("quantization_config"))
-        or mapping(config.get("compression_config"))
-    )
-    if not written:
-        return WeightFormat("BF16", float(shape.element_bytes))
-    method = str(written.get("quant_method", ""))[:40].lower()
-    rules = _rules_of(written)
+def _excluded(written: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """Return rules for the modules that are not quantized."""
+    places = [place.get(key) for key in EXCLUDE_KEYS for place in (written, mapping(written.get("quantization")))]
+    listed = next((found for found in places if isinstance(found, list) and found), [])
+    return read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
+
+
+def _method(written: Mapping[str, Any]) -> str:
+    return str(written.get("quant_method", ""))[:40].lower()
+
+
+def _read_method(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
+    method = _method(written)
     algorithm = str(written.get("quant_algo") or mapping(written.get("quantization")).get("quant_algo") or "").upper()[:40]
-    if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
-        return WeightFormat("MXFP4", BLOCK_BYTES, (*rules, Rule("mlp.experts", None, MXFP4_BYTES)))
     if method in GROUPED_METHODS:
-        return _grouped(written, method, rules, shape)
+        return _grouped(written, method, shape)
     if method == "compressed-tensors":
-        return _compressed(written, rules)
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return WeightFormat("MXFP4", MXFP4_BYTES, rules, experts_only=True)
-    if method in ("bitsandbytes", "bnb"):
-        small = written.get("load_in_4bit") or written.get("_load_in_4bit")
-        return WeightFormat("INT4", NF4_BYTES, rules) if small else WeightFormat("INT8", 1.0, rules)
+        return _compressed(written)
     if method == "quark":
-        return _quark(written, rules, shape)
-    if method == "experts_int8":
-        return WeightFormat("INT8", 1.0, rules, experts_only=True)
+        return _quark(written, shape)
+    if method in ("bitsandbytes", "bnb") and (written.get("load_in_4bit") or written.get("_load_in_4bit")):
+        return NF4
+    if method in METHODS:
+        return METHODS[method]
     if "quantized_layers" in written or algorithm == "MIXED_PRECISION":
-        return _mixed(written, rules)
-    if "MXFP8" in algorithm or method == "mxfp8":
-        return WeightFormat("MXFP8", MXFP8_BYTES, rules)
-    if "FP4" in algorithm or (method == "modelopt_fp4" and not algorithm):
-        return WeightFormat("NVFP4", NVFP4_BYTES, rules)
-    if "FP8" in algorithm or method in ("fp8", "fbgemm_fp8", "ptpc_fp8") or (method == "modelopt" and not algorithm):
-        block = written.get("weight_block_size")
-        blocks = read_integer(block[0]) if isinstance(block, list) and block else None
-        return WeightFormat("FP8Block" if blocks else "FP8", BLOCK_BYTES if blocks else FP8_BYTES, rules, blocks=blocks or 0)
-    size = _algorithm_bytes(algorithm)
-    if size is not None:
-        return WeightFormat("INT8" if size == 1 else "INT4", size, rules, group=0 if size == 1 else USUAL_GROUP)
-    return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), rules, assumed=True)
+        return _mixed(written)
+    form = _find_algorithm(algorithm or USUAL_ALGORITHMS.get(method, ""))
+    if form is None:
+        return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), assumed=True)
+    block = written.get("weight_block_size")
+    blocks = (read_integer(block[0]) if isinstance(block, list) and block else None) if form is FP8 else None
+    return replace(FP8_BLOCK, blocks=blocks) if blocks else form
 
 
-def _grouped(written: Mapping[str, Any], method: str, rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
+def _find_algorithm(algorithm: str) -> WeightFormat | None:
+    return next((form for name, form in ALGORITHMS.items() if name in algorithm), None)
+
+
+def _rules_by_size(sizes: Iterable[tuple[str, float | None]]) -> tuple[Rule, ...]:
+    """Return rules for patterns with their bytes of an element."""
+    named: dict[float | None, list[str]] = {}
+    for pattern, size in islice(sizes, PATTERN_LIMIT):
+        named.setdefault(size, []).append(pattern)
+    return tuple(rule for size, patterns in named.items() for rule in read_rules(patterns, size))
+
+
+def _grouped(written: Mapping[str, Any], method: str, shape: ModelShape) -> WeightFormat:
     """Return the format of AWQ, GPTQ or AutoRound: integers with a common scale, and other formats by pattern."""
     bits, group = _bits(written, 4), read_integer(written.get("group_size")) or USUAL_GROUP
     zeros = bits / 8 / group if group > 0 and method.startswith(("awq", "auto_awq")) else 0.0
-    named: dict[float | None, list[str]] = {}
-    for pattern, how in islice(mapping(written.get("dynamic")).items(), PATTERN_LIMIT):
+    sizes: list[tuple[str, float | None]] = [
         # Regular expressions. A minus means that the modules are not quantized.
-        size = None if pattern.startswith("-:") else _element_bytes(mapping(how), bits, group)
-        named.setdefault(size, []).append("re:" + pattern.removeprefix("-:").removeprefix("+:"))
-    for pattern, how in islice(mapping(written.get("extra_config")).items(), PATTERN_LIMIT):
-        named.setdefault(_element_bytes(mapping(how), bits, group), []).append("re:" + pattern if "*" in pattern else pattern)
-    own = [rule for size, patterns in named.items() for rule in read_rules(patterns, size)]
+        ("re:" + pattern.removeprefix("-:").removeprefix("+:"), None if pattern.startswith("-:") else _element_bytes(how, bits, group))
+        for pattern, how in mapping(written.get("dynamic")).items()
+    ]
+    sizes += [
+        ("re:" + pattern if "*" in pattern else pattern, _element_bytes(how, bits, group))
+        for pattern, how in mapping(written.get("extra_config")).items()
+    ]
     size = grouped_bytes(bits, group) + zeros
     outside = (("lm_head", round(shape.vocabulary * shape.hidden * size)),) if written.get("lm_head") is True else ()
-    return WeightFormat(f"INT{bits}", size, (*own, *rules), group=max(group, 0), outside=outside)
+    return WeightFormat(f"INT{bits}", size, _rules_by_size(sizes), group=max(group, 0), outside=outside)
 
 
-def _element_bytes(how: Mapping[str, Any], bits: int, group: int) -> float | None:
+def _element_bytes(how: Any, bits: int, group: int) -> float | None:
     """Return the bytes of a weight with these settings; None for 16 bits."""
-    own = _bits(how, bits, most=16)
-    written = read_integer(how.get("group_size"))
+    own, written = _bits(mapping(how), bits, most=16), read_integer(mapping(how).get("group_size"))
     return None if own >= 16 else grouped_bytes(own, written if written is not None else group)
 
 
-def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
+def _bits(written: Mapping[str, Any], default: int, most: int = 8) -> int:
+    bits = read_integer(written.get("bits") or written.get("w_bit"))
+    return bits if bits is not None and 2 <= bits <= most else default
+
+
+def _compressed(written: Mapping[str, Any]) -> WeightFormat:
     """Return the format of compressed-tensors: groups of layers with formats. A group for a whole class has the lowest precedence."""
     groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
     usual = [group for group in groups if any(target in CLASSES for target in _targets(group))]
@@ -342,8 +356,8 @@ def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFo
         for rule in read_rules([target for target in _targets(group) if target not in CLASSES], _compressed_group(group, written).size)
     ]
     if groups and not usual and own:  # only named modules are quantized
-        return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=(*rules, *own))
-    return replace(form, rules=(*rules, *own))
+        return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=tuple(own))
+    return replace(form, rules=tuple(own))
 
 
 def _targets(group: Mapping[str, Any]) -> list[str]:
@@ -354,42 +368,34 @@ def _targets(group: Mapping[str, Any]) -> list[str]:
 def _compressed_group(group: Mapping[str, Any], written: Mapping[str, Any]) -> WeightFormat:
     weights = mapping(group.get("weights"))
     bits, size = read_integer(weights.get("num_bits")) or 4, read_integer(weights.get("group_size")) or 0
-    name = str(group.get("format") or written.get("format", ""))[:60]
-    is_float = weights.get("type") == "float"
+    name, is_float = str(group.get("format") or written.get("format", ""))[:60], weights.get("type") == "float"
     if not 2 <= bits <= 8:
         return WeightFormat(f"INT{bits}", 2.0, assumed=True)
-    if bits == 4 and ("nvfp4" in name or (is_float and size == 16)):
-        return WeightFormat("NVFP4", NVFP4_BYTES)
-    if bits == 4 and ("mxfp4" in name or is_float):
-        return WeightFormat("MXFP4", MXFP4_BYTES)
-    if bits == 8:
-        if is_float and size == 32:
-            return WeightFormat("MXFP8", MXFP8_BYTES)
-        block = weights.get("strategy") == "block"
-        kind = "FP8" if is_float else "INT8"
-        scales = 0.0 if block or size <= 0 else 2 / size
-        return WeightFormat(f"{kind}Block" if block else kind, (BLOCK_BYTES if block else 1.0) + scales, blocks=128 if block else 0)
-    return WeightFormat(f"INT{bits}", grouped_bytes(bits, size or USUAL_GROUP), group=max(size, 0))
+    if bits == 4 and (is_float or "fp4" in name):
+        return NVFP4 if "nvfp4" in name or (is_float and size == 16) else MXFP4
+    if bits != 8:
+        return WeightFormat(f"INT{bits}", grouped_bytes(bits, size or USUAL_GROUP), group=max(size, 0))
+    if is_float and size == 32:
+        return MXFP8
+    if weights.get("strategy") == "block":
+        return replace(FP8_BLOCK, name="FP8Block" if is_float else "INT8Block")
+    return replace(FP8 if is_float else INT8, size=grouped_bytes(8, size))
 
 
-def _quark(written: Mapping[str, Any], rules: tuple[Rule, ...], shape: ModelShape) -> WeightFormat:
+def _quark(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """Return the format of AMD Quark: one format for all, and others by pattern."""
-    usual = _quark_bytes(mapping(written.get("global_quant_config")))
-    named: dict[float | None, list[str]] = {}
-    for pattern, how in islice(mapping(written.get("layer_quant_config")).items(), PATTERN_LIMIT):
-        named.setdefault(_quark_bytes(mapping(how)), []).append(pattern)
-    own = [rule for size, patterns in named.items() for rule in read_rules(patterns, size)]
+    usual = _quark_bytes(written.get("global_quant_config"))
+    sizes = ((pattern, _quark_bytes(how)) for pattern, how in mapping(written.get("layer_quant_config")).items())
     size = usual if usual is not None else float(shape.element_bytes)
     name = {MXFP4_BYTES: "MXFP4", FP8_BYTES: "FP8"}.get(size, "QUARK")
-    return WeightFormat(name, size, (*rules, *own), assumed=usual is None)
+    return WeightFormat(name, size, _rules_by_size(sizes), assumed=usual is None)
 
 
-def _quark_bytes(how: Mapping[str, Any]) -> float | None:
+def _quark_bytes(how: Any) -> float | None:
     """Return the bytes of a weight; None for 16 bits. Formats with two steps are lists, whose first entry has the values."""
-    weight = how.get("weight")
+    weight = mapping(how).get("weight")
     weight = mapping(weight[0] if isinstance(weight, list) and weight else weight)
-    kind = str(weight.get("dtype") or "")[:20].lower()
-    group = read_integer(weight.get("group_size")) or 0
+    kind, group = str(weight.get("dtype") or "")[:20].lower(), read_integer(weight.get("group_size")) or 0
     if kind == "fp4":
         return MXFP4_BYTES if group != 16 else NVFP4_BYTES
     if kind.startswith("fp6"):
@@ -399,41 +405,17 @@ def _quark_bytes(how: Mapping[str, Any]) -> float | None:
     return grouped_bytes(4, group or USUAL_GROUP) if kind in ("int4", "uint4") else None
 
 
-def _mixed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
+def _mixed(written: Mapping[str, Any]) -> WeightFormat:
     """Return the format of NVIDIA ModelOpt's mixed precision: each quantized layer is named with its format, others have 16 bits."""
     layers = mapping(written.get("quantized_layers")) or mapping(mapping(written.get("quantization")).get("quantized_layers"))
-    if layers:
-        named: dict[float, list[str]] = {}
-        for name, how in islice(layers.items(), PATTERN_LIMIT):
-            size = _algorithm_bytes(str(mapping(how).get("quant_algo", "")).upper()[:20])
-            if size is not None and isinstance(name, str):
-                named.setdefault(size, []).append(name)
-        own = [rule for size, names in named.items() for rule in read_rules(names, size)]
-        return WeightFormat("mixed", 2.0, (*rules, *own))
-    usual = (Rule("self_attn*", None, FP8_BYTES), Rule("linear_attn*", None, FP8_BYTES), Rule("mixer.in_proj", None, FP8_BYTES))
-    return WeightFormat("mixed", NVFP4_BYTES, (*rules, *usual), assumed=True)
+    if not layers:
+        names = ("self_attn*", "linear_attn*", "mixer.in_proj")
+        return WeightFormat("mixed", NVFP4_BYTES, tuple(Rule(name, None, FP8_BYTES) for name in names), assumed=True)
+    found = {name: _find_algorithm(str(mapping(how).get("quant_algo", "")).upper()[:20]) for name, how in layers.items()}
+    return WeightFormat("mixed", 2.0, _rules_by_size((name, form.size) for name, form in found.items() if form is not None))
 
 
-def _algorithm_bytes(algorithm: str) -> float | None:
-    return next((size for name, size in ALGORITHMS if name in algorithm), None)
-
-
-def _bits(written: Mapping[str, Any], default: int, most: int = 8) -> int:
-    bits = read_integer(written.get("bits") or written.get("w_bit"))
-    return bits if bits is not None and 2 <= bits <= most else default
-
-
-def _rules_of(written: Mapping[str, Any]) -> tuple[Rule, ...]:
-    listed: Iterable[Any] = ()
-    for key in EXCLUDE_KEYS:
-        found = written.get(key) or mapping(written.get("quantization")).get(key)
-        if isinstance(found, list):
-            listed = found[:PATTERN_LIMIT]
-            break
-    return read_rules([name for name in listed if isinstance(name, str)], None)
-
-
-# Bytes of the weights of each module, from the name of a format: as people and logs write it, or in the name of a model.
+# The format by a name: as people and logs write it, or in the name of a model.
 
 NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/a", "-", "?"})
 """Values for a format that is not given. The format of the checkpoint applies."""
@@ -484,48 +466,45 @@ def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
 
 
 def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
-    text = label.lower().strip()[:200]
+    text = label.lower().strip()[:200].replace("-bit", "bit").replace("auto-round", "autoround")
     words = frozenset(re.findall(r"[a-z0-9]+", text))
     moe = shape.experts > 0
-    packed = GGUF_TYPE.search(text)
-    if packed:
-        size = GGUF_BITS.get(packed[0])
-        return None if size is None else _gguf(shape, packed[0], size / 8)
     experts = moe and "experts" in words
+    if packed := GGUF_TYPE.search(text):
+        return _gguf(shape, packed[0]) if packed[0] in GGUF_BITS else None
     if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
         return WeightFormat("BF16", float(shape.element_bytes))
     if "fbgemm" in words:
         ends = frozenset({0, shape.layers - 1})
-        return WeightFormat("FP8", FP8_BYTES, (Rule("self_attn*", None, None), Rule("*", ends, None)))
-    if "native" in words and "fp4" in words:
+        return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", ends, None)))
+    if {"native", "fp4"} <= words:
         return WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
-    if "nvfp4" in words or "fp4" in words:
+    if words & {"nvfp4", "fp4"}:
         return _usual_nvfp4(shape, moe, "mixed" in words)
     if "mxfp4" in words:
-        return WeightFormat("MXFP4", MXFP4_BYTES, experts_only=moe)
+        return replace(MXFP4, experts_only=moe)
     if "mxfp8" in words:
-        return WeightFormat("MXFP8", MXFP8_BYTES)
-    if "fp8" in words and "block" in text:
-        return WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
-    if words & {"fp8", "float8"}:
-        return WeightFormat("FP8", FP8_BYTES, experts_only=experts)
-    if "modelopt" in words:  # vLLM's name for NVIDIA's checkpoints in FP8
-        return WeightFormat("FP8", FP8_BYTES)
-    if words & {"int8", "w8a8", "8bit", "w8a16"} or "8-bit" in text:
-        return WeightFormat("INT8", 1.0, experts_only=experts)
+        return MXFP8
+    if words & {"fp8", "float8", "modelopt"}:  # `modelopt` is vLLM's name for NVIDIA's checkpoints in FP8
+        return (
+            FP8_BLOCK if "fp8" in words and "block" in text else replace(FP8, experts_only=experts and words & {"fp8", "float8"} != set())
+        )
+    if words & {"int8", "w8a8", "8bit", "w8a16"}:
+        return replace(INT8, experts_only=experts)
     if words & {"bitsandbytes", "bnb", "nf4"}:
-        return WeightFormat("INT4", NF4_BYTES)
-    if words & {"awq", "gptq", "int4", "w4a16", "w4a8", "4bit", "autoround"} or "4-bit" in text or "auto-round" in text:
+        return NF4
+    if words & {"awq", "gptq", "int4", "w4a16", "w4a8", "4bit", "autoround"}:
         stated = re.search(r"group (?:size )?([0-9]{1,4})", text)
-        group = int(stated[1]) if stated and int(stated[1]) > 0 else 128
+        group = int(stated[1]) if stated and int(stated[1]) > 0 else USUAL_GROUP
         zeros = 0.5 / group if "awq" in words else 0.0
         plain = bool(words & {"awq", "gptq"}) and not experts
         return WeightFormat("INT4", grouped_bytes(4, group) + zeros, experts_only=experts, assumed=not plain, group=group)
     return None
 
 
-def _gguf(shape: ModelShape, name: str, size: float) -> WeightFormat:
+def _gguf(shape: ModelShape, name: str) -> WeightFormat:
     """Return a GGUF format: nearly all tensors are quantized, including the embedding, to several types."""
+    size = GGUF_BITS[name] / 8
     outside = tuple((each.name, round(each.total * size)) for each in shape.modules if each.shard is Shard.VOCABULARY)
     return WeightFormat(name.upper(), size, outside=outside)
 
@@ -537,13 +516,13 @@ def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
     """
     hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
     if moe and not mixed:
-        return WeightFormat("NVFP4", NVFP4_BYTES, experts_only=True, assumed=True)
-    if mixed or hybrid:
-        rules = [Rule(f"{name}*", None, FP8_BYTES) for name in ("linear_attn", "mixer.in_proj", "mixer.out_proj", "mixer.shared_experts")]
-        attention = Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None)
-        rules = [*rules, attention, Rule("mixer.latent_proj", None, None)]
-        return WeightFormat("NVFP4", NVFP4_BYTES, tuple(rules), assumed=True, narrow_cache=True)
-    return WeightFormat("NVFP4", NVFP4_BYTES, assumed=True)
+        return replace(NVFP4, experts_only=True, assumed=True)
+    if not (mixed or hybrid):
+        return replace(NVFP4, assumed=True)
+    narrow = ("linear_attn*", "mixer.in_proj*", "mixer.out_proj*", "mixer.shared_experts*")
+    rules = [Rule(name, None, FP8_BYTES) for name in narrow]
+    rules += [Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None), Rule("mixer.latent_proj", None, None)]
+    return replace(NVFP4, rules=tuple(rules), assumed=True, narrow_cache=True)
 
 
 # The format of weights from the tensors of a checkpoint: bytes of the modules of each layer.
@@ -569,7 +548,7 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
         if not LEAST <= size <= MOST:
             return None
         measured.setdefault((family, round(size, DIGITS)), set()).add(layer)
-    rules = tuple(MeasuredSize(family, frozenset(own), size) for (family, size), own in measured.items())
+    rules = tuple(Rule(family, frozenset(own), size) for (family, size), own in measured.items())
     outside = [(name, size) for name, size in sizes.ends if any(module.name == name for module in shape.modules)]
     outside += [("vision_tower", sizes.encoder)] if sizes.encoder and shape.vision else []
     drafted = {family for family, _ in _elements(shape.drafts)}

@@ -13,11 +13,14 @@ from typing import Any
 from vllm_operator.catalog.gpus import GPUs, Product
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShape, KnownShapes
-from vllm_operator.sizing.estimate import Device
+from vllm_operator.catalog.versions import Release
+from vllm_operator.sizing.engine import Device, Engine, Options
+from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
 from vllm_operator.sizing.formats import NO_NAME, WeightFormat, find_format, measure_format, name_format, read_format
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.tensors import TensorSizes
+from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
 FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
@@ -128,6 +131,28 @@ def _resolve(
 def _is_dated(name: str, known: str) -> bool:
     """Return whether a name is that of an entry, or of a later state of the same checkpoint, such as `-0731`."""
     return re.fullmatch(r"(-[0-9]{4})?", name[len(known) :]) is not None if name.lower().startswith(known.lower()) else False
+
+
+def predict_model(
+    model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
+) -> Estimate:
+    """Estimate an engine of a resolved model. Use measured weights if the format of its modules is unknown."""
+    options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
+    if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
+        one, own = (
+            weigh(Engine(model.shape, model.form, Device(None), sizes, Options(), facts, release)) for sizes in (ParallelShape(), parallel)
+        )
+        options = replace(options, weights_gib=model.measured_weights(parallel, one / own if own > 0 else 0.0))
+    return estimate(Engine(model.shape, model.form, device, parallel, options, facts, release))
+
+
+def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
+    """Return the estimate, changed to `tight` if the engine starts but the context is longer than the model's."""
+    own, asked = model.shape.max_length, options.max_length
+    if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
+        return made
+    limit = f"vLLM refuses a context of {asked} tokens, since config.json has {own}, unless --hf-overrides scales it."
+    return replace(made, prediction=Prediction.TIGHT, limit=limit)
 
 
 # GPUs in the estimate: memory that CUDA reports, architecture, unified memory.
@@ -277,13 +302,12 @@ def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None
 
 def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
     """Return why a dense module cannot be divided; None if all can."""
-    modules = {module.name: module for module in shape.modules}
-    for name, width in shape.widths if tensor > 1 else ():
+    for module in shape.modules if tensor > 1 else ():
+        name, width, multiple = module.name, module.width, form.blocks or form.group
         if width % tensor:
             return f"The width of {name}, {width}, cannot be divided by {tensor}."
-        module, multiple = modules.get(name), form.blocks or form.group
-        quantized = module is not None and form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
-        if quantized and multiple and width // tensor % multiple:
+        quantized = form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
+        if width and multiple and width // tensor % multiple and quantized:
             return f"The width of {name}, {width}, divided by {tensor} is no multiple of {multiple}, which have a common scale."
     return None
 

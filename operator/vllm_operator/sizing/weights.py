@@ -7,13 +7,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from math import log
 
-from vllm_operator.catalog.memory import MemoryFacts
-from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.formats import WeightFormat
+from vllm_operator.sizing.engine import GIB, Engine
 from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
-from vllm_operator.sizing.parallelism import ParallelShape
 
-GIB = 1 << 30
 MIB = 1 << 20
 INDEX_BYTES = 4
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
@@ -22,64 +18,28 @@ MOST_LARGER = 1.25
 """Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded."""
 VALUE_SHARE = 16 / 17
 """Fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits."""
+MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
+"""Modules of a shape that consist of several layers: two projections up and one down."""
 
 
-def weigh(
-    shape: ModelShape,
-    form: WeightFormat,
-    parallel: ParallelShape,
-    facts: MemoryFacts,
-    release: Release,
-    *,
-    architecture: str | None = None,
-    drafts: bool = False,
-    checkpoint: int | None = None,
-    vision: bool = True,
-) -> float:
-    """Return the bytes of the weights on the fullest GPU.
-
-    Args:
-        shape: The model.
-        form: Bytes per element.
-        parallel: The sizes of the engine.
-        facts: The constants.
-        release: The vLLM version.
-        architecture: Architecture of the GPU.
-        drafts: Whether the layers for speculative decoding are loaded.
-        checkpoint: Bytes of all tensors in the checkpoint. It corrects for format details that config.json omits.
-        vision: Whether the encoder for images is loaded.
-    """
-    stages = weigh_stages(
-        shape, form, parallel, facts, release, architecture=architecture, drafts=drafts, checkpoint=checkpoint, vision=vision
-    )
-    return max(stages)
+def weigh(engine: Engine) -> float:
+    """Return the bytes of the weights of the model on the fullest GPU."""
+    return max(weigh_stages(engine))
 
 
-def weigh_stages(
-    shape: ModelShape,
-    form: WeightFormat,
-    parallel: ParallelShape,
-    facts: MemoryFacts,
-    release: Release,
-    *,
-    architecture: str | None = None,
-    drafts: bool = False,
-    checkpoint: int | None = None,
-    vision: bool = True,
-    partition: tuple[int, ...] = (),
-) -> list[float]:
-    """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are its layers. Other arguments: see `weigh`."""
+def weigh_stages(engine: Engine) -> list[float]:
+    """Return the bytes of the weights of the model on a GPU of each pipeline stage."""
+    shape, form, parallel, facts, options = engine.shape, engine.form, engine.parallel, engine.facts.weights, engine.options
     wide = shape.element_bytes
-    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != ENCODER]
-    loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if drafts else []
+    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if options.vision or module.name != ENCODER]
+    loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if options.own_draft_layers else []
     tied = not any(module.name == "lm_head" for module in shape.modules)
-    factor = _correction(shape, form, checkpoint, wide)
-    experts = _expert_padding(shape, form, parallel, architecture, facts, release)
-    layers = stage_layers(shape.layers, parallel.pipeline, partition)
+    factor, experts = _correction(engine), _expert_padding(engine)
+    layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
     ends = list(accumulate(layers))
     stages = [0.0] * parallel.pipeline
     for module, size in loaded:
-        held = size * factor * _share(module, shape, parallel, facts)
+        held = size * factor * _share(module, engine)
         if module.shard is Shard.EXPERTS:
             held *= experts
         if module.name == "self_attn.kv_b_proj" and size < module.total * wide:
@@ -93,18 +53,19 @@ def weigh_stages(
             stages[0] += held
             if module.name == "embed_tokens" and parallel.pipeline > 1 and tied:
                 stages[-1] += held
-    extra = _positions(shape, facts, release) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
-    repacked = facts.weights.repacked_mib * MIB if form.group else 0
+    extra = _positions(engine) * shape.rotary * wide + (facts.parallel_gib * GIB if parallel.tensor > 1 else 0)
+    repacked = facts.repacked_mib * MIB if form.group else 0
     return [held + extra + repacked * own for held, own in zip(stages, layers, strict=True)]
 
 
-def _positions(shape: ModelShape, facts: MemoryFacts, release: Release) -> int:
+def _positions(engine: Engine) -> int:
+    """Return the positions in a rotary table."""
     factors = [
         each.factor
-        for each in facts.weights.section_positions
-        if each.since <= release and (not each.models or any(name in shape.architecture for name in each.models))
+        for each in engine.facts.weights.section_positions
+        if each.since <= engine.release and (not each.models or any(name in engine.shape.architecture for name in each.models))
     ]
-    return (shape.max_length or 0) * (factors[-1] if shape.sections and factors else 1)
+    return (engine.shape.max_length or 0) * (factors[-1] if engine.shape.sections and factors else 1)
 
 
 def buffer_bytes(shape: ModelShape, tokens: int) -> int:
@@ -137,14 +98,16 @@ def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> l
     return made
 
 
-def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
+def _correction(engine: Engine) -> float:
     """Return the ratio of the checkpoint's size to its modules' size by config.json.
 
     A checkpoint may lack the layers of a draft or the encoder, so the nearest match counts. A ratio of two means a second copy of the
     weights (gpt-oss, Mistral), or 32 bits for weights that are loaded with 16. Other larger ratios say nothing about the loaded weights.
     """
+    shape, form, checkpoint = engine.shape, engine.form, engine.options.checkpoint_bytes
     if checkpoint is None or checkpoint <= 0 or form.measured:
         return 1.0
+    wide = shape.element_bytes
     language = sum(form.bytes_of(module, wide) for module in shape.modules if module.name != ENCODER)
     encoder = sum(form.bytes_of(module, wide) for module in shape.modules if module.name == ENCODER)
     drafts = sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
@@ -158,38 +121,33 @@ def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, w
     return factor
 
 
-def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: MemoryFacts) -> float:
+def _share(module: Module, engine: Engine) -> float:
     """Return the fraction of a module on one GPU of a pipeline stage, more than 1 / size if it is replicated or padded."""
+    shape, parallel = engine.shape, engine.parallel
     match module.shard:
         case Shard.REPLICATED:
             return 1.0
         case Shard.KV_HEADS:
-            kv_heads = max(shape.kv_heads, 1)
-            return max(kv_heads // parallel.tensor, 1) / kv_heads
+            return max(shape.kv_heads // parallel.tensor, 1) / shape.kv_heads
         case Shard.VOCABULARY:
-            padded = -(-shape.vocabulary // facts.weights.vocabulary_multiple) * facts.weights.vocabulary_multiple
-            return padded / shape.vocabulary / parallel.tensor
+            return _round_up(shape.vocabulary, engine.facts.weights.vocabulary_multiple) / shape.vocabulary / parallel.tensor
         case Shard.EXPERTS if parallel.expert:
-            ranks = parallel.tensor * parallel.data
-            return -(-shape.experts // ranks) / shape.experts if shape.experts else 1.0
+            return -(-shape.experts // (parallel.tensor * parallel.data)) / shape.experts
         case _:
             return 1.0 / parallel.tensor
 
 
-def _expert_padding(
-    shape: ModelShape, form: WeightFormat, parallel: ParallelShape, architecture: str | None, facts: MemoryFacts, release: Release
-) -> float:
+def _expert_padding(engine: Engine) -> float:
     """Return the factor by which the kernel enlarges MXFP4 experts."""
-    if form.name != "MXFP4" or not form.experts_only or not shape.expert_width:
-        return 1.0
+    shape, form = engine.shape, engine.form
     rules = [
         rule
-        for rule in facts.weights.expert_padding
-        if rule.since <= release and (not rule.architectures or architecture in rule.architectures)
+        for rule in engine.facts.weights.expert_padding
+        if rule.since <= engine.release and (not rule.architectures or engine.device.architecture in rule.architectures)
     ]
-    if not rules:
+    if form.name != "MXFP4" or not form.experts_only or not shape.expert_width or not rules:
         return 1.0
-    own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
+    own = shape.expert_width / (1 if engine.parallel.expert else engine.parallel.tensor)
     wider = _round_up(shape.hidden, rules[-1].hidden) / shape.hidden - 1
     padded = (1 + rules[-1].hidden_share * wider) * _round_up(own, rules[-1].width) / own
     return padded if rules[-1].scales else (VALUE_SHARE * padded + 1.0 - VALUE_SHARE)
@@ -199,29 +157,19 @@ def _round_up(size: float, multiple: int) -> int:
     return -int(-size // multiple) * multiple
 
 
-# The memory of LoRA adapters: vLLM sets aside two matrices for each linear layer and each adapter that a batch may use.
-#
-# For a layer with `in` inputs and `out` outputs these have `rank * in` and `rank * out` elements, in the type of the model. With tensor
-# parallelism the side that the layer splits is split too, the other one is on each GPU. For experts there is a pair for each of them.
-# Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
+def adapter_bytes(engine: Engine) -> float:
+    """Return the bytes of LoRA adapters on one GPU: two matrices for each linear layer and each adapter that a batch may use.
 
-MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
-"""Modules of a shape that consist of several layers: two projections up and one down."""
-
-
-def adapter_bytes(shape: ModelShape, parallel: ParallelShape, slots: int, rank: int) -> float:
-    """Return the bytes on one GPU for this many adapters of a batch.
-
+    For a layer with `in` inputs and `out` outputs these have `rank * in` and `rank * out` elements, in the type of the model. With tensor
+    parallelism the side that the layer splits is split too, the other one is on each GPU. For experts there is a pair for each of them.
     This is an upper bound: it assumes that vLLM can adapt every linear layer, and that each has the hidden size on one side.
+    Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
     """
-    if not slots or not shape.hidden:
-        return 0.0
-    elements = 0.0
-    for module in shape.modules:
-        if not (module.linear and module.in_layers):
-            continue
-        matrices = MATRICES.get(module.name.rpartition(".")[2], 1)
-        kept = matrices * shape.hidden * (shape.experts if module.shard is Shard.EXPERTS else 1)
-        split = module.elements / shape.hidden / (1 if module.shard is Shard.REPLICATED else parallel.tensor)
-        elements += (kept + split) * len(module.layers)
-    return elements * rank * slots * shape.element_bytes
+    shape, options, elements = engine.shape, engine.options, 0.0
+    for module in shape.modules if options.adapters else ():
+        if module.linear and module.in_layers:
+            matrices = MATRICES.get(module.name.rpartition(".")[2], 1)
+            kept = matrices * shape.hidden * (shape.experts if module.shard is Shard.EXPERTS else 1)
+            split = module.elements / shape.hidden / (1 if module.shard is Shard.REPLICATED else engine.parallel.tensor)
+            elements += (kept + split) * len(module.layers)
+    return elements * options.adapter_rank * options.adapters * shape.element_bytes

@@ -27,14 +27,12 @@ from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.placement.targets import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
-from vllm_operator.sizing.cases import predict_model
-from vllm_operator.sizing.estimate import Estimate, Options, Prediction
-from vllm_operator.sizing.flags import read_flags
+from vllm_operator.sizing.engine import Options, read_flags, read_runner
+from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
-from vllm_operator.sizing.overhead import read_runner
 from vllm_operator.sizing.parallelism import ParallelShape, Shape
-from vllm_operator.sizing.resolve import SizedModel, device_of, resolve_model, smallest_sizes
+from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, resolve_model, smallest_sizes
 
 FLAG = "--gpu-memory-utilization"
 MIB_PER_GIB = 1024

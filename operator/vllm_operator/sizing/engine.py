@@ -1,0 +1,183 @@
+"""The engine whose memory is estimated: model, GPU, parallel sizes, and the flags of `vllm serve` that affect memory."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.reading import mapping
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.versions import Release
+from vllm_operator.sizing.formats import WeightFormat
+from vllm_operator.sizing.model_shape import ModelShape
+from vllm_operator.sizing.parallelism import ParallelShape
+
+GIB = 1 << 30
+UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--num-gpu-blocks-override")
+"""Flags whose effect on memory is not modelled. With one of them, the size is unknown."""
+RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
+"""Flags that make the weights on the GPU differ in size from the files."""
+SIZES = {
+    "sequences": "--max-num-seqs",
+    "batched_tokens": "--max-num-batched-tokens",
+    "block": "--block-size",
+    "context_parallel": "--decode-context-parallel-size",
+    "cache_bytes": "--kv-cache-memory-bytes",
+}
+NUMBERS = {"utilization": "--gpu-memory-utilization", "offload_gib": "--cpu-offload-gb"}
+ADAPTERS = {"adapters": ("--max-loras", "1"), "adapter_rank": ("--max-lora-rank", "16")}
+"""Flags of --enable-lora with their defaults (vllm/config/lora.py, 0.11.0 to 0.33.0)."""
+MODALITIES = ("image", "video")
+"""Inputs that need the encoder."""
+FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
+UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+LARGEST = 1 << 40
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: memory that CUDA reports, in GiB; None if unknown. `unified`: host and GPU share it."""
+
+    memory_gib: float | None
+    architecture: str | None = None
+    title: str = ""
+    unified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Flags of the engine that affect memory. None is vLLM's default.
+
+    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the measured weights on one GPU, including adapters. `partition` are the
+    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is the value
+    of VLLM_USE_V2_MODEL_RUNNER. `adapters` is the number of LoRA adapters in a batch, with ranks up to `adapter_rank`. `speculative` are
+    the tokens that a draft proposes at a time. `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or
+    the profiling of the encoder off.
+    """
+
+    utilization: float | None = None
+    max_length: int | None = None
+    sequences: int | None = None
+    batched_tokens: int | None = None
+    cache_dtype: str = "auto"
+    eager: bool = False
+    offload_gib: float = 0.0
+    speculative: int = 0
+    own_draft_layers: bool = False
+    eagle: bool = False
+    separate_draft_layers: int = 0
+    vision: bool = True
+    profiled_encoder: bool = True
+    prefix_caching: bool | None = None
+    context_parallel: int = 1
+    block: int | None = None
+    weights_gib: float | None = None
+    checkpoint_bytes: int | None = None
+    cache_bytes: int | None = None
+    partition: tuple[int, ...] = ()
+    stage_gib: tuple[float, ...] = ()
+    runner_v2: bool | None = None
+    adapters: int = 0
+    adapter_rank: int = 0
+    fused_reduction: bool = True
+
+    @property
+    def drafts_without_model(self) -> bool:
+        """Whether drafts come from n-gram or suffix matching."""
+        return self.speculative > 0 and not (self.own_draft_layers or self.eagle or self.separate_draft_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """All inputs of an estimate. All GPUs of the engine are equal. `release` is the vLLM version, whose rules are in `facts`."""
+
+    shape: ModelShape
+    form: WeightFormat
+    device: Device
+    parallel: ParallelShape
+    options: Options
+    facts: MemoryFacts
+    release: Release
+
+
+def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
+    """Read the flags; None if a flag has an effect that is not modelled, or an unreadable value."""
+    if any(name in arguments for name in UNREADABLE):
+        return None
+    known: dict[str, Any] = {name: read_size(arguments[flag]) for name, flag in SIZES.items() if flag in arguments}
+    known |= {name: _number(arguments[flag]) for name, flag in NUMBERS.items() if flag in arguments}
+    if "--enable-lora" in arguments:
+        known |= {name: read_size(arguments.get(flag, usual)) for name, (flag, usual) in ADAPTERS.items()}
+    length = arguments.get("--max-model-len")
+    if length is not None:
+        known["max_length"] = 0 if length in ("auto", "-1") else read_size(length)
+    speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else (0, False)
+    if speculative is None or None in known.values():
+        return None
+    return Options(
+        **known,
+        cache_dtype=(arguments.get("--kv-cache-dtype") or "auto")[:40],
+        eager="--enforce-eager" in arguments,
+        speculative=speculative[0],
+        own_draft_layers=speculative[1],
+        vision="--language-model-only" not in arguments and not _is_text_only(arguments),
+        profiled_encoder="--skip-mm-profiling" not in arguments,
+        prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
+        fused_reduction=_has_fused_reduction(arguments),
+    )
+
+
+def read_offload(arguments: Mapping[str, str | None]) -> float:
+    """Return the weights in host memory per GPU, in GiB; 0 if the flag is absent or unreadable."""
+    return _number(arguments.get("--cpu-offload-gb")) or 0.0
+
+
+def read_runner(variables: Mapping[str, str | None]) -> bool | None:
+    """Return whether the environment requests model runner V2 (True) or V1 (False); None if vLLM decides, or the value is unknown."""
+    return {"0": False, "1": True}.get((variables.get(RUNNER) or "").strip())
+
+
+def read_size(value: str | None) -> int | None:
+    """Return a number of tokens in vLLM's notation: 32768, 32k, 32K, 1.5k."""
+    found = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,3})?)([kmgKMG]?)", value or "")
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    return size if 0 < size < LARGEST else None
+
+
+def _number(value: str | None) -> float | None:
+    found = re.fullmatch(r"[0-9]{0,6}(?:\.[0-9]{1,9})?", value or "")
+    return float(value) if found and value and value != "." else None
+
+
+def _read_json(value: str | None) -> Mapping[str, Any]:
+    try:
+        return mapping(json.loads(value or "{}"))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
+    """Return whether all-reduce and norm may be one kernel; False if the user disables it."""
+    written = _read_json(arguments.get("--compilation-config"))
+    return (arguments.get(FUSED) or "").lower() != "false" and mapping(written, "pass_config").get("fuse_allreduce_rms") is not False
+
+
+def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
+    """Return whether images and videos are disabled. vLLM does not load the encoder then."""
+    flag = "--limit-mm-per-prompt"
+    dotted = {kind: arguments[name] for kind in MODALITIES if (name := f"{flag}.{kind}") in arguments}
+    limits = {**_read_json(arguments.get(flag)), **dotted}
+    return all(str(limits.get(kind)) == "0" for kind in MODALITIES)
+
+
+def _speculative(value: str | None) -> tuple[int, bool] | None:
+    """Return the tokens of a draft, and whether its layers are in the checkpoint; None for a separate model, whose size is unknown."""
+    written = _read_json(value)
+    method, tokens = written.get("method"), written.get("num_speculative_tokens", 1)
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 100:
+        return None
+    if method in ("ngram", "suffix"):
+        return tokens, False
+    return (tokens, True) if isinstance(method, str) and "mtp" in method and "model" not in written else None
