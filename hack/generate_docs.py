@@ -17,7 +17,7 @@ from vllm_operator.catalog.entry import Entry
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.signatures import Change, LinePattern, Signature, load_remedies, load_signatures
-from vllm_operator.cli.signatures import change_in_words, examples
+from vllm_operator.cli.catalog import change_in_words, examples
 from vllm_operator.controller import settings
 
 ROOT = Path(__file__).parent.parent

@@ -26,7 +26,7 @@ COMMANDS = {
     "fit": ("cli.fit", "add_arguments", "estimate the GPU memory of a model: on which GPUs it fits, on how many, with how long a context"),
     "diagnose": ("cli.diagnose", "add_arguments", "read the log of a vLLM start: its progress, the cause of a crash, the remedy"),
     "diagnose-pod": ("cli.diagnose_pod", "add_arguments", "diagnose a Pod of the cluster by its log and status"),
-    "signatures": ("cli.signatures", "add_arguments", "list the known crashes, or show one"),
+    "signatures": ("cli.catalog", "add_signatures_arguments", "list the known crashes, or show one"),
 }
 """For each command its module, the function that declares its arguments and the default `run`, and a summary."""
 

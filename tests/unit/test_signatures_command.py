@@ -6,7 +6,7 @@ import pytest
 
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.catalog.signatures import load_signatures
-from vllm_operator.cli.signatures import Example, examples
+from vllm_operator.cli.catalog import Example, examples
 
 
 def test_all_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,15 @@
-"""`vllm-operator catalog`: the operator's knowledge about vLLM versions, GPUs, models and rules.
+"""`vllm-operator catalog` and `signatures`: the operator's knowledge about versions, GPUs, models, rules and crashes. Need no cluster.
 
-Without an ID, it prints a table of all entries; with an ID, all facts about one entry. Exit status: 0, or 2 if there is no such entry or
-the user's rules cannot be read.
+Without an ID, they list all entries; with an ID, they print everything about one entry. Exit status: 0, or 2 if there is no such entry or
+a file of the user cannot be read.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -16,7 +19,10 @@ from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.gpus import Architecture, Product, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
+from vllm_operator.catalog.signatures import Change, Remedy, Signature, load_remedies, load_signature_samples
+from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
+from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
 from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import table
@@ -25,6 +31,7 @@ from vllm_operator.text.wording import listed, similar
 
 FOUND_STATUS = 0
 SUGGESTIONS = 8
+_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +45,26 @@ class Section:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `catalog`."""
     parser.add_argument("section", choices=tuple(SECTIONS), help="the part of the catalog")
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it in this format")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_show_catalog)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print a part of the catalog. Return the exit status."""
+def _show_catalog(arguments: argparse.Namespace) -> int:
     section = SECTIONS[arguments.section]
     catalog = catalog_with(arguments.rules)
+    entries = section.entries(catalog)
     if arguments.id is not None:
         found = section.find(catalog, arguments.id)
         if found is None:
-            near = _similar(arguments.id, section.entries(catalog))
+            near = _similar(arguments.id, entries)
             hint = f"Did you mean {listed(near, 'or')}?" if near else section.hint
             raise InputError(f"the catalog has no entry {arguments.id}. {hint}")
         print_as(found, arguments.output or "yaml")
-        return FOUND_STATUS
-    entries = section.entries(catalog)
-    if arguments.output:
+    elif arguments.output:
         print_as(entries, arguments.output)
     else:
         rows = [(name, *(_cell(value(entry)) for value in section.columns.values())) for name, entry in entries.items()]
@@ -82,7 +87,18 @@ def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
     return containing[:SUGGESTIONS] or similar(name, entries, most=SUGGESTIONS)
 
 
-def version_entries(catalog: Catalog) -> dict[str, Any]:
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {to_camel(name): _plain(getattr(value, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+
+
+# versions
+
+
+def _versions(catalog: Catalog) -> dict[str, Any]:
     """Return a summary of each version, oldest first."""
     return {
         table.version: {
@@ -95,21 +111,20 @@ def version_entries(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def version_find(catalog: Catalog, name: str) -> Any:
+def _find_version(catalog: Catalog, name: str) -> Any:
     """Return all facts about a version, with the changes since the previous one; None if there is no such version."""
     if parse_release(name) is None:
         return None
     resolution = catalog.versions.resolve(name)
-    table = resolution.table
+    table, tables = resolution.table, catalog.versions.tables
     if table is None:
         return {"version": name, "note": resolution.note}
-    tables = catalog.versions.tables
     place = tables.index(table)
     return {
         "version": name,
         **({"note": resolution.note} if resolution.note else {}),
         "bundle": _bundle(table),
-        **(_changes(tables[place - 1], table) if place else {}),
+        **({f"since{tables[place - 1].version}": _changes(tables[place - 1], table)} if place else {}),
         "backends": {kind: list(names) for kind, names in table.backends.items()},
         "deprecatedVariables": sorted(name for name, variable in table.variables.items() if variable.deprecated),
         "flags": sorted(table.flags),
@@ -122,38 +137,35 @@ def _bundle(table: VersionTable) -> dict[str, Any]:
 
 
 def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
-    old = {f"{kind} {name}" for kind, names in before.backends.items() for name in names}
-    new = {f"{kind} {name}" for kind, names in after.backends.items() for name in names}
-    return {
-        f"since{before.version}": {
-            "newFlags": sorted(after.flags - before.flags),
-            "goneFlags": sorted(before.flags - after.flags),
-            "newVariables": sorted(after.variables.keys() - before.variables.keys()),
-            "goneVariables": sorted(before.variables.keys() - after.variables.keys()),
-            "newBackends": sorted(new - old),
-            "goneBackends": sorted(old - new),
+    old, new = (
+        {
+            "Flags": table.flags,
+            "Variables": table.variables.keys(),
+            "Backends": {f"{kind} {name}" for kind, names in table.backends.items() for name in names},
         }
+        for table in (before, after)
+    )
+    return {
+        f"{what}{kind}": sorted(one[kind] - other[kind]) for kind in new for what, one, other in (("new", new, old), ("gone", old, new))
     }
 
 
-def gpu_entries(catalog: Catalog) -> dict[str, Any]:
+# GPUs
+
+
+def _gpus(catalog: Catalog) -> dict[str, Any]:
     """Return each product, and each architecture without a known product, in the operator's order of preference."""
-    gpus = catalog.gpus
     found: dict[str, Any] = {}
-    for architecture in gpus.architectures.values():
-        products = [product for product in gpus.products.values() if product.architecture == architecture.name]
-        for product in products:
-            found[product.name] = _product(product, architecture)
-        if not products:
-            found[architecture.name] = _architecture(architecture)
+    for architecture in catalog.gpus.architectures.values():
+        products = [product for product in catalog.gpus.products.values() if product.architecture == architecture.name]
+        found |= {product.name: _product(product, architecture) for product in products} or {architecture.name: _architecture(architecture)}
     return found
 
 
-def gpu_find(catalog: Catalog, name: str) -> Any:
+def _find_gpu(catalog: Catalog, name: str) -> Any:
     """Return all facts about an architecture or product; None if there is none with this name."""
     gpus = catalog.gpus
-    architecture = gpus.architectures.get(name)
-    product = gpus.products.get(product_key(name))
+    architecture, product = gpus.architectures.get(name), gpus.products.get(product_key(name))
     if architecture is not None:
         members = [product.name for product in gpus.products.values() if product.architecture == name]
         return {**_architecture(architecture), "products": members, "backends": _working_backends(catalog, name)}
@@ -181,23 +193,18 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
     return found
 
 
-def model_entries(catalog: Catalog) -> dict[str, Any]:
-    """Return each family, in the order of name lookups."""
-    return {family.name: _family(family) for family in catalog.models.families}
+# models and rules
 
 
-def model_find(catalog: Catalog, name: str) -> Any:
+def _find_model(catalog: Catalog, name: str) -> Any:
     """Return all facts about a family, or the facts that a model's name implies; None if nothing is known."""
     family = next((family for family in catalog.models.families if family.name == name), None)
     if family is not None:
         return _family(family)
-    if catalog.models.find(name) is None:
+    if catalog.models.find(name) is None or name.count("/") != 1:
         return None
-    facts = resolve_facts(ModelSpec(uri=f"hf://{name}"), catalog.models) if name.count("/") == 1 else None
-    if facts is None:
-        return None
-    known = {fact: getattr(facts, fact) for fact in facts.sources}
-    return {"model": name, "family": facts.family, **{fact: _plain(value) for fact, value in known.items()}}
+    facts = resolve_facts(ModelSpec(uri=f"hf://{name}"), catalog.models)
+    return {"model": name, "family": facts.family, **{fact: _plain(getattr(facts, fact)) for fact in facts.sources}}
 
 
 def _family(family: ModelFamily) -> dict[str, Any]:
@@ -210,15 +217,7 @@ def _family(family: ModelFamily) -> dict[str, Any]:
     }
 
 
-def _fields(value: object, *names: str) -> dict[str, Any]:
-    return {to_camel(name): _plain(getattr(value, name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
-
-
-def rule_entries(catalog: Catalog) -> dict[str, Any]:
+def _rules(catalog: Catalog) -> dict[str, Any]:
     """Return each rule as written in its file, in order of precedence. The user's rules are marked."""
     written = {rule["id"]: rule for name in list_data("rules") for rule in read_data(name)}
     written |= {name: {"of": "cluster", **rule} for name, rule in catalog.own_rules.items()}
@@ -229,13 +228,12 @@ def _effect(entry: Any) -> str:
     parts = [entry["backend"]] if "backend" in entry else []
     parts += [f"{name}={value}" for name, value in entry.get("environment", {}).items()]
     parts += [name if value is None else f"{name} {value}" for name, value in entry.get("arguments", {}).items()]
-    parts += [word for word in ("refuse", "warn") if word in entry]
-    return ", ".join(parts)
+    return ", ".join([*parts, *(word for word in ("refuse", "warn") if word in entry)])
 
 
 SECTIONS = {
     "versions": Section(
-        version_entries,
+        _versions,
         {
             "CUDA": lambda entry: entry["bundle"]["cuda"],
             "TORCH": lambda entry: entry["bundle"]["torch"],
@@ -245,11 +243,11 @@ SECTIONS = {
             "VARIABLES": lambda entry: entry["variables"],
             "BACKENDS": lambda entry: entry["backends"],
         },
-        version_find,
+        _find_version,
         "Give a version, for example 0.20.1.",
     ),
     "gpus": Section(
-        gpu_entries,
+        _gpus,
         {
             "GPU": lambda entry: entry.get("title"),
             "ARCHITECTURE": lambda entry: f"{entry['architecture']} {entry['family']}",
@@ -259,11 +257,11 @@ SECTIONS = {
             "MIG": lambda entry: bool(entry["mig"]),
             "CUDA FROM": lambda entry: entry["cuda"],
         },
-        gpu_find,
+        _find_gpu,
         "Give an architecture (sm_90), or a product as in the node label nvidia.com/gpu.product.",
     ),
     "models": Section(
-        model_entries,
+        lambda catalog: {family.name: _family(family) for family in catalog.models.families},
         {
             "ATTENTION": lambda entry: entry["attention"],
             "EXPERTS": lambda entry: entry["experts"] or (None if entry["experts"] is None else "none"),
@@ -272,20 +270,137 @@ SECTIONS = {
             "SIZE": lambda entry: f"{entry['billions']:g} B" if entry["billions"] else "",
             "NAMES LIKE": lambda entry: entry["patterns"],
         },
-        model_find,
+        _find_model,
         "Give a family, or a model such as deepseek-ai/DeepSeek-V3.2.",
     ),
     "rules": Section(
-        rule_entries,
+        _rules,
         {
             "OF": lambda entry: entry.get("of", "operator"),
             "COMPONENT": lambda entry: entry["component"],
             "KIND": lambda entry: entry["kind"],
             "VERSIONS": lambda entry: entry.get("when", {}).get("versions", "all"),
             "GPUS": lambda entry: entry.get("when", {}).get("architectures"),
-            "WHAT FOLLOWS": lambda entry: _effect(entry),
+            "WHAT FOLLOWS": _effect,
         },
-        lambda catalog, name: rule_entries(catalog).get(name),
+        lambda catalog, name: _rules(catalog).get(name),
         "Give the ID of a rule. Without an ID, this command lists all rules.",
     ),
 }
+
+
+# signatures
+
+
+def add_signatures_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `signatures`."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
+    add_signatures_option(parser)
+    parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
+    parser.set_defaults(run=_show_signatures)
+
+
+def _show_signatures(arguments: argparse.Namespace) -> int:
+    signatures = {signature.id: signature for signature in known_crashes(arguments.signatures).signatures}
+    remedies = load_remedies()
+    if arguments.name is None:
+        if arguments.output == "json":
+            print(json.dumps([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()]))
+        else:
+            print("\n".join(map(_signature_line, examples(signatures.values()))))
+        return FOUND_STATUS
+    found = {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())
+    if found is None:
+        near = similar(arguments.name, signatures, most=3)
+        hint = f" Did you mean {listed(near, 'or')}?" if near else ""
+        raise InputError(f"there is no signature {arguments.name}.{hint}")
+    remedy = remedies.get(found.id)
+    print(json.dumps(_signature_as_json(found, remedy)) if arguments.output == "json" else _signature_page(examples([found])[0], remedy))
+    return FOUND_STATUS
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A signature with its texts filled in from a recorded line. Without one, `line` is None and `captures` is empty."""
+
+    signature: Signature
+    cause: str
+    remedy: str
+    line: str | None = None
+    captures: Mapping[str, str] = field(default_factory=dict)
+
+
+def examples(signatures: Iterable[Signature]) -> list[Example]:
+    """Return the signatures with texts filled in from their recorded lines."""
+    samples = load_signature_samples()
+    return [_example(signature, [sample.text for sample in samples if sample.signature == signature.id]) for signature in signatures]
+
+
+def _example(signature: Signature, texts: Sequence[str]) -> Example:
+    """Return the example from the recorded line with the most captures."""
+    best: tuple[str, dict[str, str]] | None = None
+    for line in (line for text in texts for line in text.splitlines()):
+        for pattern in signature.patterns:
+            if found := re.search(pattern.regex, line):
+                captures = {name: value for name, value in found.groupdict().items() if value}
+                best = (line.strip(), captures) if best is None or len(captures) > len(best[1]) else best
+    shown, known = best or (None, {})
+    return Example(signature, fill_in(signature.cause, known.items()), fill_in(signature.remedy, known.items()), shown, known)
+
+
+def _signature_as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
+    return {
+        "name": signature.id,
+        "severity": signature.severity.value,
+        "versions": signature.versions,
+        "architectures": signature.architectures,
+        "cause": signature.cause,
+        "remedy": signature.remedy,
+        "arguments": [change_in_words(change) for change in signature.arguments],
+        "environment": [change_in_words(change) for change in signature.environment],
+        "retryable": signature.retryable,
+        "automatic": None if remedy is None else {"changes": remedy.changes, "versions": remedy.versions, "costs": remedy.costs},
+        "patterns": [pattern.regex for pattern in signature.patterns],
+        "references": signature.references,
+    }
+
+
+def _signature_page(example: Example, remedy: Remedy | None) -> str:
+    """Return the page of one signature. Numbers and names in its texts come from the example."""
+    signature = example.signature
+    automatic = "Never."
+    if remedy is not None:
+        automatic = f"With spec.remediation.mode Auto: {', '.join(remedy.changes)}; vLLM {remedy.versions}; "
+        automatic += f"GPUs: {', '.join(remedy.architectures)}. Cost: {remedy.costs}."
+    parts = {
+        "What happened": [_filled(example.cause)],
+        "What to do": [_filled(example.remedy)],
+        "Changes": [f"  {change_in_words(each, example.captures)}" for each in (*signature.arguments, *signature.environment)],
+        "Applied automatically": [_filled(automatic)],
+        "Example": [f"  {example.line}"] if example.line else [],
+        "Patterns": [f"  {pattern.regex}" for pattern in signature.patterns],
+        "Read more": [f"  {reference}" for reference in signature.references],
+    }
+    head = f"{signature.id} ({signature.severity.value})\n\n"
+    head += _filled(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}.")
+    return "\n\n".join([head, *("\n".join([title, *lines]) for title, lines in parts.items() if lines)])
+
+
+def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -> str:
+    """Return `--flag value`, `VARIABLE=value`, or the item to remove. With `captures`, the value is filled in."""
+    known = f" (vLLM {change.versions})" if change.versions else ""
+    if change.remove:
+        return f"remove {change.name}{known}"
+    if change.value is None:
+        return f"{change.name}{known}"
+    value = change.value if captures is None else fill_in_exactly(change.value, captures) or "<value>"
+    return f"{change.name}{' ' if change.name.startswith('-') else '='}{value}{known}"
+
+
+def _signature_line(example: Example) -> str:
+    signature = example.signature
+    return f"{signature.id:38} {signature.severity.value:9} {textwrap.shorten(example.cause, _WIDTH, placeholder=' ...')}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
