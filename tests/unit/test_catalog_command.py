@@ -41,7 +41,7 @@ def test_every_entry_of_a_list_can_be_asked_for(capsys: pytest.CaptureFixture[st
     for name in list(listed)[:: max(1, len(listed) // 5)]:
         status, out, _ = run(capsys, section, name, "-o", "json")
         assert status == 0
-        assert json.loads(out)
+        assert yaml.safe_load(run(capsys, section, name)[1]) == json.loads(out)
 
 
 def test_every_rule_is_listed_once_and_in_order_of_precedence(capsys: pytest.CaptureFixture[str]) -> None:

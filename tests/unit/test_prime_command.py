@@ -76,7 +76,7 @@ async def test_an_annotation_that_somebody_adds_meanwhile_stays(bench: Bench, fl
                 await cluster.patch(VLLM_DEPLOYMENT, "llama", "default", theirs, manager="somebody")
             return found
 
-        patch = cluster.patch
+        apply = cluster.apply
 
     assert await prime(Raced(), "default", "llama", timeout_seconds=0, look_seconds=0) == 0
     assert bench.resource()["metadata"]["annotations"] == {"theirs": "kept", PRIME_ANNOTATION: fleet.key()}

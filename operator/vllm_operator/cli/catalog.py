@@ -189,7 +189,7 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
     found: dict[str, list[str]] = {}
     for kernel in catalog.rules.kernels.entries:
         if any(architecture in condition.members.get("architecture", (architecture,)) for condition in kernel.works):
-            found.setdefault(kernel.component, []).append(kernel.backend)
+            found.setdefault(kernel.component.value, []).append(kernel.backend)
     return found
 
 

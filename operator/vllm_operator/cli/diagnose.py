@@ -13,7 +13,7 @@ from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
+from vllm_operator.logs.state import Progress, Stage, StartupState
 
 CRASHED = 3
 """Exit status for a crash. Status 2 means invalid input, 1 an error in the command itself."""
@@ -118,21 +118,21 @@ def known_crashes(files: Sequence[str]) -> StartupKnowledge:
 def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     """Return the page about one log: headline, stages, crash, notices."""
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
-    parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
-    timeline = _timeline(state)
-    if timeline and state.has_start:
-        parts.append(f"{bold}Stages{plain}\n{timeline}")
-    if state.crash is not None:
-        parts += _crash(state.crash, bold, plain)
+    sections = [("Stages", "", _timeline(state) if state.has_start else "")]
+    if crash := state.crash:
+        place = f" (line {crash.line_number})" if crash.line_number else ""
+        sections += [
+            ("What happened", "", _indented(crash.cause)),
+            ("What to do", "", _indented(crash.remedy or "")),
+            ("Read more", "", f"  {crash.reference}" if crash.reference else ""),
+            ("Log", place, "\n".join(f"  | {line}" for line in (crash.excerpt or crash.line).splitlines())),
+        ]
     elif state.cut_off_at is not None:
-        parts.append(f"{bold}What to do{plain}\n" + _indented(_WHOLE.format(line=state.cut_off_at), "  "))
-    noticed = parser.notices_beside(state.crash)
-    if noticed:
-        parts.append(
-            f"{bold}Also in the log{plain}\n"
-            + "\n".join(_indented(f"{each.signature}: {each.cause} {each.remedy or ''}", "  ") for each in noticed)
-        )
-    return "\n\n".join(part for part in parts if part)
+        sections.append(("What to do", "", _indented(_WHOLE.format(line=state.cut_off_at))))
+    notices = [_indented(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
+    sections.append(("Also in the log", "", "\n".join(notices)))
+    parts = [f"{bold}{title}{plain}{suffix}\n{body}" for title, suffix, body in sections if body]
+    return "\n\n".join((f"{bold}{_headline(state, red, green)}{plain}", _facts(state), *parts))
 
 
 def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
@@ -145,17 +145,12 @@ def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> 
 def as_json(state: StartupState) -> dict[str, Any]:
     """Return the diagnosis as JSON. Times are RFC 3339 in UTC. In a log without years, the year of its times is 2000."""
     progress, crash, memory = state.progress, state.crash, state.memory
-    ends = [since for _, since in state.entered[1:]] + [state.last_line_at]
+    stages = _stages(state) if state.has_start else []
     return {
         "engineVersion": state.engine_version,
         "stage": state.stage.value,
         "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
-        "stages": [
-            {"stage": stage.value, "enteredAt": _timestamp(since), "seconds": None if stage is Stage.READY else _elapsed(since, until)}
-            for (stage, since), until in zip(state.entered, ends, strict=True)
-        ]
-        if state.has_start
-        else [],
+        "stages": [{"stage": stage.value, "enteredAt": _timestamp(since), "seconds": seconds} for stage, since, seconds in stages],
         "backends": [{"component": component, "backend": backend} for component, backend in state.observed_backends],
         "cache": {"loaded": state.cache.hits, "built": state.cache.misses, "failedToLoad": state.cache.load_failures},
         "memory": {
@@ -201,44 +196,30 @@ def _facts(state: StartupState) -> str:
     version = f"vLLM {state.engine_version}, " if state.engine_version else ""
     lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
     if state.has_start:
-        return _indented(lines, "  ")
+        return _indented(lines)
     if state.crash is not None or state.cut_off_at is not None:
-        return _indented(f"{lines}. The log does not contain the start.", "  ")
+        return _indented(f"{lines}. The log does not contain the start.")
     return _indented(
         f"{lines}. Is this the complete log of a vLLM server? With kubectl logs, do not use --tail, select the container of the engine with"
-        " -c, and add --previous after a restart.",
-        "  ",
+        " -c, and add --previous after a restart."
     )
 
 
 def _timeline(state: StartupState) -> str:
     rows = []
-    entered = state.entered
-    for position, (stage, since) in enumerate(entered):
-        until = entered[position + 1][1] if position + 1 < len(entered) else state.last_line_at
-        last = position + 1 == len(entered)
-        note = f"  {_progress(state.progress)}" if last and state.progress is not None and stage is not Stage.READY else ""
-        took = "" if stage is Stage.READY else _duration(since, until)
-        rows.append(f"  {_clock(since):8}  {STAGE_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
+    stages = _stages(state)
+    for number, (stage, since, seconds) in enumerate(stages, 1):
+        note = f"  {_progress(state.progress)}" if number == len(stages) and state.progress is not None and stage is not Stage.READY else ""
+        clock = "" if since is None else since.strftime("%H:%M:%S")
+        took = "" if seconds is None else _seconds(seconds)
+        rows.append(f"  {clock:8}  {STAGE_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
     cache = state.cache
     if cache.hits or cache.misses or cache.load_failures:
         failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""
         rows.append(f"  compile cache: {cache.hits} loaded, {cache.misses} built{failures}")
     if state.observed_backends:
-        rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends), "  "))
+        rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends)))
     return "\n".join(rows)
-
-
-def _crash(crash: Crash, bold: str, plain: str) -> list[str]:
-    parts = [f"{bold}What happened{plain}\n" + _indented(crash.cause, "  ")]
-    if crash.remedy:
-        parts.append(f"{bold}What to do{plain}\n" + _indented(crash.remedy, "  "))
-    if crash.reference:
-        parts.append(f"{bold}Read more{plain}\n  {crash.reference}")
-    place = f" (line {crash.line_number})" if crash.line_number else ""
-    lines = (crash.excerpt or crash.line).splitlines()
-    parts.append(f"{bold}Log{plain}{place}\n" + "\n".join(f"  | {line}" for line in lines))
-    return parts
 
 
 def _progress(progress: Progress) -> str:
@@ -246,17 +227,13 @@ def _progress(progress: Progress) -> str:
     return f"{progress.label} {progress.completed}/{progress.total}{left}"
 
 
-def _clock(time: datetime | None) -> str:
-    return time.strftime("%H:%M:%S") if time is not None else ""
-
-
-def _elapsed(since: datetime | None, until: datetime | None) -> int | None:
-    return None if since is None or until is None else max(0, round((until - since).total_seconds()))
-
-
-def _duration(since: datetime | None, until: datetime | None) -> str:
-    seconds = _elapsed(since, until)
-    return "" if seconds is None else _seconds(seconds)
+def _stages(state: StartupState) -> list[tuple[Stage, datetime | None, int | None]]:
+    """Return the stages with the time and the seconds since when they last; None if unknown, or for a server that is ready."""
+    ends = [since for _, since in state.entered[1:]] + [state.last_line_at]
+    return [
+        (stage, since, None if stage is Stage.READY or since is None or until is None else max(0, round((until - since).total_seconds())))
+        for (stage, since), until in zip(state.entered, ends, strict=True)
+    ]
 
 
 def _seconds(seconds: int) -> str:
@@ -266,7 +243,6 @@ def _seconds(seconds: int) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _indented(text: str, prefix: str) -> str:
-    return textwrap.fill(
-        " ".join(text.split()), _WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_long_words=False, break_on_hyphens=False
-    )
+def _indented(text: str) -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(words, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -29,20 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the devices. Return the exit status."""
-    nodes, slices, pods = asyncio.run(_read())
-    gpus = load_gpus()
-    show(gpus_page(read_inventory(nodes, slices, gpus), pods, gpus, width=screen_width()))
+    show(asyncio.run(_page()))
     return READ_STATUS
 
 
-async def _read() -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+async def _page() -> list[Line]:
+    gpus = load_gpus()
     async with connected("list of nodes") as client:
         nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+        inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE), gpus)
         try:
             pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
         except Forbidden:
             pods = None
-        return nodes, await find_if_there(client, RESOURCE_SLICE), pods
+        return gpus_page(inventory, pods, gpus, width=screen_width())
 
 
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")
@@ -93,9 +93,7 @@ def holders_of(pods: Iterable[Mapping[str, Any]]) -> Holders:
 
 def _user(pod: Mapping[str, Any]) -> str:
     deployment = deployment_of(pod)
-    if deployment is not None:
-        return clean("/".join(deployment))
-    return clean(f"Pod {text(pod, 'metadata', 'namespace')}/{text(pod, 'metadata', 'name')}")
+    return clean("/".join(deployment) if deployment else f"Pod {text(pod, 'metadata', 'namespace')}/{text(pod, 'metadata', 'name')}")
 
 
 def _row(node: str, pool: Pool, holders: Holders | None, gpus: GPUs) -> Sequence[Span]:
@@ -111,17 +109,12 @@ def _row(node: str, pool: Pool, holders: Holders | None, gpus: GPUs) -> Sequence
         Span(str(pool.count)),
         Span(str(used) if is_known else "?"),
         Span(str(free) if is_known else "?", (GREEN if free else RED) if is_known else DIM),
-        Span(_by(users), DIM),
+        Span(_shortened([f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]), DIM),
     )
 
 
 def _title(pool: Pool, gpus: GPUs) -> str:
     return gpus.title(pool.product, pool.architecture) + (", shared between Pods" if pool.shared else "")
-
-
-def _by(users: Mapping[str, int]) -> str:
-    shown = [f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]
-    return _shortened(shown)
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -139,9 +132,8 @@ def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: 
         used = sum((holders or {}).get((node, pool.resource), {}).values())
         free, total = sums.get(kind, (0, 0))
         sums[kind] = free + max(0, pool.count - used), total + pool.count
-    if holders is None:
-        return [line(Span(kind, BOLD), f": {total}") for kind, (_, total) in sorted(sums.items())]
-    return [line(Span(kind, BOLD), f": {free} of {total} free") for kind, (free, total) in sorted(sums.items())]
+    counts = {kind: f"{total}" if holders is None else f"{free} of {total} free" for kind, (free, total) in sorted(sums.items())}
+    return [line(Span(kind, BOLD), f": {shown}") for kind, shown in counts.items()]
 
 
 def _waiting(pod: Mapping[str, Any]) -> str:

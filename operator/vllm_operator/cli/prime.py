@@ -14,10 +14,10 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
-from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
+from vllm_operator.api.labels import API_VERSION, KIND, PRIME_ANNOTATION
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.live import connected
-from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Conflict, Unavailable
+from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
 
 FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
 LOOK_SECONDS = 2.0
@@ -42,16 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Request priming and wait. Return the exit status."""
+
+    async def wait() -> int:
+        async with connected(f"{KIND} {arguments.name} in the namespace {arguments.namespace}") as client:
+            return await prime(client, arguments.namespace, arguments.name, timeout_seconds=arguments.timeout)
+
     try:
-        return asyncio.run(_run(arguments))
+        return asyncio.run(wait())
     except KeyboardInterrupt:
         print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
         return NOT_FILLED_STATUS
-
-
-async def _run(arguments: argparse.Namespace) -> int:
-    async with connected(f"{KIND} {arguments.name} in the namespace {arguments.namespace}") as client:
-        return await prime(client, arguments.namespace, arguments.name, timeout_seconds=arguments.timeout)
 
 
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
@@ -73,7 +73,8 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
             if key and not reported_cache_claim(resource) and not can_publish:
                 print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
                 return NOT_FILLED_STATUS
-            if key and requested != key and await _request(client, resource, key):
+            if key and requested != key:
+                await _request(client, resource, key)
                 requested = key
         except Unavailable as error:
             if not printed:
@@ -88,33 +89,19 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
         if requested and timeout_seconds == 0:
             return FILLED_STATUS
         if time.monotonic() >= until:
-            print(_too_late(name, timeout_seconds, is_requested=bool(requested)))
+            if requested:
+                print(f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them.")
+            else:
+                print(f"{name} has no plan yet, so priming was not requested. For the reason, see its conditions Accepted and Planned.")
             return NOT_FILLED_STATUS
         await asyncio.sleep(look_seconds)
 
 
-def _too_late(name: str, timeout_seconds: float, *, is_requested: bool) -> str:
-    if is_requested:
-        return f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them."
-    return f"{name} has no plan yet, so priming was not requested. For the reason, see its conditions Accepted and Planned."
-
-
-async def _request(client: ClusterClient, resource: dict[str, Any], key: str) -> bool:
-    """Set the annotation. Return False if the object has changed in between."""
+async def _request(client: ClusterClient, resource: dict[str, Any], key: str) -> None:
     metadata = resource["metadata"]
-    if (metadata.get("annotations") or {}).get(PRIME_ANNOTATION) == key:
-        return True
-    operations: list[dict[str, Any]] = []
-    if "annotations" not in metadata:
-        # `add` replaces an existing value. The test protects annotations that somebody else adds concurrently.
-        operations.append({"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
-        operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
-    operations.append({"op": "add", "path": f"/metadata/annotations/{PRIME_ANNOTATION.replace('/', '~1')}", "value": key})
-    try:
-        await client.patch(VLLM_DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=MANAGER)
-    except Conflict:
-        return False
-    return True
+    if reading.text(metadata, "annotations", PRIME_ANNOTATION) != key:
+        wanted = {"name": metadata["name"], "namespace": metadata["namespace"], "annotations": {PRIME_ANNOTATION: key}}
+        await client.apply({"apiVersion": API_VERSION, "kind": KIND, "metadata": wanted}, manager=MANAGER)
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:

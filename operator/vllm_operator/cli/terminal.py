@@ -6,7 +6,7 @@ Without the package, terminals get plain text too. rich follows `NO_COLOR`.
 
 import sys
 import textwrap
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,24 +120,20 @@ async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
         BrokenPipeError: The reader of the pipe has exited.
     """
     async with aclosing(screens):
-        await _show_each(screens)
+        console = _console()
+        if console is None:
+            shown = ""
+            async for lines in screens:
+                text = plain(lines)
+                if text != shown:
+                    print(text, end="\n\n", flush=True)
+                    shown = text
+            return
+        from rich.live import Live  # only on a terminal
 
-
-async def _show_each(screens: AsyncIterator[list[Line]]) -> None:
-    console = _console()
-    if console is None:
-        shown = ""
-        async for lines in screens:
-            text = plain(lines)
-            if text != shown:
-                print(text, end="\n\n", flush=True)
-                shown = text
-        return
-    from rich.live import Live  # only on a terminal
-
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        async for lines in screens:
-            live.update(as_rich_text(lines), refresh=True)
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            async for lines in screens:
+                live.update(as_rich_text(lines), refresh=True)
 
 
 def _console() -> "Console | None":
