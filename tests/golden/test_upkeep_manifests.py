@@ -9,10 +9,11 @@ import yaml
 
 from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from support.observations import NOW
+from vllm_operator.api.labels import USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import Prefetch, Publish, SecretReference, Storage, WeightsSpec
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.artifacts import add_publisher, is_published_by_primer
-from vllm_operator.caches.cleaning import render_cleaning
+from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.prefetching import render_fetching
 from vllm_operator.caches.priming import render_primer
@@ -31,18 +32,10 @@ def test_primer_and_cleaning_are_as_recorded(folder: Path, golden: Callable[[Pat
     assert address is not None
     one_node = not (resource.spec.cache and resource.spec.cache.volume and resource.spec.cache.volume.access_mode == "ReadWriteMany")
     primer = render_primer(deployment, beside_replicas=one_node)
-    job = render_cleaning(
-        resource,
-        template_spec(deployment),
-        claim=address.claim,
-        occasion="pod-a/0",
-        node="gpu-1",
-        recorded={address.key, "v0.20.1-sm90-h200-tp1-00000000"},
-        keep={address.key},
-        doomed=["v0.20.1-sm90-h200-tp1-00000000"],
-        is_full=True,
-        tools_image=plan.tools_image,
-    )
+    old = "v0.20.1-sm90-h200-tp1-00000000"
+    claim = {"metadata": {"annotations": {f"{USED_ANNOTATION_PREFIX}{key}": "" for key in (address.key, old)}}}
+    context = CacheContext(resource=resource, plan=plan, desired=deployment, claim=claim, now=NOW)
+    job = render_cleaning(context, CleaningNeed("pod-a/0", is_full=True, node="gpu-1", doomed=(old,)), frozenset({address.key}))
     golden(Path(__file__).parent / "upkeep" / f"{folder.name}.yaml", yaml.safe_dump_all([primer, job], sort_keys=False, width=120))
 
 

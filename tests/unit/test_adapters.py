@@ -19,7 +19,7 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.kube.client import POD
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
-from vllm_operator.rendering.adapters import FETCH_CONTAINER, with_adapters
+from vllm_operator.rendering import pod as rendering
 from vllm_operator.sizing.model_facts import AdapterFiles
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model
@@ -169,10 +169,12 @@ ENGINE = {
 def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adapters_but_no_gpu_and_no_other_secret() -> None:
     own = {**SQL, "revision": "v2", "tokenSecretRef": {"name": "acme-hub-token"}}
     template = {"spec": {"containers": [ENGINE], "volumes": [{"name": "weights"}]}}
-    made = with_adapters(template, resource(own, SUPPORT), "tools:1")["spec"]
+    pod = rendering.PodBuilder(template["spec"], "tools:1")
+    rendering.fetch_adapters(pod, resource(own, SUPPORT))
+    made = pod.spec
     tools, container = made["initContainers"]
     assert (tools["name"], tools["image"], container["image"]) == ("copy-tools", "tools:1", ENGINE["image"])
-    assert container["name"] == FETCH_CONTAINER
+    assert container["name"] == rendering.ADAPTER_CONTAINER
     assert container["resources"] == {"requests": {"cpu": "4"}}
     assert [entry["name"] for entry in container["env"]] == ["ADAPTERS", "HF_HOME", "HTTPS_PROXY"]
     [settings] = json.loads(container["env"][0]["value"])
@@ -187,7 +189,9 @@ def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adap
 
 def test_adapters_on_volumes_need_no_init_container() -> None:
     template = {"spec": {"containers": [ENGINE]}}
-    assert with_adapters(template, resource(SUPPORT), "tools:1") == template
+    pod = rendering.PodBuilder(template["spec"], "tools:1")
+    rendering.fetch_adapters(pod, resource(SUPPORT))
+    assert pod.spec == template["spec"]
 
 
 def test_a_link_that_a_killed_container_left_behind_is_replaced_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +216,7 @@ async def test_an_adapter_that_cannot_be_fetched_is_named_in_the_condition(fleet
     message = "Adapter sql (hf://acme/sql-lora) cannot be fetched: RepositoryNotFoundError: 404 Client Error. Repository Not Found"
     ended = {"exitCode": 1, "message": message, "finishedAt": fleet.time(), "reason": "Error"}
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
-    failed = {"name": FETCH_CONTAINER, "state": waits, "lastState": {"terminated": ended}, "restartCount": 1, "ready": False}
+    failed = {"name": rendering.ADAPTER_CONTAINER, "state": waits, "lastState": {"terminated": ended}, "restartCount": 1, "ready": False}
     engine = {"name": "vllm", "state": {"waiting": {"reason": "PodInitializing"}}, "ready": False, "restartCount": 0}
     status = {"phase": "Pending", "initContainerStatuses": [failed], "containerStatuses": [engine]}
     bench.cluster.edit(POD, "default", pod, {"status": status})

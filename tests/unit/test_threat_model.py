@@ -1,5 +1,6 @@
 """What docs/security.md promises, where no test of a single part shows it: who can gain what, and who cannot."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import yaml
 
 import vllm_operator
 from support.gpus import real_node
+from support.observations import NOW, plan
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.cleaning import render_cleaning
+from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning
+from vllm_operator.caches.context import CacheContext
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Invalid, Kind, Manifest
 from vllm_operator.planning.pod_template import check_pod_template
 
@@ -78,6 +81,16 @@ def test_nothing_is_mounted_and_no_rights_are_asked_for_unless_the_user_says_so(
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def cleaning_job(resource: VLLMDeployment, engine: dict[str, Any]) -> Manifest:
+    """The Job that cleans PersistentVolumeClaim `mine`, on which this Pod has its caches."""
+    engine = copy.deepcopy(engine)
+    engine.setdefault("volumes", []).append({"name": "cache", "persistentVolumeClaim": {"claimName": "mine"}})
+    engine["containers"][0] |= {"name": "vllm", "volumeMounts": [{"name": "cache", "mountPath": "/cache", "subPath": "key"}]}
+    desired = {"spec": {"template": {"spec": engine}}}
+    context = CacheContext(resource=resource, plan=plan(), desired=desired, now=NOW)
+    return render_cleaning(context, CleaningNeed("x", is_full=True, node=None, doomed=()), frozenset())
+
+
 def test_the_job_that_cleans_a_volume_gets_neither_a_token_nor_what_the_engine_was_given() -> None:
     resource = VLLMDeployment.parse(llama(podTemplate={"spec": {"serviceAccountName": "powerful"}}))
     engine = {
@@ -85,9 +98,7 @@ def test_the_job_that_cleans_a_volume_gets_neither_a_token_nor_what_the_engine_w
         "volumes": [{"name": "secrets", "secret": {"secretName": "theirs"}}],
         "containers": [{"image": "engine:1", "env": [{"name": "PASSWORD", "value": "secret"}], "securityContext": {"runAsUser": 7}}],
     }
-    job = render_cleaning(
-        resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True, tools_image="tools:1"
-    )
+    job = cleaning_job(resource, engine)
     pod = job["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     claim, tools = pod["volumes"]
@@ -238,8 +249,6 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
 async def test_a_job_for_cleaning_goes_by_itself_and_with_its_object() -> None:
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1"}})
     engine = {"containers": [{"image": "engine:1"}]}
-    job = render_cleaning(
-        resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True, tools_image="tools:1"
-    )
+    job = cleaning_job(resource, engine)
     assert job["spec"]["ttlSecondsAfterFinished"] == 15 * 60
     assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == ["1"]

@@ -5,6 +5,7 @@ No state is kept in memory. State that must outlive the operator and the VLLMDep
 location        key (the cache key), claims (PVCs of caches and weights, and who uses them), address (where a Pod mounts them)
 facts           context (input of decisions), directories (records on the PVC, and the directory that follows from them)
 actions         actions (everything), priming (who fills an empty cache), cleaning (deleting unused caches), artifacts (fetching from and
-                publishing to a registry), prefetching (the Job that downloads weights before a start). The programs of Jobs are in tools
+                publishing to a registry), prefetching (the Job that downloads weights before a start), jobs (the common form of Jobs, whose
+                programs are in tools)
 report          activity
 """

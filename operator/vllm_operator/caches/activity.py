@@ -23,32 +23,19 @@ class PrimingStep(StrEnum):
 class CleaningState(StrEnum):
     """State of cleaning a full volume."""
 
-    RUNNING = "Running"
+    IN_PROGRESS = "InProgress"
     DONE = "Done"
-    NOTHING = "Nothing"
+    NOTHING_TO_REMOVE = "NothingToRemove"
     """Every directory is in use or belongs to others."""
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
     """Only one Pod can mount the PVC."""
-    ROOMY = "Roomy"
+    HAS_SPACE = "HasSpace"
     """The cache volume has space. Another volume is full; `why` names it."""
     REFUSED = "Refused"
     """The API server refused the Job: a missing permission, or an admission policy."""
-    UNCLEAR = "Unclear"
+    IN_USE_BY_OTHERS = "InUseByOthers"
     """A Pod of another owner mounts the whole PVC. The operator cannot tell which directories it uses, and removes none."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftAlone:
-    """Files and directories in the root of a volume that a Job did not remove, and their size if known."""
-
-    count: int = 0
-    size_bytes: int | None = None
-
-    @property
-    def gibibytes(self) -> float | None:
-        """Size in GiB; None if unknown."""
-        return None if self.size_bytes is None else self.size_bytes / 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +46,8 @@ class Cleaning:
         state: State of the cleaning.
         removed: Directories that were removed.
         freed_bytes: Space that was freed.
-        others: Files and directories of other owners.
+        retained: Number of files and directories of other owners.
+        retained_bytes: Their size; None if unknown.
         advice: The command that enlarges the volume.
         why: The obstacle, if any.
     """
@@ -67,7 +55,8 @@ class Cleaning:
     state: CleaningState
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
-    others: LeftAlone = field(default_factory=LeftAlone)
+    retained: int = 0
+    retained_bytes: int | None = None
     advice: str = ""
     why: str = ""
 

@@ -24,20 +24,21 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
+from vllm_operator.api.labels import CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, labels_of, metadata_of, publishing_prefix
+from vllm_operator.api.resource import Role, VLLMDeployment, publishing_prefix
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
 from vllm_operator.caches.address import FETCH_CONTAINER, read_portability_settings, template_spec
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import is_primed, is_quarantined
+from vllm_operator.caches.jobs import MAX_TEXT, is_over, pods_with, read_report, render_job, render_pod_spec, render_program
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
-from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_command, with_tools
+from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
 
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
@@ -48,7 +49,6 @@ _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port"
 """Flags that do not affect compilation."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_MAX_TEXT = 600
 _MAX_NAMED = 150
 
 
@@ -161,24 +161,21 @@ def read_fetch(pod: Any) -> ArtifactResult | None:
 
 def read_result(container: Any) -> ArtifactResult | None:
     """Return the report of the program in a container, from its termination message; None if it has not ended."""
-    ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
-    if not ended:
+    report = read_report(container)
+    if report is None:
         return None
-    try:
-        found = json.loads(reading.text(ended, "message"))
-    except (ValueError, RecursionError):
-        found = None
-    word = reading.text(found, "result") if isinstance(found, Mapping) else ""
+    ended, found = report
+    word = reading.text(found, "result")
     if not word.isalpha() or len(word) > 32:
-        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-_MAX_TEXT:] or reading.text(ended, "reason"))
+        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-MAX_TEXT:] or reading.text(ended, "reason"))
     seconds = found.get("seconds")
     digest, tag = reading.text(found, "digest"), reading.text(found, "tag")
     return ArtifactResult(
         result=word,
         tag=tag if len(tag) <= 128 else "",
         digest=digest if len(digest) == 71 else "",
-        message=reading.text(found, "message")[:_MAX_TEXT],
-        differs=reading.text(found, "differs")[:_MAX_TEXT],
+        message=reading.text(found, "message")[:MAX_TEXT],
+        differs=reading.text(found, "differs")[:MAX_TEXT],
         seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 10**6 else None,
         size_bytes=_count(found, "bytes"),
         files=_count(found, "files"),
@@ -210,9 +207,7 @@ SECRET_PREFIX = "SECRET_"
 PUBLISHED = frozenset({"Published", "AlreadyPublished"})
 FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 """Results that another attempt would not change."""
-_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
-_OVER = ("Succeeded", "Failed")
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,23 +330,18 @@ def _engine(context: CacheContext) -> Mapping[str, Any]:
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
     name = publishing_name(context.resource.metadata.name, occasion)
-    for pod in context.pods:
-        is_publishing = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PUBLISHING.value
-        if not is_publishing or controller_of(pod).get("name") != name:
+    for pod in pods_with(Role.PUBLISHING, context.pods):
+        if controller_of(pod).get("name") != name:
             continue
-        if reading.text(pod, "status", "phase") not in _OVER:
+        if not is_over(pod):
             return Publication(state=PublicationState.RUNNING, occasion=occasion)
         for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
             container = reading.named(pod, container_name, "status", statuses, key="name")
             if (result := read_result(container)) is not None:
                 break
-        ended = reading.moment(container, "state", "terminated", "finishedAt") or _created(pod)
+        ended = reading.moment(container, "state", "terminated", "finishedAt") or reading.moment(pod, "metadata", "creationTimestamp")
         return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=ended)
     return None
-
-
-def _created(pod: Any) -> datetime | None:
-    return reading.moment(pod, "metadata", "creationTimestamp")
 
 
 def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
@@ -360,27 +350,14 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
     resource, template = context.resource, template_spec(context.desired)
     cold = (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0
     mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
-    spec = {
-        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+    fields = {
         "nodeName": need.node,
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "initContainers": [_packer(context, caches, mount, {"coldSeconds": cold})],
         "containers": [_publisher(context, {})],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
     }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata_of(resource, publishing_name(resource.metadata.name, need.occasion), Role.PUBLISHING),
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels_of(resource, Role.PUBLISHING)}, "spec": with_tools(spec, context.plan.tools_image)},
-        },
-    }
+    name, spec = publishing_name(resource.metadata.name, need.occasion), render_pod_spec(template, context.plan.tools_image, fields)
+    return render_job(resource, name, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
 
 
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
@@ -436,18 +413,8 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     }
     secrets = secret_variables(context)
     env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
-    engine = _engine(context)
-    return {
-        "name": PACKER,
-        "image": engine["image"],
-        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
-        "command": tool_command("pack-caches"),
-        "env": env,
-        **secrets,
-        "resources": copy.deepcopy(_RESOURCES),
-        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [copy.deepcopy(dict(mount)), {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}, dict(TOOLS_MOUNT)],
-    }
+    mounts = [mount, {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}]
+    return render_program(_engine(context), PACKER, "pack-caches", env=env, mounts=mounts, requests=_REQUESTS, **secrets)
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,7 +434,7 @@ def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]
         "name": PUBLISHER,
         **operator_container(template_spec(context.desired), context.plan.tools_image, "publish-caches"),
         "env": env,
-        "resources": copy.deepcopy(_RESOURCES),
+        "resources": {"requests": dict(_REQUESTS)},
         "volumeMounts": mounts,
     }
 

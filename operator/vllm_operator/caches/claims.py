@@ -28,7 +28,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import COMPONENT_LABEL, FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX, USED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX, USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, OnDelete, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights, WeightsPlace
 from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
@@ -37,6 +37,7 @@ from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import first_record
+from vllm_operator.caches.jobs import has_role, is_over
 from vllm_operator.pods.owner import instance_of
 
 CACHE_VOLUME = "cache"
@@ -349,9 +350,6 @@ def _is_vllm_deployment(owner: Mapping[str, Any]) -> bool:
     return owner.get("kind") == KIND and reading.text(owner, "apiVersion").partition("/")[0] == GROUP
 
 
-_OVER = ("Succeeded", "Failed")
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
     """A Pod that keeps a PVC.
@@ -419,5 +417,4 @@ def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
 def _is_removable(pod: Mapping[str, Any]) -> bool:
     if instance_of(pod) is None:
         return False
-    is_job = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) in (Role.CLEANING.value, Role.PUBLISHING.value, Role.FETCHING.value)
-    return is_job or reading.text(pod, "status", "phase") in _OVER
+    return has_role(pod, Role.CLEANING, Role.PUBLISHING, Role.FETCHING) or is_over(pod)

@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
+from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
+from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.pods.view import Phase, PodView, read_pod
 
@@ -135,10 +136,9 @@ class CacheContext:
 
 def is_replica(pod: Manifest) -> bool:
     """Return whether a Pod serves requests."""
-    role = reading.text(pod, "metadata", "labels", COMPONENT_LABEL)
-    return role not in (Role.PRIMER.value, Role.CLEANING.value, Role.PUBLISHING.value, Role.FETCHING.value)
+    return not has_role(pod, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
 
 
 def is_primer(pod: Manifest) -> bool:
     """Return whether a Pod only fills a cache."""
-    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PRIMER.value
+    return has_role(pod, Role.PRIMER)

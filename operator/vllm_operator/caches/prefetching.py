@@ -25,19 +25,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of, metadata_of
+from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
+from vllm_operator.caches.jobs import (
+    INHERITED,
+    MAX_TEXT,
+    has_role,
+    is_over,
+    pods_with,
+    read_report,
+    render_job,
+    render_pod_spec,
+    render_program,
+)
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
-from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.pods.view import read_pod
 
 VARIABLE = "FETCH_WEIGHTS"
@@ -55,9 +65,6 @@ OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 OTHER_REPOSITORIES = frozenset({"--tokenizer", "--hf-config-path", "--speculative-config", "--speculative-model", "--spec-model"})
 """Flags that make an engine download from repositories other than the model's, so it must be able to reach the hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_INHERITED = ("securityContext", "tolerations", "imagePullSecrets")
-_OVER = ("Succeeded", "Failed")
-_MAX_TEXT = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,7 @@ def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
 
 def is_fetching(pod: Mapping[str, Any]) -> bool:
     """Return whether a Pod only downloads weights."""
-    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.FETCHING.value
+    return has_role(pod, Role.FETCHING)
 
 
 def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,17 +178,8 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
     spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
     name = f"{fetching_prefix(resource.metadata.name)}{_digest(identity)[:10]}"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata_of(resource, name, Role.FETCHING),
-        "spec": {
-            "backoffLimit": ATTEMPTS,
-            "activeDeadlineSeconds": deadline,
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels_of(resource, Role.FETCHING)}, "spec": {**spec, **_placement(context, claim)}},
-        },
-    }
+    placed = {**spec, **_placement(context, claim)}
+    return render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
 
 
 def _pod_spec(context: CacheContext) -> dict[str, Any]:
@@ -191,29 +189,23 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
     mounts = [mount for mount in reading.objects(engine, "volumeMounts") if mount.get("mountPath") in (WEIGHTS_ROOT, TOKEN_ROOT)]
     names = {mount.get("name") for mount in mounts}
     hub = [variable for variable in hub_variables(engine) if variable["name"] != OFFLINE_VARIABLE]
-    container = {
-        "name": FETCH_CONTAINER,
-        "image": engine["image"],
-        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
-        "command": tool_command("fetch-weights"),
-        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *hub, *proxies_of(engine)],
-        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}},
-        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [*copy.deepcopy(mounts), {"name": "fetch-temporary", "mountPath": "/tmp"}, dict(TOOLS_MOUNT)],
-    }
-    spec = {
-        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+    container = render_program(
+        engine,
+        FETCH_CONTAINER,
+        "fetch-weights",
+        env=[{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *hub, *proxies_of(engine)],
+        mounts=[*mounts, {"name": "fetch-temporary", "mountPath": "/tmp"}],
+        requests={"cpu": "250m", "memory": "512Mi"},
+    )
+    volumes = [dict(volume) for volume in reading.objects(template, "volumes") if volume.get("name") in names]
+    fields = {
         "restartPolicy": "OnFailure",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
         "containers": [container],
-        "volumes": [
-            *(copy.deepcopy(dict(volume)) for volume in reading.objects(template, "volumes") if volume.get("name") in names),
-            {"name": "fetch-temporary", "emptyDir": {}},
-        ],
+        "volumes": [*volumes, {"name": "fetch-temporary", "emptyDir": {}}],
     }
-    return with_tools(spec, context.plan.tools_image)
+    # the nodes of the Job need no GPU, and so not the engine's RuntimeClass
+    return render_pod_spec(template, context.plan.tools_image, fields, [name for name in INHERITED if name != "runtimeClassName"])
 
 
 def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,12 +252,12 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
 def _runs_in_place(context: CacheContext, pod: Mapping[str, Any] | None, claim: Mapping[str, Any]) -> bool:
     """Return whether the Pod of the Job has a node, and no replica needs the volume on another one."""
     node, nodes = reading.text(pod, "spec", "nodeName"), _nodes_of_users(context, claim)
-    return bool(node) and (not nodes or node in nodes) and reading.text(pod, "status", "phase") not in _OVER
+    return bool(node) and (not nodes or node in nodes) and not is_over(pod)
 
 
 def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
-    is_over = reading.text(pod, "status", "phase") in _OVER or reading.text(pod, "metadata", "deletionTimestamp")
-    return not is_over and weights_claim(pod.get("spec")) == claim
+    is_gone = is_over(pod) or reading.text(pod, "metadata", "deletionTimestamp")
+    return not is_gone and weights_claim(pod.get("spec")) == claim
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
@@ -286,18 +278,14 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _jobs_pods(context: CacheContext) -> list[Mapping[str, Any]]:
-    return [pod for pod in context.pods if is_fetching(pod)]
-
-
 def _pod(context: CacheContext, job: str) -> Mapping[str, Any] | None:
     """Return the newest Pod of a Job; None without one."""
-    pods = [pod for pod in _jobs_pods(context) if controller_of(pod).get("name") == job]
+    pods = [pod for pod in pods_with(Role.FETCHING, context.pods) if controller_of(pod).get("name") == job]
     return max(pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
 
 
 def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
-    owners = [controller_of(pod) for pod in _jobs_pods(context) if reading.text(pod, "status", "phase") not in _OVER]
+    owners = [controller_of(pod) for pod in pods_with(Role.FETCHING, context.pods) if not is_over(pod)]
     found = {(reading.text(owner, "name"), reading.text(owner, "uid")) for owner in owners if owner.get("name") != job}
     return tuple(Removal(True, name, uid, frozenset()) for name, uid in sorted(found))
 
@@ -305,16 +293,12 @@ def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
 def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
     """Read the state of a fetch from the Pod of a Job. All content is untrusted."""
     container = reading.named(pod, FETCH_CONTAINER, "status", "containerStatuses", key="name")
-    ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
-    view = read_pod(pod)
-    if not ended:
+    view, report = read_pod(pod), read_report(container)
+    if report is None:
         state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
         return Fetching(state=state, claim=claim, view=view)
-    try:
-        found = json.loads(reading.text(ended, "message"))
-    except (ValueError, RecursionError):
-        found = {}
-    result = reading.text(found, "result") if isinstance(found, Mapping) else ""
+    ended, found = report
+    result = reading.text(found, "result")
     commit = reading.text(found, "commit") if result == "Fetched" else ""
     if ended.get("exitCode") == 0 and _COMMIT.fullmatch(commit):
         return Fetching(state=FetchingState.FETCHED, claim=claim, view=view, commit=commit)
@@ -323,7 +307,7 @@ def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
         claim=claim,
         view=view,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",
-        why=(reading.text(found, "message") or reading.text(ended, "reason"))[:_MAX_TEXT],
+        why=(reading.text(found, "message") or reading.text(ended, "reason"))[:MAX_TEXT],
         needed_bytes=reading.integer(found, "needed"),
         free_bytes=reading.integer(found, "free"),
     )

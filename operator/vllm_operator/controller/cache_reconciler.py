@@ -31,7 +31,7 @@ from vllm_operator.caches.cleaning import (
     directories_in_use,
     find_blocking_pod,
     record_attempt,
-    render_need,
+    render_cleaning,
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory, read_lease
@@ -321,11 +321,11 @@ class CacheReconciler:
         full = self._crashes.reporting.cleaning
         pods = await self._client.find(POD, namespace)
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
-            why, state = f"Pod {blocker} mounts the whole volume", CleaningState.UNCLEAR
+            why, state = f"Pod {blocker} mounts the whole volume", CleaningState.IN_USE_BY_OTHERS
             return describe_blocked_cleaning(context, full, state, blocker), await self._record_blocked(context, need, why, claim)
         users = await self._client.find(VLLM_DEPLOYMENT, namespace)
         try:
-            await self._create_job(render_need(context, need, directories_in_use(context, users, pods)), jobs)
+            await self._create_job(render_cleaning(context, need, directories_in_use(context, users, pods)), jobs)
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that cleans the cache volume: %s", error)
             why, state = str(error), CleaningState.REFUSED

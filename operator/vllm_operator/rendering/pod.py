@@ -1,24 +1,41 @@
 """The Pod template of a replica.
 
-The init container `mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories
-(`tools/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory under
-another name is not marked. Each start touches the marker. Its modification time is the last use of the directory, even on a file system
-without access times. A start continues if the marker cannot be written.
+The engine's container and volumes are rendered and merged with the user's `spec.podTemplate`. Features then add init containers, in this
+order. They run in the engine's image and as its user, as merged, but without its GPUs. A container of the user with the same name replaces
+a feature's.
+
+`mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories (`tools/clean_caches.py`). The
+marker is an empty file whose name contains the name of the directory, so a copy of the directory under another name is not marked. Each
+start touches the marker. Its modification time is the last use of the directory, even on a file system without access times. A start
+continues if the marker cannot be written.
+
+`fetch-caches` fills an empty cache directory from a registry. It works with every kind of volume at the path of the caches, and is the only
+container that mounts the Secret for the registry. It depends only on the spec and the plan, so a publication replaces no Pod.
+
+`fetch-adapters` downloads LoRA adapters from the model hub to the volume of the weights. It is the only container that mounts the Secrets
+with tokens of adapters.
 """
 
+import copy
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.plan import NodeRequirement, Plan
+from vllm_operator.api.operation import ArtifactPolicy, Prefetch
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
-from vllm_operator.caches.address import cache_address, is_read_only
-from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.api.spec import AdapterSpec
+from vllm_operator.caches.address import FETCH_CONTAINER, FETCH_VARIABLE, cache_address, is_read_only, volume_at
+from vllm_operator.caches.artifacts import hub_variables, portability_settings, proxies_of
+from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
+from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROOT, CACHE_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
+from vllm_operator.planning.engine.adapters import adapter_path
 from vllm_operator.planning.engine.serving import grace_seconds
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
-from vllm_operator.rendering.adapters import with_adapters
-from vllm_operator.rendering.artifact import with_artifact
+from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
-from vllm_operator.rendering.init_container import render_init_container
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_dra
 from vllm_operator.rendering.volumes import render_volumes
@@ -27,9 +44,14 @@ FILE_SYSTEM_GROUP = 2000
 """Group that owns the volumes, so that users other than root can write to them. It is the group of the user vllm in vLLM's images."""
 TERMINATION_SECONDS = 60
 """Time in seconds to stop a Pod that does not drain."""
-MARKER_CONTAINER = "mark-cache"
+MARKER_CONTAINER, ADAPTER_CONTAINER = "mark-cache", "fetch-adapters"
 MARKER_PREFIX = ".vllm-operator-"
+SECRET_VOLUME = "artifact-secret"
+FETCH_SECONDS = 110
+"""Maximum seconds of a fetch at a start. After that the start is cold, or the container restarts if the artifact is required."""
 _MARK = 'touch -- "$1" || true'
+_INHERITED = ("image", "imagePullPolicy", "securityContext")
+_NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -41,12 +63,12 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
-    merged = with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
-    return with_adapters(with_artifact(merged, resource, plan), resource, plan.tools_image)
-
-
-def _grace_seconds(plan: Plan) -> int:
-    return grace_seconds(plan.drain_seconds, plan.endpoint_seconds) if plan.drain_seconds else TERMINATION_SECONDS
+    merged = merge_pod_template(rendered, resource.spec.pod_template)
+    pod = PodBuilder(merged["spec"], plan.tools_image)
+    mark_cache(pod, plan)
+    fetch_caches(pod, resource, plan)
+    fetch_adapters(pod, resource)
+    return {**merged, "spec": pod.spec}
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -58,7 +80,9 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": _grace_seconds(plan),
+        "terminationGracePeriodSeconds": (
+            grace_seconds(plan.drain_seconds, plan.endpoint_seconds) if plan.drain_seconds else TERMINATION_SECONDS
+        ),
         # The image sets the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
@@ -68,7 +92,8 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         },
     }
     if plan.node_requirements:
-        spec["affinity"] = {"nodeAffinity": _node_affinity(plan.node_requirements)}
+        term = {"matchExpressions": [requirement.to_json() for requirement in plan.node_requirements]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     if uses_dra(resource):
         spec["resourceClaims"] = [{"name": CLAIM_REQUEST, "resourceClaimTemplateName": template_name(resource, plan)}]
     if resource.spec.accelerator and resource.spec.accelerator.runtime_class_name:
@@ -76,21 +101,124 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     return spec
 
 
-def _node_affinity(requirements: list[NodeRequirement]) -> dict[str, Any]:
-    term = {"matchExpressions": [requirement.to_json() for requirement in requirements]}
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+class PodBuilder:
+    """A Pod spec to which features add init containers with their volumes."""
+
+    def __init__(self, spec: Mapping[str, Any], tools_image: str) -> None:
+        """Start with the engine, merged with the user's template."""
+        self.spec = dict(spec)
+        self.engine: Mapping[str, Any] = reading.named(spec, CONTAINER, "containers", key="name")
+        self._tools_image = tools_image
+
+    def has(self, name: str) -> bool:
+        """Return whether there is an init container of this name."""
+        return bool(reading.named(self.spec, name, "initContainers", key="name"))
+
+    def mounts_at(self, *paths: str) -> list[Mapping[str, Any]]:
+        """Return the engine's mounts at these paths."""
+        return [mount for mount in reading.objects(self.engine, "volumeMounts") if mount["mountPath"] in paths]
+
+    def add_init_container(
+        self, name: str, command: Sequence[str], mounts: Sequence[Mapping[str, Any]], env: Sequence[Mapping[str, Any]] = (), **more: Any
+    ) -> None:
+        """Add an init container that can run wherever the engine can."""
+        requested = {
+            kind: {name: value for name, value in (self.engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES}
+            for kind in ("limits", "requests")
+        }
+        resources = {kind: amounts for kind, amounts in requested.items() if amounts}
+        container = {
+            "name": name,
+            **{field: copy.deepcopy(self.engine[field]) for field in _INHERITED if field in self.engine},
+            "command": list(command),
+            **({"env": [dict(entry) for entry in env]} if env else {}),
+            **({"resources": resources} if resources else {}),
+            **more,
+            "volumeMounts": [dict(copy.deepcopy(mount)) for mount in mounts],
+        }
+        self.spec["initContainers"] = [*(self.spec.get("initContainers") or ()), container]
+
+    def add_program(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        mounts: Sequence[Mapping[str, Any]],
+        env: Sequence[Mapping[str, Any]],
+        volumes: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Add an init container that runs the program of this name with these settings (variable and value) before `env`.
+
+        The last lines of its log become its termination message if it fails.
+        """
+        variables = [{"name": key, "value": json.dumps(value, sort_keys=True)} for key, value in settings.items()]
+        more = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+        self.add_init_container(name, tool_command(name), [*mounts, TOOLS_MOUNT], [*variables, *env, *proxies_of(self.engine)], **more)
+        self.spec["volumes"] = [*(self.spec.get("volumes") or ()), *volumes]
+        self.spec = with_tools(self.spec, self._tools_image)
 
 
-def with_marker(template: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the Pod template, with the init container `mark-cache` if the cache directory is on a PVC."""
-    spec = template["spec"]
-    address = cache_address(spec)
-    present = spec.get("initContainers") or []
-    named = any(container.get("name") == MARKER_CONTAINER for container in present)
-    if named or address is None or address.key != plan.cache_key or is_read_only(spec, CACHE_ROOT):
-        return template
-    engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
+def mark_cache(pod: PodBuilder, plan: Plan) -> None:
+    """Add the init container `mark-cache` if the cache directory is on a PVC."""
+    address = cache_address(pod.spec)
+    if pod.has(MARKER_CONTAINER) or address is None or address.key != plan.cache_key or is_read_only(pod.spec, CACHE_ROOT):
+        return
     command = ["sh", "-c", _MARK, "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{plan.cache_key}"]
-    mount = next(mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT)
-    container = render_init_container(engine, MARKER_CONTAINER, command, [mount])
-    return {**template, "spec": {**spec, "initContainers": [*present, container]}}
+    pod.add_init_container(MARKER_CONTAINER, command, pod.mounts_at(CACHE_ROOT)[:1])
+
+
+def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
+    """Add the init container `fetch-caches` if the spec names an artifact and the caches are on a writable volume."""
+    artifact = resource.spec.cache.artifact if resource.spec.cache else None
+    if artifact is None or plan.cache_artifact is None or pod.has(FETCH_CONTAINER):
+        return
+    if not volume_at(pod.spec, CACHE_ROOT) or is_read_only(pod.spec, CACHE_ROOT):
+        return
+    secret, mounts, volumes = artifact.pull_secret_ref, pod.mounts_at(CACHE_ROOT), []
+    settings: dict[str, Any] = {
+        **portability_settings(resource, plan, pod.engine),
+        "root": CACHE_ROOT,
+        "folders": plan.cache_artifact.folders,
+        "deadline": FETCH_SECONDS,
+        **({"reference": artifact.reference} if artifact.reference else {}),
+        **({"required": True} if artifact.policy is ArtifactPolicy.REQUIRED else {}),
+        **({"rejected": plan.cache_artifact.rejected} if plan.cache_artifact.rejected else {}),
+        **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
+    }
+    if secret:
+        mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
+        # a Pod starts without the Secret, and the program reports that it is missing
+        volumes.append({"name": SECRET_VOLUME, "secret": {"secretName": secret.name, "optional": True}})
+    pod.add_program(FETCH_CONTAINER, {FETCH_VARIABLE: settings}, mounts, (), volumes)
+
+
+def fetch_adapters(pod: PodBuilder, resource: VLLMDeployment) -> None:
+    """Add the init container `fetch-adapters` if an adapter is on the hub."""
+    wanted = sorted((each for each in resource.spec.adapters or () if each.uri.startswith("hf://")), key=lambda each: each.name)
+    if not wanted or pod.has(ADAPTER_CONTAINER):
+        return
+    volumes = {each.name: _token_volume(each) for each in wanted if each.token_secret_ref}
+    mounts = pod.mounts_at(WEIGHTS_ROOT, TOKEN_ROOT, "/tmp")
+    mounts += [{"name": volume["name"], "mountPath": f"{ADAPTER_TOKEN_ROOT}/{name}", "readOnly": True} for name, volume in volumes.items()]
+    # with prefetched weights engines are offline, but adapters are still downloaded
+    is_offline = resource.spec.weights is not None and resource.spec.weights.prefetch is Prefetch.BEFORE_START
+    hub = [variable for variable in hub_variables(pod.engine) if not is_offline or variable["name"] != OFFLINE_VARIABLE]
+    pod.add_program(ADAPTER_CONTAINER, {"ADAPTERS": [_adapter_settings(each) for each in wanted]}, mounts, hub, list(volumes.values()))
+
+
+def _adapter_settings(adapter: AdapterSpec) -> dict[str, str]:
+    return {
+        "name": adapter.name,
+        "uri": adapter.uri,
+        "repository": adapter.uri.removeprefix("hf://"),
+        "path": adapter_path(adapter),
+        **({"revision": adapter.revision} if adapter.revision else {}),
+        **({"token": f"{ADAPTER_TOKEN_ROOT}/{adapter.name}/{TOKEN_FILE}"} if adapter.token_secret_ref else {}),
+    }
+
+
+def _token_volume(adapter: AdapterSpec) -> dict[str, Any]:
+    """Return the volume of the token, named after the path, because adapter names may be too long or have capitals."""
+    assert adapter.token_secret_ref is not None
+    items = [{"key": adapter.token_secret_ref.key, "path": TOKEN_FILE}]
+    name = f"adapter-token-{adapter_path(adapter).rpartition('-')[2]}"
+    return {"name": name, "secret": {"secretName": adapter.token_secret_ref.name, "items": items}}

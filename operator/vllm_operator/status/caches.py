@@ -153,12 +153,12 @@ def _with_notes(observed: ObservedState, text: str) -> str:
             "why": cleaning.why or why_no_pod(observed, Role.CLEANING),
         }
         text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
-        if cleaning.others.count:
+        if cleaning.retained:
             facts = {
-                "others": cleaning.others.count,
-                "others_gibibytes": cleaning.others.gibibytes,
+                "retained": cleaning.retained,
+                "retained_gibibytes": cleaning.retained_bytes / 2**30 if cleaning.retained_bytes is not None else None,
             }
-            text = messages.fit("cleaning.left_alone", shrink=("text",), text=text, **facts)
+            text = messages.fit("cleaning.retained", shrink=("text",), text=text, **facts)
     if observation.activity.claim_note:
         text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.activity.claim_note)
     return text

@@ -2,7 +2,7 @@
 
 An engine loads the adapters of `--lora-modules` before it accepts requests, and exits if one of them cannot be loaded
 (vllm/entrypoints/openai/models/serving.py 0.20.1 `init_static_loras`). So a Pod that is Ready serves all of them. Adapters on the hub are
-downloaded by an init container (`rendering/adapters.py`), because the engine can neither pin a revision of an adapter nor use a separate
+downloaded by an init container (`rendering/pod.py`), because the engine can neither pin a revision of an adapter nor use a separate
 token for it. The path of an adapter is derived from its name, URI and revision, so a change replaces the Pods.
 """
 
