@@ -80,7 +80,8 @@ class Fleet(Bench):
 
 async def fleet_of(objects: int, pods: int) -> Fleet:
     fleet = Fleet(10, pods=pods)
-    await fleet.object_cache.refresh(KINDS, changed=lambda key: None)
+    for kind in KINDS:
+        await fleet.object_cache.refresh(kind)
     for number in range(objects):
         await fleet.add(f"model-{number}")
     return fleet

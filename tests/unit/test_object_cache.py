@@ -10,8 +10,8 @@ from hypothesis import given, strategies
 from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
-from vllm_operator.controller.object_cache import ObjectCache
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Gone, Key, Kind, NotFound, Unavailable
+from vllm_operator.controller.object_cache import ObjectCache, name_of
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Gone, Kind, NotFound, Unavailable
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
 OF_LLAMA = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: "llama"}
@@ -39,7 +39,8 @@ class World:
 
     async def load(self, kinds: Sequence[Kind] = KINDS) -> set[tuple[str, str]]:
         changed: set[tuple[str, str]] = set()
-        await self.cache.refresh(kinds, changed=changed.add)
+        for kind in kinds:
+            changed |= await self.cache.refresh(kind)
         return changed
 
     def calls(self) -> int:
@@ -139,7 +140,7 @@ async def test_listing_anew_finds_what_the_watches_have_missed(world: World) -> 
     assert await world.load() == {("default", "llama"), ("default", "other"), ("default", "third")}
     assert await world.names() == []
     assert await world.load() == set()
-    assert sorted(await world.cache.list_keys()) == [("default", "llama"), ("default", "third")]
+    assert sorted(map(name_of, await world.cache.find(VLLM_DEPLOYMENT))) == [("default", "llama"), ("default", "third")]
 
 
 async def test_a_list_of_several_pages_is_kept_whole_and_read_from_memory_only_afterwards() -> None:
@@ -245,7 +246,7 @@ async def test_every_change_of_a_deployment_is_news(world: World) -> None:
 @given(content=manifests)
 async def test_an_object_is_read_as_it_was_noted(content: Any) -> None:
     cache = ObjectCache(FakeCluster())
-    await cache.refresh([DEPLOYMENT], changed=lambda key: None)
+    await cache.refresh(DEPLOYMENT)
     written = child(content=content)
     written["metadata"]["resourceVersion"] = "1"
     cache.note(DEPLOYMENT, written)
@@ -259,9 +260,7 @@ async def test_a_preset_is_its_own_key_and_presets_are_listed_from_memory() -> N
         cluster.put(
             {"apiVersion": PRESET.api_version, "kind": PRESET.kind, "metadata": {"name": "fast", "namespace": namespace}, "spec": {}}
         )
-    changed = set[Key]()
-    await cache.refresh([PRESET], changed=changed.add)
-    assert changed == {("a", "fast"), ("b", "fast")}
+    assert await cache.refresh(PRESET) == {("a", "fast"), ("b", "fast")}
     cluster.calls.clear()
     assert [found["metadata"]["namespace"] for found in await cache.find(PRESET, "a")] == ["a"]
     assert len(await cache.find(PRESET)) == 2

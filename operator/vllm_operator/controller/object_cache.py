@@ -27,7 +27,6 @@ from typing import Any
 from vllm_operator.api import labels as names
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
-from vllm_operator.kube import client
 from vllm_operator.kube.client import (
     CLUSTER_PRESET,
     POD,
@@ -60,7 +59,9 @@ SETTLE_SECONDS = 0.1
 RETRY_SECONDS = 2.0
 """Delay before a failed list is retried."""
 _PRESETS = (PRESET, CLUSTER_PRESET)
-_NOT_APPLIED = (VLLM_DEPLOYMENT, *_PRESETS, POD, REVISION)
+_KEYS = (VLLM_DEPLOYMENT, *_PRESETS)
+"""Kinds whose objects are a key themselves."""
+_NOT_APPLIED = (*_KEYS, POD, REVISION)
 """Kinds whose `managedFields` are dropped."""
 
 
@@ -102,29 +103,31 @@ class ObjectCache:
         self._complete: set[Kind] = set()
         """Kinds whose pages have all been listed. Other kinds are read from the API server."""
 
-    async def refresh(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
-        """List all objects of these kinds, and call `changed` with the key of each object that differs from the cache (see `note`).
+    async def refresh(self, kind: Kind, namespaces: Sequence[str] = ()) -> set[Key]:
+        """List all objects of a kind; return the keys of the objects that differ from the cache (see `note`).
 
         Raises:
-            ClusterError: Not all kinds could be listed. The cached objects of the others stay.
+            ClusterError: The kind could not be listed. The cached objects stay.
         """
-        for kind in kinds:
-            for key in await self._list(kind, namespaces):
-                changed(key)
+        objects = self._objects.setdefault(kind, {})
+        before = dict(objects)
+        changed, listed = set[Key](), set[ObjectName]()
+        for namespace in namespaces if kind.namespaced and namespaces else (None,):
+            async for page in self._pages(kind, namespace):
+                for item in page:
+                    listed.add(name_of(item))
+                    changed |= self.note(kind, item)
+        for name in before.keys() - listed:
+            if objects.get(name) is before[name]:  # otherwise it was created again during the list
+                self._forget(kind, name)
+                if before[name].content is not None:
+                    changed.add(before[name].key)
+        self._complete.add(kind)
+        return changed
 
     def is_complete(self, kind: Kind) -> bool:
         """Return whether the cache has all objects of a kind."""
         return kind in self._complete
-
-    async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
-        """Return the keys of all VLLMDeployments. Raises ClusterError."""
-        if self.is_complete(VLLM_DEPLOYMENT):
-            return [name for name, known in self._objects[VLLM_DEPLOYMENT].items() if known.content is not None]
-        found: list[Key] = []
-        for namespace in namespaces or (None,):
-            async for page in self._client.pages(VLLM_DEPLOYMENT, namespace):
-                found += map(name_of, page)
-        return found
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
         """Store the object of a watch event; return the affected keys, none if nothing has changed.
@@ -167,12 +170,12 @@ class ObjectCache:
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
     ) -> Sequence[Manifest]:
-        """List objects. Children of one VLLMDeployment and presets come from memory."""
+        """List objects. VLLMDeployments, presets and the children of one VLLMDeployment come from memory."""
         if self.is_complete(kind) and not fields:
-            if kind in _PRESETS and not labels:
+            if kind in _KEYS and not labels:
                 return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
             instance = (labels or {}).get(names.INSTANCE_LABEL)
-            if namespace is not None and instance is not None and labels == children_of(kind, instance) and kind != VLLM_DEPLOYMENT:
+            if namespace is not None and instance is not None and labels == children_of(kind, instance):
                 return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))
         return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
 
@@ -216,23 +219,6 @@ class ObjectCache:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
-
-    async def _list(self, kind: Kind, namespaces: Sequence[str]) -> set[Key]:
-        objects = self._objects.setdefault(kind, {})
-        before = dict(objects)
-        changed, listed = set[Key](), set[ObjectName]()
-        for namespace in namespaces if kind.namespaced and namespaces else (None,):
-            async for page in self._pages(kind, namespace):
-                for item in page:
-                    listed.add(name_of(item))
-                    changed |= self.note(kind, item)
-        for name in before.keys() - listed:
-            if objects.get(name) is before[name]:  # otherwise it was created again during the list
-                self._forget(kind, name)
-                if before[name].content is not None:
-                    changed.add(before[name].key)
-        self._complete.add(kind)
-        return changed
 
     async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Sequence[Manifest]]:
         """Yield the pages of a list. A list that takes too long is restarted; objects that were listed twice are stored once."""
@@ -308,14 +294,9 @@ class CacheUpdater:
     ) -> None:
         """Initialize without reading.
 
-        Args:
-            cache: The cache.
-            changed: Called with the key of each VLLMDeployment that has changed itself or in its children or preset.
-            unchanged: Called by `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status.
-            users_of: Returns the VLLMDeployments that name a preset.
-            namespaces: The namespaces to serve; all if empty.
-            seconds: Interval between lists of all kinds.
-            settle_seconds: Delay between the start of a watch and the list.
+        `changed` is called with the key of each VLLMDeployment that has changed itself or in its children or preset; `unchanged` by
+        `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status. `users_of` returns the
+        VLLMDeployments that name a preset. All kinds are listed after `seconds`, and `settle_seconds` after a watch has begun.
         """
         self._cache = cache
         self._changed = changed
@@ -341,9 +322,9 @@ class CacheUpdater:
 
     async def add_all(self) -> None:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
-        for key in await self._cache.list_keys(self._namespaces):
-            known = await self._cache.get(VLLM_DEPLOYMENT, key[1], key[0]) if self._cache.is_complete(VLLM_DEPLOYMENT) else None
-            (self._unchanged if known is not None and _is_reported(known) else self._changed)(key)
+        for namespace in self._namespaces or (None,):
+            for resource in await self._cache.find(VLLM_DEPLOYMENT, namespace):
+                (self._unchanged if _is_reported(resource) else self._changed)(name_of(resource))
 
     async def run(self, kinds: Sequence[Kind]) -> None:
         """Keep these kinds up to date in the cache until cancelled."""
@@ -366,12 +347,9 @@ class CacheUpdater:
 
     async def _list(self, kinds: Sequence[Kind], outdated: Collection[Kind]) -> None:
         for kind in [kind for kind in kinds if kind in outdated]:
-
-            def add(key: Key, kind: Kind = kind) -> None:
-                if self.loaded.is_set():
-                    self._add(kind, key)
-
-            await self._cache.refresh([kind], self._namespaces, changed=add)
+            keys = await self._cache.refresh(kind, self._namespaces)
+            for key in keys if self.loaded.is_set() else ():
+                self._add(kind, key)
         if not self.loaded.is_set() and all(map(self._cache.is_complete, kinds)):
             await self.add_all()
             self.loaded.set()
@@ -382,21 +360,14 @@ class CacheUpdater:
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
-    """Return the key of a VLLMDeployment itself, or of the VLLMDeployment that an object belongs to by its labels; None if there is none.
+    """Return the key of the VLLMDeployment that an object belongs to by its labels; None if there is none.
 
-    A preset is its own key.
+    A VLLMDeployment or a preset is its own key.
     """
-    if kind in _PRESETS:
+    if kind in _KEYS:
         return name_of(manifest)
-    metadata: Mapping[str, Any] = manifest.get("metadata") or {}
-    match kind:
-        case client.VLLM_DEPLOYMENT:
-            name = metadata.get("name")
-        case client.POD:
-            name = instance_of(manifest)
-        case _:
-            name = (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
-    namespace = metadata.get("namespace")
+    name = instance_of(manifest) if kind == POD else reading.mapping(manifest, "metadata", "labels").get(names.INSTANCE_LABEL)
+    namespace = manifest["metadata"].get("namespace")
     return (namespace, name) if namespace and name else None
 
 
