@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-ENDS = ("connection", "leadership", "object cache", "preconditions", "user data", "worker", "workers")
+ENDS = ("connection", "leadership", "object cache", "preconditions", "user data", "workers")
 """Their end is the operator's end: it exits with 1 and is started again."""
 RESTARTED = ("log", "stream of a log")
 """They are started again, and that is counted. The log's task owns the one that reads its stream."""
@@ -70,7 +70,7 @@ def name_of(task: asyncio.Task[Any]) -> str:
     name = task.get_name()
     if re.fullmatch(r"Task-\d+", name):
         return str(getattr(task.get_coro(), "__qualname__", name))
-    return re.sub(r"^(log|worker) .*", r"\1", name)
+    return re.sub(r"^(log|reconcile) .*", r"\1", name)
 
 
 @asynccontextmanager

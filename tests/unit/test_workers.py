@@ -5,12 +5,12 @@ from itertools import pairwise
 
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.queue import WorkQueue
-from vllm_operator.controller.reconciler import Result
+from vllm_operator.controller.reconciler import Reconciler, Result
 from vllm_operator.controller.workers import Workers
 from vllm_operator.kube.client import Key
 
 
-class Unchanged:
+class Unchanged(Reconciler):
     """A reconciler whose objects need no request, so that it never waits."""
 
     def __init__(self) -> None:
@@ -45,3 +45,26 @@ async def test_between_two_reconciliations_everything_else_has_its_turn() -> Non
         task.cancel()
     await asyncio.gather(workers, other, return_exceptions=True)
     assert not [(one, another) for one, another in pairwise(reconciler.keys) if one and another]
+
+
+class Cancelled(Unchanged):
+    """A reconciler whose first reconciliation is cancelled by something else than the end of the operator."""
+
+    async def reconcile(self, key: Key) -> Result:
+        self.keys.append(key)
+        if len(self.keys) == 1:
+            raise asyncio.CancelledError
+        self.all_done.set()
+        return Result("success")
+
+
+async def test_a_reconciliation_that_is_cancelled_alone_is_repeated() -> None:
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciler = Cancelled()
+    queue.add(("tenant", "a"))
+    workers = asyncio.create_task(Workers(queue, reconciler, Metrics(), number=1, resync_seconds=600).run())
+    async with asyncio.timeout(5):
+        await reconciler.all_done.wait()
+    assert not workers.done()
+    workers.cancel()
+    await asyncio.gather(workers, return_exceptions=True)

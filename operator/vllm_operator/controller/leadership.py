@@ -107,16 +107,7 @@ class Leadership:
         identity: str,
         host: str = "",
     ) -> None:
-        """Initialize without the Lease.
-
-        Args:
-            client: The client for the API server.
-            fence: The fence that stops the client's writes.
-            readiness: Reports why this process does not lead.
-            lease: `namespace/name`.
-            identity: The name of this process in the Lease.
-            host: The address of the API server, for messages.
-        """
+        """Initialize without the Lease, which is `namespace/name`. `fence` stops the client's writes; `host` is for messages."""
         self._client = client
         self._fence = fence
         self._readiness = readiness

@@ -180,16 +180,7 @@ class Preconditions:
         retry_seconds: float = RETRY_SECONDS,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
-        """Initialize without checks.
-
-        Args:
-            client: The client for the API server.
-            readiness: Receives missing preconditions.
-            namespaces: The namespaces to serve; all if empty.
-            host: The address of the API server, for messages.
-            retry_seconds: Delay between attempts while a precondition is missing.
-            check_seconds: Interval between checks while all preconditions are met.
-        """
+        """Initialize without checks. `readiness` receives missing preconditions; `host` is for messages."""
         self._client = client
         self._readiness = readiness
         self._namespaces = tuple(namespaces)

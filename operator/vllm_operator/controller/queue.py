@@ -1,7 +1,7 @@
 """The queue of keys to reconcile, with the contract of client-go's workqueue and two priorities.
 
 A key is *dirty* from `add` until a worker takes it, and *processing* until the worker calls `done`. A key that is added while it is
-processed becomes dirty, and is handed out again after `done`. So no change is lost, and no two workers ever have the same key.
+processed becomes dirty, and is handed out again after `done`. So no change is lost, and no key is processed twice at the same time.
 
 Keys of changes are handed out before keys of resyncs, and within each priority in the order in which they were added. A key that was just
 processed rests briefly (the debounce), so that consecutive changes are handled together.
@@ -12,8 +12,8 @@ import heapq
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -27,10 +27,6 @@ RETRY_SECONDS = 0.25
 """Delay after a first failure. It doubles with each further failure."""
 RETRY_LIMIT_SECONDS = 15.0
 """Maximum delay after a failure."""
-
-
-class QueueClosed(Exception):  # noqa: N818 - it is a signal, not an error
-    """The queue is closed."""
 
 
 class Priority(IntEnum):
@@ -52,13 +48,7 @@ class WorkQueue(Generic[Key]):
         clock: Callable[[], float] | None = None,
         jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER),
     ) -> None:
-        """Create an empty queue.
-
-        Args:
-            debounce_seconds: Minimum time between the end of a reconciliation and the next one of the same key.
-            clock: Returns seconds; by default the event loop's clock.
-            jitter: Returns the factor of a delay.
-        """
+        """Create an empty queue. `jitter` returns the factor of a delay; the default clock is the event loop's."""
         self._debounce = debounce_seconds
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter
@@ -71,11 +61,8 @@ class WorkQueue(Generic[Key]):
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._number = itertools.count()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
         self._handed_out_at = -math.inf
-        self._closed = False
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         """Return the number of keys that wait for a worker, without delayed keys."""
@@ -83,8 +70,6 @@ class WorkQueue(Generic[Key]):
 
     def add(self, key: Key, priority: Priority = Priority.CHANGE) -> None:
         """Add a key unless it already waits. A resting key is added after its rest."""
-        if self._closed:
-            return
         self._raise_priority(key, priority)
         if key in self._dirty:
             return
@@ -101,7 +86,7 @@ class WorkQueue(Generic[Key]):
         """Add a key after a delay. If a key has several delays, the earliest counts."""
         if seconds <= 0:
             self.add(key, priority)
-        elif not self._closed:
+        else:
             self._raise_priority(key, priority)
             self._delay(key, self._clock() + seconds)
 
@@ -124,15 +109,9 @@ class WorkQueue(Generic[Key]):
         return self._failures.get(key, 0)
 
     async def get(self) -> Key:
-        """Wait for a key and take it. The caller must call `done` afterwards.
-
-        Raises:
-            QueueClosed: The queue is closed.
-        """
+        """Wait for a key and take it. The caller must call `done` afterwards."""
         while True:
             self._promote()
-            if self._closed:
-                raise QueueClosed
             for ready in self._ready.values():
                 if ready:
                     key = next(iter(ready))
@@ -140,7 +119,11 @@ class WorkQueue(Generic[Key]):
                     self._priorities.pop(key, None)
                     self._processing[key] = self._handed_out_at = self._clock()
                     return key
-            await self._wait()
+            self._changed.clear()
+            due = self._next_due()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else due - self._clock()):
+                    await self._changed.wait()
 
     def done(self, key: Key) -> None:
         """End the processing of a key. If it was added in between, it is handed out again after its rest."""
@@ -158,12 +141,6 @@ class WorkQueue(Generic[Key]):
             self._delay(key, self._rested[key])
         else:
             self._make_ready(key, now)
-
-    def close(self) -> None:
-        """Stop handing out keys."""
-        self._closed = True
-        while self._waiters:
-            self._wake_one()
 
     def oldest_seconds(self) -> float:
         """Return the seconds since the oldest waiting or processing key was added."""
@@ -196,50 +173,14 @@ class WorkQueue(Generic[Key]):
 
     def _make_ready(self, key: Key, since: float) -> None:
         self._ready[self._priorities.get(key, Priority.CHANGE)][key] = since
-        self._wake_one()
+        self._changed.set()
 
     def _delay(self, key: Key, due: float) -> None:
         if key in self._dirty or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._delayed, (due, next(self._number), key))
-        self._arm()
-
-    async def _wait(self) -> None:
-        """Wait until there may be a key. Each key wakes only one waiter."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._arm()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-            elif not waiter.cancelled():
-                self._wake_one()  # it was woken for a key but does not take it
-            raise
-
-    def _wake_one(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    def _arm(self) -> None:
-        """Set the timer for the next delayed key, if a worker waits."""
-        due = self._next_due()
-        if not self._waiters or due is None or (self._timer is not None and self._timer_due <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._promote()
-        self._arm()
+        self._changed.set()
 
     def _promote(self) -> None:
         now = self._clock()

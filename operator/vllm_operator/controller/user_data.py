@@ -100,16 +100,10 @@ class UserData:
         changed: Callable[[], Awaitable[None]],
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """Initialize without reading.
+        """Initialize without reading. `use` replaces the entries in use with entries parsed from texts.
 
-        Args:
-            client: Client of the API server.
-            use: Replaces the entries in use with entries parsed from texts.
-            what: `rules`, `signatures` or `instance_types`.
-            config_map: `namespace/name`.
-            metrics: Counts used and ignored entries.
-            changed: Called when the texts have changed in a running operator.
-            poll_seconds: Delay between reads.
+        `what` is `rules`, `signatures` or `instance_types`, `config_map` is `namespace/name`, and `changed` is called when the texts have
+        changed in a running operator.
         """
         self._client = client
         self._use = use

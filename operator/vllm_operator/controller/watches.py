@@ -116,14 +116,7 @@ class Sessions:
         namespaces: Sequence[str] = (),
         listed: Callable[[Kind], None],
     ) -> None:
-        """Initialize without a session.
-
-        Args:
-            configuration: Returns the current connection settings.
-            kinds: The watched kinds.
-            namespaces: The watched namespaces; all if empty.
-            listed: Called with the kind of each list, which starts a watch.
-        """
+        """Initialize without a session. `listed` is called with the kind of each list, which starts a watch."""
         self._configuration = configuration
         self._listed = listed
         self._lists = {kind.path(namespace): kind for kind in kinds for namespace in (namespaces if kind.namespaced else ()) or (None,)}

@@ -4,16 +4,14 @@ import asyncio
 import logging
 import random
 import time
-from typing import Protocol
 
-from vllm_operator.controller.log_output import about, describe_end
+from vllm_operator.controller.log_output import about
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.queue import Priority, QueueClosed, WorkQueue
-from vllm_operator.controller.reconciler import Result
+from vllm_operator.controller.queue import Priority, WorkQueue
+from vllm_operator.controller.reconciler import Reconciler, Result
 from vllm_operator.kube.client import ClusterError, Conflict, Key, Unavailable
 
 log = logging.getLogger(__name__)
-
 
 OUTAGE_SECONDS = 3.0
 """Maximum delay between attempts while the API server is unavailable, and so maximum delay after it is back."""
@@ -21,24 +19,10 @@ REFUSED_SECONDS = 5.0
 """Minimum delay after an error that does not resolve itself: a missing permission, a bug."""
 
 
-class WorkerEnded(Exception):  # noqa: N818 - an event, not an error
-    """A worker ended although nothing stopped it."""
-
-
-class Reconciles(Protocol):
-    """The interface of the reconciler for workers."""
-
-    async def reconcile(self, key: Key) -> Result:
-        """Reconcile one object. Raises ClusterError."""
-
-    async def report_bug(self, key: Key, error: Exception) -> None:
-        """Report in the status that reconciling this object hit a bug in the operator. Raises ClusterError."""
-
-
 class Workers:
-    """Runs several workers on one queue."""
+    """Reconciles the keys of a queue, several at the same time."""
 
-    def __init__(self, queue: WorkQueue[Key], reconciler: Reconciles, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
+    def __init__(self, queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
         self._queue = queue
         self._reconciler = reconciler
         self._metrics = metrics
@@ -46,34 +30,21 @@ class Workers:
         self._resync = resync_seconds
 
     async def run(self) -> None:
-        """Work until cancelled. Reconciliations in progress are cancelled too; the next operator completes them.
-
-        Raises:
-            WorkerEnded: A worker ended, which no error of a reconciliation causes.
-        """
-        tasks = [asyncio.create_task(self._work(), name=f"worker {number}") for number in range(self._number)]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            first = next(iter(ended))
-            raise WorkerEnded(f"{first.get_name()} {describe_end(first)}")
-        finally:
-            self._queue.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _work(self) -> None:
-        while True:
-            try:
+        """Work until cancelled. Reconciliations in progress are cancelled too; the next operator completes them."""
+        places = asyncio.Semaphore(self._number)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await places.acquire()
                 key = await self._queue.get()
-            except QueueClosed:
-                return
+                group.create_task(self._work(key), name=f"reconcile {'/'.join(key)}").add_done_callback(lambda task: places.release())
+                await asyncio.sleep(0)  # let other tasks run: neither the queue nor a reconciliation without changes may ever wait
+
+    async def _work(self, key: Key) -> None:
+        try:
             with about("/".join(key)):
-                try:
-                    await self._reconcile(key)
-                finally:
-                    self._queue.done(key)
-            await asyncio.sleep(0)  # let other tasks run: neither the queue nor a reconciliation without changes may ever wait
+                await self._reconcile(key)
+        finally:
+            self._queue.done(key)
 
     async def _reconcile(self, key: Key) -> None:
         started = time.perf_counter()
@@ -92,6 +63,9 @@ class Workers:
             name = "refused"
             log.warning("the API server refused a request: %s", error)
             self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+        except asyncio.CancelledError:
+            self._queue.add_rate_limited(key)  # if only this task was cancelled, nothing else would add the key
+            raise
         except Exception as error:
             log.exception("the operator failed on this object; please report this")
             self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)

@@ -134,11 +134,8 @@ class KubeClient:
     ) -> None:
         """Create without opening a connection.
 
-        Args:
-            configuration: How to connect.
-            timeout_seconds: Timeout of each request, and of a reload: a kubeconfig may name a program that prints a token.
-            reload: Loads the configuration again after a 401; never if None.
-            fence: Limits the time for which this process may write; no limit if None.
+        `timeout_seconds` limits each request, and each call of `reload`, which loads the configuration again after a 401: a kubeconfig may
+        name a program that prints a token. `fence` limits the time for which this process may write.
         """
         self.configuration = configuration
         self.refused: Callable[[], None] = lambda: None
