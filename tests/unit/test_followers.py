@@ -14,8 +14,7 @@ from vllm_operator.controller import follower
 from vllm_operator.controller.container_runs import runs_to_follow
 from vllm_operator.controller.followers import Followers
 from vllm_operator.kube.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
-from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
-from vllm_operator.logs.timeline import is_significant
+from vllm_operator.logs.state import Crash, Progress, Stage, StartupState, is_significant
 
 
 @pytest.fixture

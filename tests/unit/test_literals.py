@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.logs.crash.matching import Literals
+from vllm_operator.logs.matching import Literals
 
 KNOWLEDGE = load_startup()
 ANCHORS = [pattern.anchor for signature in KNOWLEDGE.signatures for pattern in signature.patterns]

@@ -6,8 +6,8 @@ import pytest
 
 from vllm_operator.catalog.startup import LineMeaning, load_startup
 from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence, silence_seconds
 from vllm_operator.logs.state import Stage, StartupState
-from vllm_operator.logs.timeline import allowed_silence_seconds, infer_silence, silence_seconds
 
 KNOWLEDGE = load_startup()
 SAMPLES = [(meaning, sample) for meaning in KNOWLEDGE.stages.lines for sample in meaning.samples]

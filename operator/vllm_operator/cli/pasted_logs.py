@@ -1,6 +1,6 @@
 """Convert logs from tools and posts to the lines that the container wrote.
 
-The parser reads the output of a container and the prefixes of a kubelet or container runtime (`startup.lines.framing`). It also learns
+The parser reads the output of a container and the prefixes of a kubelet or container runtime (`logs.lines`). It also learns
 unknown prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape
 character, a margin, quotation marks, and characters that web pages replace. The logs of several containers in one text (`kubectl logs
 --prefix`) are separated, because each is the log of a separate start. Only the command line reads such texts.
@@ -13,20 +13,19 @@ import re
 from collections.abc import Callable
 from itertools import takewhile
 
-from vllm_operator.logs.lines.chunks import cut, with_plain_quotes, without_colours
-from vllm_operator.logs.lines.framing import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, locate
+from vllm_operator.logs.lines import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, cleaned
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
 
 CONTAINERS_LIMIT = 64
 """Maximum number of containers whose logs are separated. The lines of further containers are added to the previous line's container."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_COLOURS = re.compile(rb"(?m)(?:\^\[|#033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015$")
+_COLOURS = re.compile(r"(?m)(?:\^\[|#033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015$")
 """Colours with the escape character in the notation of less and rsyslog, or without it; and rsyslog's carriage return."""
-_ENTITY = re.compile(rb"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
-_SPACES = {"\u00a0": b" ", "\u202f": b" ", "\u200b": b"", "\u2060": b"", "\ufeff": b""}
+_ENTITY = re.compile(r"&(?:quot|#34|#x27|#39|apos|lt|gt|nbsp|amp);|<br ?/?>(?=\r?(?:\n|\Z))")
+_SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u200b": None, "\u2060": None, "\ufeff": None})
 """No-break spaces, zero-width characters, and the byte order mark."""
-_FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
+_FENCED = re.compile(r"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
 """A code block in a Markdown list: all its lines are indented."""
 _QUOTED = re.compile(r"""[ \t]{0,16}(["'])((?:\(|[\w.]{1,120}(?:Error|Exception): ).{1,4000}?)\1[,)]{0,2}\r?""")
 """A line that consists of one string with a record or an error, in a list, a post or a program."""
@@ -78,16 +77,11 @@ def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str,
 
 def _lines(data: bytes) -> list[str]:
     """Return the lines as they were logged, without additions of a page or an editor."""
-    if data[:2] in _UTF16_MARKS:  # PowerShell writes redirected output in this encoding
-        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
-    # Process bytes, because one wide character makes the whole string wide and slow.
-    data = _COLOURS.sub(b"", without_colours(data))
-    data = _ENTITY.sub(lambda found: b"" if found[0][:1] == b"<" else html.unescape(found[0].decode()).encode(), data)
-    if not data.isascii():
-        for character, logged in _SPACES.items():
-            data = data.replace(character.encode(), logged)
-    data = _FENCED.sub(lambda fenced: fenced[0].replace(b"\n" + fenced["margin"], b"\n"), with_plain_quotes(data))
-    lines = [_unquoted(line) for line in cut(data)]
+    text = data.decode("utf-16" if data[:2] in _UTF16_MARKS else "utf-8", "replace")  # PowerShell writes redirected output in UTF-16
+    text = _COLOURS.sub("", cleaned(text))
+    text = _ENTITY.sub(lambda found: "" if found[0].startswith("<") else html.unescape(found[0]), text)
+    text = _FENCED.sub(lambda fenced: fenced[0].replace("\n" + fenced["margin"], "\n"), text.translate(_SPACES))
+    lines = [_unquoted(line) for line in text.split("\n")]
     margin = _margin_of([line for line in lines if line.strip()])
     return [line.removeprefix(margin) for line in lines] if margin else lines
 
@@ -118,7 +112,7 @@ def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
 
     Prefixes of tools may come before or after prefixes that the parser reads. The latter are kept.
     """
-    if not line or (locate(line)[0] >= 0 and len(line) <= LINE_LIMIT and (line[0] in " (" or line.find("| ", 3, 104) < 0)):
+    if not line or (len(line) <= LINE_LIMIT and line[0] == " "):
         return line
     kept, rest = "", line
     for _ in range(depth):

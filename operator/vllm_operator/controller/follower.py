@@ -28,8 +28,7 @@ from vllm_operator.controller.log_slots import Slots
 from vllm_operator.controller.log_stream import LogStream
 from vllm_operator.controller.run_log import Parser, RunLog
 from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
-from vllm_operator.logs.state import LogProblem, StartupState, UnreadLog
-from vllm_operator.logs.timeline import is_same, is_significant
+from vllm_operator.logs.state import LogProblem, StartupState, UnreadLog, is_same, is_significant
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from vllm_operator.logs.times import YEARS
+from vllm_operator.logs.lines import YEARS
 
 TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
 TENTH = len("2026-11-21T12:00:00.1")

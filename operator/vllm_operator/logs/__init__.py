@@ -3,7 +3,9 @@
 lines        from bytes to lines, and from a line to process, level, time and text
 parser       dispatches lines
 start        tracks the latest start in the log: meanings of records, stage, crash
-timeline     stages, and silence; progress: bars; times: the clock of the log
+progress     stages, progress bars, and silence
+matching     signatures and other strings of the catalog in a line
+tracebacks   frames and exceptions of several processes
 crash        the root cause of a crash
 termination  combines the log with the status of the container
 state        the result

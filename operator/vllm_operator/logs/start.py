@@ -8,25 +8,20 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cache, lru_cache
 
 from vllm_operator.catalog.startup import LineMeaning, StartupKnowledge
-from vllm_operator.logs.crash.matching import Recognizer
-from vllm_operator.logs.crash.tracker import CrashTracker
-from vllm_operator.logs.lines.framing import INFO, WARNING
-from vllm_operator.logs.progress import Bars
+from vllm_operator.logs.crash import CrashTracker
+from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
+from vllm_operator.logs.matching import Recognizer
+from vllm_operator.logs.progress import Bars, Timeline
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
-from vllm_operator.logs.timeline import Timeline
-from vllm_operator.logs.times import LogClock
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
 _NOTICES = ("No", "Your", "FlashInfer")
 """First words of records below WARNING that may be notices."""
 _STAGES = {stage.value: stage for stage in Stage}
-_BAR_HEAD = 12
-"""Number of characters that identify updates of the same bar."""
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
@@ -81,33 +76,27 @@ def prepare(knowledge: StartupKnowledge) -> PreparedKnowledge:
 class StartTracker:
     """Tracks the latest start in a log. `recent`: the latest lines of the log, which the parser adds; `clock`: the times of the log."""
 
-    def __init__(self, knowledge: PreparedKnowledge, recent: deque[str], clock: LogClock) -> None:
+    def __init__(self, knowledge: PreparedKnowledge, recent: deque[Line], clock: LogClock) -> None:
         self._knowledge = knowledge
         self._recent = recent
         self._clock = clock
         self._earlier: Crash | None = None
-        self._bar_head = self._bar_begin = self._bar_shown = ""
         self._reset()
 
     def _reset(self) -> None:
         self.timeline = Timeline()
-        self.records = 0
-        """Number of records below ERROR."""
         self._recent.clear()
         self.crashes = CrashTracker(self._knowledge.recognizer, self._recent)
-        self.begun: datetime | None = None
-        """Time of the first line."""
 
     def begin(self) -> None:
-        """Record the current time as the time of the first line."""
-        self.begun = self._clock.now()
-        self.timeline.entered[0] = (Stage.PROCESS_START, self.begun)
+        """Record the time of the first line, unless it is known."""
+        if self.timeline.entered[0][1] is None:
+            self.timeline.entered[0] = (Stage.PROCESS_START, self._clock.now())
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """Process an error record, or raw output that is not a bar."""
         if level is None and self._is_banner(text, number):
             return
-        self.crashes.count(self.records)
         self.crashes.error(process, level, text, number)
 
     def _is_banner(self, text: str, number: int) -> bool:
@@ -115,13 +104,12 @@ class StartTracker:
         word = text.lstrip().split(" ", 1)[0]
         return word in self._knowledge.words and self._meaning(word, text, number)
 
-    def record(self, level: int, word: str, text: str, number: int) -> None:
-        """Process a record below ERROR. `word` is its first word."""
-        if self.begun is None:
-            self.begin()
-        if not word:
-            text = text.lstrip()
-            word = text.split(" ", 1)[0]
+    def record(self, level: int, text: str, number: int) -> None:
+        """Process a record below ERROR."""
+        self.begin()
+        self.crashes.count()
+        text = text.lstrip()
+        word = text.split(" ", 1)[0]
         if word in self._knowledge.words:
             if self._meaning(word, text, number):
                 return
@@ -135,7 +123,6 @@ class StartTracker:
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text, number)
         if level == WARNING or word in _NOTICES or "NvFp4" in text:
-            self.crashes.count(self.records)
             self.crashes.record(level, text, number)
 
     def _meaning(self, word: str, text: str, number: int) -> bool:
@@ -176,7 +163,6 @@ class StartTracker:
     def enter(self, stage: Stage) -> None:
         """Enter a stage, unless the start has already reached or passed it."""
         if self.timeline.is_later(stage) and self.timeline.enter(stage, self._clock.now()):
-            self._bar_head = self._bar_begin = ""
             self.crashes.advanced(stage.value, ready=stage is Stage.READY)
 
     def bar(self, text: str, process: str) -> str | None:
@@ -188,29 +174,7 @@ class StartTracker:
         self.enter(stage)
         if progress is not None:
             self.timeline.count(stage, progress, self._clock.now(), process)
-            self._bar_head = text[:_BAR_HEAD] if stage is self.timeline.stage else ""
         return rest.strip()
-
-    def is_superseded(self, raw: str, following: str) -> bool:
-        """Return whether the next line is a later update of the same bar, so that this line can be skipped."""
-        begin = self._bar_begin
-        if not begin or not raw.startswith(begin):
-            return False
-        if begin[0] != "(":
-            # The line does not name the process. A bar that goes back belongs to another process.
-            shown = raw[: raw.find("%")]
-            if len(shown) == len(self._bar_shown) and shown < self._bar_shown:
-                self.timeline.counts.are_several = True
-            self._bar_shown = shown
-            if self.timeline.counts.are_several or (following and following[: len(shown)] < shown):
-                return False
-        return following.startswith(begin)
-
-    def remember_bar(self, raw: str, start: int) -> None:
-        """Remember the beginning of the next update if this line has shown a bar."""
-        head = self._bar_head
-        self._bar_begin = raw[: start + len(head)] if head and raw.startswith(head, start) else ""
-        self._bar_shown = raw[: raw.find("%")]
 
     def _restart(self) -> None:
         self._earlier = self.crashes.crash(ended=True) or self._earlier
@@ -218,15 +182,13 @@ class StartTracker:
 
     def state(self, lines: int) -> StartupState:
         """Return the state while the process may still run. `lines` is the number of lines of the log."""
-        self.crashes.count(self.records)
         return self._state(self.crashes.crash(ended=False), lines)
 
     def final_state(self, lines: int) -> StartupState:
         """Return the state if the process ended where the log ends."""
-        self.crashes.count(self.records)
         crash = self.crashes.crash(ended=True)
         if crash is None and self.timeline.stage is not Stage.READY:
-            crash = self._earlier or (self.crashes.of_source_line(self._recent[0]) if lines == len(self._recent) == 1 else None)
+            crash = self._earlier or (self.crashes.of_source_line(self._recent[0].text) if lines == len(self._recent) == 1 else None)
         return replace(self._state(crash, lines), is_final=True, cut_off_at=self.crashes.cut_off_at if crash is None else None)
 
     def _state(self, crash: Crash | None, lines: int) -> StartupState:
@@ -236,7 +198,7 @@ class StartTracker:
             stage=timeline.stage,
             progress=timeline.progress,
             stage_since=timeline.since,
-            started_at=self.begun or timeline.entered[0][1],
+            started_at=timeline.entered[0][1],
             last_line_at=now,
             engine_version=timeline.version,
             crash=crash,

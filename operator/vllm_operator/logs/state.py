@@ -1,6 +1,6 @@
 """The state of one run of a container, as its log shows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -141,3 +141,17 @@ class StartupState:
     def has_start(self) -> bool:
         """Whether a line belongs to a start. If not, this is an excerpt, the end of a log, or another program's log."""
         return self.stage is not Stage.PROCESS_START or self.engine_version is not None or bool(self.observed_backends)
+
+
+def is_same(old: StartupState, new: StartupState) -> bool:
+    """Return whether two states differ at most in the number and time of their last line."""
+    return replace(old, lines=0, last_line_at=None) == replace(new, lines=0, last_line_at=None)
+
+
+def is_significant(old: StartupState, new: StartupState, step_percent: int) -> bool:
+    """Return whether a change must be reported immediately. Progress alone must change by at least `step_percent` of its total."""
+    if old.progress is not None and new.progress is not None and new.progress.total:
+        change = abs(new.progress.completed - old.progress.completed) * 100
+        is_only_progress = is_same(old, replace(new, progress=old.progress))
+        return not is_only_progress or old.progress.total != new.progress.total or change >= step_percent * new.progress.total
+    return not is_same(old, new)

@@ -6,8 +6,7 @@ its memory use, the log shows the ends of other processes, which look like crash
 
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.catalog.templates import fill_in
-from vllm_operator.logs.crash.evidence import TERMINATED, UNKNOWN
+from vllm_operator.logs.crash import TERMINATED, UNKNOWN, describe
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
 from vllm_operator.text.redaction import present
@@ -58,7 +57,7 @@ def diagnose_termination(
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
     said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
-        return _from(by_id[_OOM], said, (("stage", stage),))
+        return describe(by_id[_OOM], said, (("stage", stage),))
     if log_crash is not None and _is_specific(log_crash, by_id):
         return log_crash
     from_message = _from_message(knowledge, message)
@@ -66,13 +65,13 @@ def diagnose_termination(
         return from_message
     named = by_id.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
     if named is not None:
-        return _from(named, said)
+        return describe(named, said, ())
     if log_crash is not None:
         return log_crash
     if (exit_code in (0, None) and number is None) or number == 15:
         return None
     if number in _IN_COMPILED_CODE:
-        return _from(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
+        return describe(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
     return _unexplained(said, number, message, unread or SAYS_NOTHING)
 
 
@@ -88,18 +87,6 @@ def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | N
     parser.feed(message)
     parser.end()
     return parser.final_state.crash
-
-
-def _from(signature: Signature, line: str, captures: tuple[tuple[str, str], ...] = ()) -> Crash:
-    return Crash(
-        signature=signature.id,
-        cause=fill_in(signature.cause, captures),
-        remedy=fill_in(signature.remedy, captures),
-        reference=signature.reference,
-        line=line,
-        retryable=signature.retryable,
-        auto_safe=signature.auto_safe,
-    )
 
 
 def _unexplained(said: str, number: int | None, message: str | None, about_log: str) -> Crash:

@@ -19,7 +19,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.logs.crash.evidence import REFUSED_REMEDY, UNKNOWN
+from vllm_operator.logs.crash import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe

@@ -34,8 +34,8 @@ from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.inventory.pools import Taint
+from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
-from vllm_operator.logs.timeline import allowed_silence_seconds, infer_silence
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
 from vllm_operator.status.knowledge import Knowledge, Messages

@@ -10,19 +10,22 @@ its frames are collected backwards.
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
 from itertools import islice
 
-from vllm_operator.logs.crash.matching import Literals
-from vllm_operator.logs.lines.framing import plain
+from vllm_operator.logs.lines import WARNING, Line
+from vllm_operator.logs.matching import Literals
 
 NATIVE_FRAME = '  File "<unknown>"'
 """Beginning of a frame of a process that died in native code. No exception follows."""
+_EXPLAINING = ("raise ", "assert ")
+"""Starts of source lines that may explain a crash. Other source lines are only read if an exception ends their traceback."""
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
+"""Numbers of lines, and of characters of each, that are kept to look back at."""
 _PROCESSES_KEPT = 8
 _SOURCE_LINES = 8
 """Maximum number of source lines of a frame."""
@@ -42,8 +45,6 @@ BEGINNING = "Traceback (most recent call last)"
 _HEADINGS = (BEGINNING, f"{BEGINNING}:")
 _NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
 """Heading of the traceback of a cell in a notebook. The message follows the frames."""
-_CALM = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
-"""Header of a record that announces no error."""
 _OF_VLLM = (" LLM(", "-packages/vllm/")
 """Parts of the traceback of a cell that starts an engine."""
 _HARMLESS = (
@@ -71,10 +72,34 @@ _EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")
 """First frame of the failure to log, which the handler caught."""
 _NEAR, _MANY = 50, 1000
 """Number of lines within which the announced traceback begins, and within which all tracebacks of a report begin."""
-GROUPED = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
+_GROUPS = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
 """Prefixes of the lines of an exception group."""
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+ASIDE = "collect_env.py"
+"""A program whose output people paste beside the log. Its errors are not vLLM's."""
+_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function", "in process_inputs", "in _validate_model_input")
+_ANSWERS = re.compile(
+    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
+    r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
+    r'|/(?:starlette/middleware|prometheus_fastapi_instrumentator)/\w{1,40}\.py", line \d{1,6}, in (?:__call__|_?get_route_name)'
+)
+"""Frames of a server that answers a request. The same modules are imported when the server starts, and may fail then."""
+CLIENTS = (
+    'vllm/benchmarks/serve.py", line',
+    'vllm/entrypoints/cli/benchmark/serve.py", line',
+    'benchmark_serving.py", line',
+    'endpoint_request_func.py", line',
+)
+"""Frames of programs that send requests to a server."""
+_LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
+"""Frames of libraries that such programs use and the engine does not."""
+_MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
+_OF_REQUESTS = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
+BYSTANDERS = (ASIDE, *_OF_REQUESTS, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
+"""If the lines contain none of these, an exception is neither of a request nor of another program."""
+_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
+"""Modules that answer requests, in the header of a record."""
 
 
 class Part(Enum):
@@ -110,7 +135,7 @@ class Traceback:
 class Tracebacks:
     """The tracebacks that have begun and not ended. `recent`: the latest lines of the log, which contain their frames."""
 
-    def __init__(self, recent: deque[str]) -> None:
+    def __init__(self, recent: deque[Line]) -> None:
         """Create it without tracebacks."""
         self.recent = recent
         self._open: OrderedDict[str, Traceback] = OrderedDict()
@@ -119,23 +144,21 @@ class Tracebacks:
         self._logging_since: dict[str, int] = {}
         self._backward: Iterator[str] | None = None
         self._collected: list[str] = []
-        self._has_groups = False
-        self.wants_top = False
-        """Whether the next frame must be read, because it is the first of a traceback."""
-
-    def ungrouped(self, text: str) -> str:
-        """Remove the prefix of an exception group from a line."""
-        self._has_groups = True
-        return _GROUPED.sub("", text, count=1)
+        self._follows_frame = False
 
     def take(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         """Return which part of a traceback the line is. It is the latest of the log."""
         self._backward = None
+        follows, self._follows_frame = self._follows_frame, False
         if text[:1] == " ":
             if text.startswith('  File "'):
+                self._follows_frame = True
                 self._frame(process, text)
                 return Part.FRAME
-            if text[:4] == "    " and not text.strip(" ^~"):
+            if text[:4] == "    " and (text[-1] in "^~" or not text.strip(" ^~")):
+                self._follows_frame = follows
+                return Part.FRAME
+            if follows and text[:4] == "    " and not text.startswith(_EXPLAINING, 4):
                 return Part.FRAME
             return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
         if text.startswith(BEGINNING):
@@ -184,18 +207,18 @@ class Tracebacks:
     def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
         """Return the last frames and source lines that the process wrote before the latest line, as far as they are kept."""
         if self._backward is None:
-            self._backward, self._collected = _backwards(self.recent, process, GROUPED if self._has_groups else ()), []
+            self._backward, self._collected = _backwards(self.recent, process), []
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
 
     def mention(self, places: tuple[str, ...]) -> bool:
         """Whether the latest lines contain one of these strings. If not, no frame does, and this is cheaper to find out."""
-        return bool(_literals(places).find("\n".join(self.recent)))
+        return bool(_literals(places).find("\n".join(line.text for line in self.recent)))
 
     def forget(self) -> None:
         """Forget all tracebacks."""
         self._open.clear()
-        self._harmless_before = self.wants_top = False
+        self._harmless_before = False
         self._harmless_since.clear()
         self._logging_since.clear()
 
@@ -211,10 +234,9 @@ class Tracebacks:
                 yield process, each
 
     def _line_before(self, process: str) -> str:
-        raw = self.recent[-2] if len(self.recent) > 1 else ""
-        writer, text = plain(raw)
-        is_title = writer == process and text[:1] != " " and _CALM.search(raw, 0, len(raw) - len(text)) is None
-        return text if is_title else ""
+        before = self.recent[-2] if len(self.recent) > 1 else None
+        is_title = before is not None and before.process == process and before.text[:1] != " " and (before.level or WARNING) > WARNING
+        return before.text if before is not None and is_title else ""
 
     def _start(self, process: str, raw: bool, title: str, number: int) -> None:
         self._open[process] = Traceback(
@@ -225,7 +247,6 @@ class Tracebacks:
             is_of_logging=raw and number - self._logging_since.get(process, -_MANY) < _MANY,
         )
         self._open.move_to_end(process)
-        self.wants_top = True
         if len(self._open) > _PROCESSES_KEPT:
             self._open.popitem(last=False)
 
@@ -238,7 +259,6 @@ class Tracebacks:
                 traceback.harmless = _EMITTING.search(text) is not None
             traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
-            self.wants_top = any(not each.has_top for each in self._open.values())
 
 
 @cache
@@ -258,29 +278,17 @@ def _begins_with_name(text: str) -> bool:
     return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
 
 
-def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Iterator[str]:
-    """Frames and source lines of a process, the latest first, without the latest line of the log.
+def ungrouped(text: str) -> str:
+    """Remove the prefix of an exception group from a line."""
+    return _GROUPED.sub("", text, count=1) if text.startswith(_GROUPS) else text
 
-    `groups`: prefixes of exception groups, if the log contains any.
-    """
-    lines = reversed(recent)
-    next(lines, None)
-    source = writer = ""
-    indented, length = " ", 0  # most lines have the same header as the line below them
-    for raw in lines:
-        if raw.startswith(indented):
-            text = raw[length:]
-        elif _may_be_of(process, raw):
-            writer, text = plain(raw)
-            if not text:
-                continue  # a header whose trailing space was lost; it would match a shorter part of the line above
-            length = len(raw) - len(text)
-            indented = raw[:length] + " "
-        else:
-            continue
-        if groups and text.startswith(groups):
-            text = _GROUPED.sub("", text, count=1)
-        if writer != process or not text.strip(" ^~"):
+
+def _backwards(recent: deque[Line], process: str) -> Iterator[str]:
+    """Return frames and source lines of a process, the latest first, without the latest line of the log."""
+    source = ""
+    for line in islice(reversed(recent), 1, None):
+        text = ungrouped(line.text)
+        if line.process != process or not text.strip(" ^~"):
             continue
         if text.startswith(('  File "', "    ")):
             if source:
@@ -300,8 +308,11 @@ def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Ite
             source = text
 
 
-def _may_be_of(process: str, raw: str) -> bool:
-    """Whether the process may have written a line: a cheap test that excludes most lines of others."""
-    if process:
-        return f"({process} " in raw
-    return raw[:1] != "(" or not 0 < raw.find(" pid=", 1) < raw.find(") ", 1, 130)
+def is_of_a_request(frames: Iterable[str]) -> bool:
+    """Whether a traceback belongs to an answered request or to a client."""
+    return any(_ANSWERS.search(frame) or any(place in frame for place in _OF_REQUESTS) for frame in frames)
+
+
+def is_headed_by_a_request(line: Line) -> bool:
+    """Whether a module that answers requests wrote the record."""
+    return _REQUEST.search(line.header) is not None

@@ -3,17 +3,21 @@
 Each pattern of a signature has an anchor, a string that its lines contain. One pass searches a line for all anchors, and for the strings
 that say that a process has failed or that an exception reports a failure elsewhere. A regular expression is tried only if its anchor was
 found, and compiled on first use, so that the command line starts quickly.
+
+`is_no_report`, `is_source` and `without_names` recognize lines that only mention an error.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count, islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
 from vllm_operator.catalog.signatures import LinePattern, Signature
 from vllm_operator.catalog.startup import Failure, Stages
+from vllm_operator.logs.lines import Line
 from vllm_operator.text.patterns import compile_linear
 
 _NAME = re.compile(r"[\w.]+")
@@ -34,7 +38,6 @@ class Literals:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Prepare the search."""
         import re2  # imported only if logs are read
 
         self._texts = tuple(dict.fromkeys(texts))
@@ -77,13 +80,6 @@ class Match(NamedTuple):
         return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
 
 
-def _tidy(value: str) -> str:
-    """Remove the end of the sentence from a capture, and a quotation mark without its counterpart."""
-    value = value.strip()
-    value = value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
-    return value.removesuffix(".") if " " not in value else value
-
-
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     """A pattern of a signature. `order` is its position in the catalog."""
@@ -92,13 +88,26 @@ class _Pattern:
     signature: Signature
     pattern: LinePattern
 
-    def search(self, text: str, context: Callable[[], Iterable[str]]) -> re.Match[str] | None:
+    def match(self, text: str, context: Callable[[], Iterable[str]]) -> Match | None:
         prepare = compile_linear if self.signature.is_user_defined else _compiled
         found = prepare(self.pattern.regex).search(text)
-        if found is None or self.pattern.context is None:
-            return found
-        frame = prepare(self.pattern.context)
-        return found if any(frame.search(line.rstrip()) for line in context()) else None
+        if found is None:
+            return None
+        if self.pattern.context is not None:
+            frame = prepare(self.pattern.context)
+            if not any(frame.search(line.rstrip()) for line in context()):
+                return None
+        captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
+        name = found[0] if _NAME.fullmatch(found[0]) else ""
+        after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
+        return Match(self.signature, captures, self.pattern, name, after[:1])
+
+
+def _tidy(value: str) -> str:
+    """Remove the end of the sentence from a capture, and a quotation mark without its counterpart."""
+    value = value.strip()
+    value = value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
+    return value.removesuffix(".") if " " not in value else value
 
 
 class _Seen(NamedTuple):
@@ -109,23 +118,19 @@ class _Seen(NamedTuple):
     patterns: tuple[_Pattern, ...] = ()
 
 
-_NOTHING = _Seen()
-
-
 class Recognizer:
     """Recognizes lines that may be about a crash. The result for the latest line is kept, because a line is asked about several times."""
 
     def __init__(self, signatures: Iterable[Signature], stages: Stages) -> None:
-        """Prepare the search."""
-        numbered = enumerate((signature, pattern) for signature in signatures for pattern in signature.patterns)
-        patterns: dict[str, list[_Pattern]] = {}
-        for order, (signature, pattern) in numbered:
-            patterns.setdefault(pattern.anchor, []).append(_Pattern(order, signature, pattern))
-        self._patterns = {anchor: tuple(each) for anchor, each in patterns.items()}
+        self._patterns: dict[str, list[_Pattern]] = {}
+        order = count()
+        for signature in signatures:
+            for pattern in signature.patterns:
+                self._patterns.setdefault(pattern.anchor, []).append(_Pattern(next(order), signature, pattern))
         self._failures = {failure.text: failure for failure in stages.failures}
         self._echoes = frozenset(stages.echoes)
         self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
-        self._latest: tuple[str, _Seen] = ("", _NOTHING)
+        self._latest: tuple[str, _Seen] = ("", _Seen())
 
     def failure(self, text: str) -> Failure | None:
         """Return what the line says about a process that has failed, or None."""
@@ -144,40 +149,73 @@ class Recognizer:
         """Return the signatures that the line matches, each once. `context` returns the frames of the traceback that the line ends."""
         found_before: set[str] = set()
         for each in self._look(text).patterns:
-            signature = each.signature
-            if signature.id in found_before:
-                continue
-            found = each.search(text, context)
-            if found is not None:
-                found_before.add(signature.id)
-                captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
-                name = found[0] if _NAME.fullmatch(found[0]) else ""
-                after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
-                yield Match(signature, captures, each.pattern, name, after[:1])
+            if each.signature.id not in found_before and (match := each.match(text, context)) is not None:
+                found_before.add(each.signature.id)
+                yield match
 
     def _look(self, text: str) -> _Seen:
-        latest, seen = self._latest
-        if latest != text:
-            seen = self._seen(text)
-            self._latest = text, seen
-        return seen
-
-    def _seen(self, text: str) -> _Seen:
-        found = self._literals.find(text)
-        if not found:
-            return _NOTHING
-        if len(found) == 1:
-            only = found[0]
-            return _Seen(self._failures.get(only), only in self._echoes, self._patterns.get(only, ()))
-        failures = [each for each in found if each in self._failures]
-        patterns = [pattern for each in found for pattern in self._patterns.get(each, ())]
-        return _Seen(
-            self._failures[min(failures, key=text.find)] if failures else None,
-            not self._echoes.isdisjoint(found),
-            tuple(sorted(patterns, key=attrgetter("order"))),
-        )
+        if self._latest[0] != text:
+            found = self._literals.find(text)
+            failures = [each for each in found if each in self._failures]
+            patterns = [pattern for each in found for pattern in self._patterns.get(each, ())]
+            self._latest = (
+                text,
+                _Seen(
+                    self._failures[min(failures, key=text.find)] if failures else None,
+                    not self._echoes.isdisjoint(found),
+                    tuple(sorted(patterns, key=attrgetter("order"))),
+                ),
+            )
+        return self._latest[1]
 
 
 @cache
 def _compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
+
+
+_SURVEY = "Collecting environment information..."
+"""Output of `collect_env.py` before it imports vLLM."""
+_CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
+"""Heading of an error in sitecustomize or usercustomize. The error is on the next line, and Python starts nevertheless."""
+_BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')
+"""Trace output of libraries, and frames without a number, as examples in a text have them."""
+_LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
+"""A link to a thread in Markdown. The text around it mentions errors."""
+_RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
+"""Delimiter row of a table in Markdown. A table mentions errors."""
+_ROWS = 40
+_SOURCE = re.compile(
+    r"\s*(?:raise \w{1,60}\(|assert |except[ :]|(?:from [\w.]{1,80} )?import \w|(?:class|def) \w{1,80}[(:]|return "
+    r"|(?:if|elif|for|while|with) .{0,300}:$|logger\.\w{4,9}\(|[\w.]{1,60} = [\w.]{0,60}[(\[{\"']"
+    r"|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) |\s{8,}[rbf]{0,2}\".{0,400}\"\){0,3}$"
+)
+_MENTIONED = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
+_ALTERNATIVES = re.compile(r"`[^`\n]{1,200}`(?:, `[^`\n]{1,200}`){0,8},? or `[^`\n]{1,200}`")
+"""Messages in a text that lists what a log may contain."""
+_TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
+"""An exception that a sentence or heading mentions: it has no message."""
+
+
+def is_no_report(text: str, recent: Sequence[Line]) -> bool:
+    """Whether raw output contains no error: trace output of libraries, and texts about logs. `recent`: the latest lines of the log."""
+    if len(recent) > 1 and (recent[-2].text.startswith(_SURVEY) or recent[-2].text.rstrip().endswith(_CUSTOMIZE)):
+        return True
+    if text.startswith("|") and text.endswith("|"):
+        rows = takewhile(lambda row: row.startswith("|"), (line.text for line in islice(reversed(recent), _ROWS)))
+        if any(map(_RULE.fullmatch, rows)):
+            return True
+    return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
+
+
+def is_source(text: str) -> bool:
+    """Whether raw output looks like a source line or an indented text. In a log, source lines follow the frames of a traceback."""
+    return _SOURCE.match(text) is not None
+
+
+def without_names(text: str) -> str:
+    """Remove exceptions that a text in Markdown only mentions."""
+    if "`" in text:
+        text = _MENTIONED.sub("``", text)
+        text = _ALTERNATIVES.sub("``", text) if "` or `" in text else text
+    return _TITLED.sub("", text) if text.startswith("#") else text

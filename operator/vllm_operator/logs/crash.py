@@ -1,0 +1,542 @@
+"""Finding the root cause in the log of a failing engine.
+
+A failing engine reports one error many times: the worker that hit it, its parent, and the API server that waited, each with a traceback. A
+healthy engine logs errors that it survives. So lines are only collected as evidence, and a crash is reported when the log shows that a
+process has failed: by a text that says so, or by an uncaught exception.
+
+The most specific signature is the root cause, and the first line among several. A signature that only reports a failure elsewhere counts if
+there is no other evidence, a warning if no error explains the crash. If the start enters a later stage before a process has failed, or
+becomes ready, the engine survived the evidence, and it is forgotten. Once ready, only the death of the engine is a crash, unless the engine
+was told to stop.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_operator.catalog.signatures import Severity, Signature
+from vllm_operator.catalog.templates import fill_in
+from vllm_operator.logs.lines import WARNING, Line
+from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source, without_names
+from vllm_operator.logs.state import Crash
+from vllm_operator.logs.tracebacks import (
+    ASIDE,
+    BEGINNING,
+    BYSTANDERS,
+    CLIENTS,
+    NATIVE_FRAME,
+    Part,
+    Tracebacks,
+    is_headed_by_a_request,
+    is_of_a_request,
+    ungrouped,
+)
+from vllm_operator.text.redaction import present
+
+TERMINATED = "TerminatedDuringStartup"
+_ENGINE_CORE = "EngineCoreInitFailed"
+_RECORDS_AFTER = 12
+"""An error that the engine survived by more records than these explains nothing."""
+_KEPT = 16
+LINE_LIMIT = 400
+EXCERPT_LIMIT = 800
+UNKNOWN = "Unknown"
+"""Signature of a crash that matches no signature of the catalog."""
+_UNKNOWN_CAUSE = "The engine failed with an error that matches no known signature"
+_UNKNOWN_REMEDY = (
+    "Read the lines around this one in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
+)
+_REFUSED_CAUSE = "vLLM refused its configuration with an error that matches no known signature"
+REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
+_REFUSED = re.compile(
+    r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
+    r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
+    r'|File "[^"\n]{1,200}/vllm/(?:config/|engine/arg_utils|entrypoints/\S{0,40}cli_args)[^\n]{1,120}(?:\n {4}[^\n]{0,200}){0,3}\n\S'
+)
+"""A failure that the configuration caused: its message, or the last frame before it."""
+_PYDANTIC = re.compile(
+    r" {2,4}(?:Value error|Assertion failed), "
+    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
+)
+"""An error in the validation of the configuration. Requests are validated too, but do not end a process."""
+_FIELD = re.compile(r"[a-z_][\w.]{0,80}")
+"""Name of a field of the configuration, on the line before its error."""
+_TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
+"""Text before the message of an exception in the record that announces it."""
+_PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
+"""A panic in Rust. Its message is on the next line, in older versions on the same line."""
+_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
+"""An error that reports a failure in another process and quotes its message."""
+_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
+"""An error that the GPU cannot be used, raised by its first user."""
+_EXCERPT_FRAMES = 6
+_SERVING_WINDOW = 2000
+_SHUTDOWN_WINDOW = 80
+_WRAPS = 3
+"""Lines to which the message of an exception may be wrapped."""
+_LAST_STAGE = "ServerStart"
+_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
+"""Exceptions of a process that ends normally, of a client, and of a Java server around the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line that may explain the crash. `signature` is None for an exception that matches no signature.
+
+    `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
+    of a traceback, whose exception says more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
+    crashes were ended from outside, according to this line.
+    """
+
+    signature: Signature | None
+    text: str
+    number: int
+    frames: tuple[str, ...] = ()
+    captures: tuple[tuple[str, str], ...] = ()
+    weak: bool = False
+    warned: bool = False
+    provisional: bool = False
+    records: int = 0
+    overrules: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Sorts the best explanation first."""
+        signature = self.signature
+        return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
+
+    @property
+    def quality(self) -> tuple[bool, bool, bool, int]:
+        """The line of a signature with the highest quality is shown, the first of several."""
+        return (bool(self.overrules), not (self.weak or self.warned), not self.provisional, len(self.captures))
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it matches the signature of an error, rather than one of a notice or of a failure elsewhere."""
+        return self.signature is not None and self.signature.severity is Severity.FATAL and not self.signature.is_echo
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it explains a crash only if nothing else does."""
+        return self.weak or self.warned
+
+
+def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], **details: Any) -> Crash:
+    """Return the crash of a signature. `known`: values for its texts; `details`: further fields of the crash."""
+    return Crash(
+        signature=signature.id,
+        cause=fill_in(signature.cause, known),
+        remedy=fill_in(signature.remedy, known),
+        reference=signature.reference,
+        line=line,
+        retryable=signature.retryable,
+        auto_safe=signature.auto_safe,
+        **details,
+    )
+
+
+def _to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
+    """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
+    line = present(evidence.text.strip(), LINE_LIMIT)
+    excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
+    if evidence.signature is not None:
+        captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
+        known = (*facts.items(), *captures)
+        return describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
+    refused = _REFUSED.search(excerpt) is not None
+    return Crash(
+        signature=UNKNOWN,
+        cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
+        remedy=REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
+        reference=None,
+        line=line,
+        line_number=evidence.number,
+        excerpt=excerpt,
+    )
+
+
+def _best(evidence: Iterable[Evidence]) -> Evidence | None:
+    return min(evidence, key=lambda each: each.rank, default=None)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Evidence since the current stage began or the server became ready.
+
+    `evidence`: by signature. The first exception that matches no signature is `unknown`, `echoed` if it only reports a failure elsewhere,
+    or `quoted` if a record quotes its message. `beside`: an error of a program beside the engine. `survived` and `survived_unknown`:
+    evidence of earlier stages. `failed`: a process has failed, at line `failed_at`, after `failed_records` records below ERROR.
+    `records`: the number of records below ERROR so far.
+    """
+
+    records: int = 0
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    unknown: Evidence | None = None
+    echoed: Evidence | None = None
+    quoted: Evidence | None = None
+    beside: Evidence | None = None
+    survived: dict[str, Evidence] = field(default_factory=dict)
+    survived_unknown: Evidence | None = None
+    failed: bool = False
+    failed_at: int = 0
+    failed_records: int = 0
+
+    def fail(self, number: int) -> None:
+        """Note that a process has failed, at this line."""
+        self.failed, self.failed_at, self.failed_records = True, number, self.records
+
+    def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
+        """Forget all other evidence."""
+        self.evidence = {name: each for name, each in self.evidence.items() if is_kept(each)}
+
+    def add(self, name: str, evidence: Evidence) -> None:
+        """Add evidence for a signature. Only the best few signatures are kept."""
+        self.evidence[name] = evidence
+        if len(self.evidence) > _KEPT:
+            del self.evidence[max(self.evidence, key=lambda each: self.evidence[each].rank)]
+
+    def root(self) -> Evidence | None:
+        """Return the error itself, if the log contains it."""
+        unknown = self.unknown
+        counts = unknown is not None and self._counts(unknown) and not self._is_overruled(unknown)
+        return _best(each for each in self._explaining() if not each.is_doubtful) or (unknown if counts else None)
+
+    def cause(self, titled: Evidence | None) -> Evidence | None:
+        """Return the best explanation. `titled`: the record that announces an error which the log does not contain."""
+        return (
+            self.root()
+            or _best(each for each in self._explaining() if each.weak or (each.warned and self.failed))
+            or self._ended_from_outside()
+            or self._just_before()
+            or titled
+            or self.quoted
+            or self._fallback()
+        )
+
+    def _explaining(self) -> list[Evidence]:
+        return [each for each in self.evidence.values() if each.is_error and self._counts(each) and not self._is_overruled(each)]
+
+    def _counts(self, evidence: Evidence) -> bool:
+        # Without a failure, an error that the engine survived by some records explains nothing.
+        return self.failed or self.records - evidence.records <= _RECORDS_AFTER
+
+    def _ended_from_outside(self) -> Evidence | None:
+        """Return the line that says that the failed process was ended from outside."""
+        return next((each for each in self.evidence.values() if each.overrules and self._counts(each)), None)
+
+    def _is_overruled(self, evidence: Evidence) -> bool:
+        line = self._ended_from_outside()
+        if line is None or evidence is line:
+            return False
+        is_named = evidence.signature is not None and evidence.signature.id in line.overrules
+        return evidence.weak or is_named or evidence.number > line.number
+
+    def _just_before(self) -> Evidence | None:
+        # Another process may log for a moment, so that the engine seems to have survived an error right before the failure.
+        end = self.failed_records if self.failed else self.records
+        errors = (each for each in self.survived.values() if each.is_error and not each.is_doubtful)
+        unknown = self.survived_unknown
+        is_recent = unknown is not None and self.failed and end - unknown.records <= _RECORDS_AFTER
+        return _best(each for each in errors if end - each.records <= _RECORDS_AFTER) or (unknown if is_recent else None)
+
+    def _fallback(self) -> Evidence | None:
+        echo = _best(each for each in self.evidence.values() if each.signature is not None and each.signature.is_echo)
+        stop = self.evidence.get(TERMINATED)
+        # If all processes are told to stop at once, a worker fails because another one has ended. If one had died by itself, the engine
+        # core would have ended the others and logged it.
+        by_worker = echo is not None and dict(echo.captures).get("begun") is not None and _ENGINE_CORE not in self.evidence
+        if by_worker and stop is not None and stop.number < self.failed_at:
+            return stop
+        return echo or stop or (self.echoed if self.failed else self.beside)
+
+
+class CrashTracker:
+    """Collects evidence and decides whether there is a crash, and which.
+
+    Attributes:
+        stage: Stage of the start, which the caller sets with `advanced`.
+        settings: Settings of the engine that texts of signatures use. The caller adds them.
+        notices: Evidence for signatures of notices, by signature.
+    """
+
+    def __init__(self, recognizer: Recognizer, recent: deque[Line]) -> None:
+        """Create it without evidence. `recent`: the latest lines of the log, which the caller adds."""
+        self._recognizer = recognizer
+        self.tracebacks = Tracebacks(recent)
+        self.notices: dict[str, Evidence] = {}
+        self.stage = ""
+        self.settings: dict[str, str] = {}
+        self._ready = False
+        self._stopping = False
+        self._reset(_Findings())
+
+    def _reset(self, findings: _Findings) -> None:
+        self._found = findings
+        self._failure_at: int | None = None
+        self._wrapped: tuple[str, str, int, int] | None = None
+        self._only_death = False
+
+    def count(self) -> None:
+        """Count a record below ERROR."""
+        self._found.records += 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether the log shows that a process has failed."""
+        return self._found.failed
+
+    def advanced(self, stage: str, *, ready: bool) -> None:
+        """Note a later stage: the engine survived the errors before it, unless a process has failed."""
+        self.stage = stage
+        found = self._found
+        if ready:
+            self._ready = True
+            self._reset(_Findings(found.records))
+            self.tracebacks.forget()
+        elif not found.failed:
+            survived, unknown = found.evidence or found.survived, found.unknown or found.survived_unknown
+            self._reset(_Findings(found.records, survived=survived, survived_unknown=unknown))
+
+    def stopping(self, number: int) -> None:
+        """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
+        if not self._ready:
+            return
+        orderly = self._only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
+        if orderly or not self._found.failed:
+            self._stopping = True
+            self._reset(_Findings(self._found.records))
+
+    def record(self, level: int, text: str, number: int) -> None:
+        """Read a record below ERROR."""
+        for match in self._recognizer.find(text):
+            if match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED:
+                self._notice(self._matched(match, text, number))
+            elif level == WARNING and not (self._stopping or match.pattern.errors_only):
+                self._collect(None, self._matched(match, text, number, warned=True))
+        if self._ready and level == WARNING and not self._stopping:
+            # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.
+            self._look_for_failure("", text, number)
+
+    def error(self, process: str, level: int | None, text: str, number: int) -> None:
+        """Read a line of an error record, or raw output. It is the last of `tracebacks.recent`."""
+        text = ungrouped(text)
+        part = self.tracebacks.take(process, text, number, raw=level is None)
+        if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
+            self._stopping = False  # the other processes were told to stop because this one had died
+        if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
+            if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
+                # The line ends of a copied log were lost.
+                self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
+            return
+        if part is Part.OTHER and self._wrapped is None and self._says_nothing(text):
+            return
+        harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
+        traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
+        if self._is_unrelated(process, level, part, text, number, harmless=harmless):
+            return
+        if level is None and part is not Part.EXCEPTION and self._is_source(process, text):
+            if self._wrapped is not None:
+                self._continue(process, text)
+            return
+        text = without_names(text) if level is None else text
+        self._explain(process, level, part, text, number, uncaught=traceback is not None and traceback.uncaught)
+
+    def _says_nothing(self, text: str) -> bool:
+        # True for most lines that are no records, and cheap.
+        return not (
+            self._recognizer.is_known(text) or "with error '" in text or "method" in text or _PANIC.match(text) or _PYDANTIC.match(text)
+        )
+
+    def _is_source(self, process: str, text: str) -> bool:
+        return is_source(text) and not (_PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
+
+    def _is_unrelated(self, process: str, level: int | None, part: Part, text: str, number: int, *, harmless: bool) -> bool:
+        """Return whether the line reports an error that does not belong to the start."""
+        recent = self.tracebacks.recent
+        beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
+        failure = self._recognizer.failure(text)
+        if failure is None and (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))):
+            if harmless and _DEVICE.search(text):
+                self._match(process, text, number, weak=True)  # this process survived it, but the engine needs the GPU too
+            return True
+        if (level is None and is_no_report(text, recent)) or (beside and self._is_aside(process, text, number)):
+            return True
+        if failure is not None:
+            # This is how a program ends that uses the engine as a library.
+            return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
+        # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
+        return level is not None and bool(recent) and is_headed_by_a_request(recent[-1])
+
+    def _is_aside(self, process: str, text: str, number: int) -> bool:
+        recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)
+        if any(ASIDE in frame for frame in frames):
+            # It imports vLLM and reports errors of the import. That vLLM is not installed means nothing.
+            for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
+                self._found.beside = self._found.beside or self._matched(match, text, number, process=process)
+            return True
+        # In a shortened traceback, the command before it remains.
+        return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)].text
+
+    def _explain(self, process: str, level: int | None, part: Part, text: str, number: int, *, uncaught: bool) -> None:
+        """Collect what the line says about a crash."""
+        sure = level is not None or part is not Part.OTHER
+        self._look_for_failure(process, text, number, sure=sure or text.startswith("Process "))
+        known = self._match(process, text, number, provisional=part is Part.CODE, sure=sure)
+        if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
+            frames = self.tracebacks.frames(process, 1)
+            known = bool(frames) and self._match(process, frames[-1].strip(), number)
+        if part is Part.OTHER and not known and self._wrapped is not None:
+            self._continue(process, text)
+        if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
+            self._found.quoted = self._found.quoted or self._seen(process, None, text, number)
+        if part is Part.EXCEPTION:
+            self._wrapped = None if known else (process, text, number, 0)
+        elif not known and _PANIC.match(text):
+            self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
+            self._wrapped = (process, text, number, 0)
+        if part is Part.EXCEPTION or _PYDANTIC.match(text):
+            self._exception(process, self._with_field(text), number, known=known, uncaught=uncaught)
+
+    def _with_field(self, text: str) -> str:
+        # The name of a field of the configuration is on the line before its error.
+        recent = self.tracebacks.recent
+        before = recent[-2].text.strip() if _PYDANTIC.match(text) and len(recent) > 1 else ""
+        return f"{before} - {text.strip()}" if _FIELD.fullmatch(before) else text
+
+    def _continue(self, process: str, text: str) -> None:
+        # A terminal or browser may have wrapped the message of an exception.
+        assert self._wrapped is not None
+        writer, begun, number, lines = self._wrapped
+        if process not in (writer, ""):
+            return
+        if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
+            self._wrapped = None
+            return
+        # The message of a panic, and of an exception without text on its own line, is on the next line.
+        bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
+        if not lines and bare and self._found.unknown is not None and self._found.unknown.number == number:
+            self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
+        self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
+
+    def _look_for_failure(self, process: str, text: str, number: int, *, sure: bool = True) -> None:
+        failure = self._recognizer.failure(text)
+        if failure is None or (self._ready and not failure.serving):
+            return
+        if failure.native and not self._recognizer.is_echo(text) and self._found.unknown is None:
+            # It replaces an exception. A weak signature may match it, which explains less than any other signature.
+            match = next((each for each in self._recognizer.find(text) if each.pattern.weak), None)
+            seen = self._matched(match, text, number, process=process) if match else self._seen(process, None, text, number)
+            self._found.unknown = seen
+        if sure:
+            self._failure_at = self._failure_at or number
+        self._fail(number, death=failure.death)
+
+    def _fail(self, number: int, *, death: bool = False) -> None:
+        if not self._found.failed:
+            self._found.fail(number)
+            self._only_death = death
+            if self._ready:
+                self._found.keep(lambda each: number - each.number < _SERVING_WINDOW)
+        elif not death:
+            self._only_death = False
+
+    def _match(self, process: str, text: str, number: int, *, provisional: bool = False, weak: bool = False, sure: bool = True) -> bool:
+        """Collect the signatures that the line matches. Return whether one of them explains the crash."""
+        known = False
+        for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, self._context())):
+            if not (sure or match.is_reported_by(text)):
+                continue
+            signature, pattern = match.signature, match.pattern
+            marks: dict[str, Any] = {"weak": weak or pattern.weak, "provisional": provisional, "overrules": pattern.overrules or ()}
+            evidence = self._matched(match, text, number, **marks)
+            if signature.severity is Severity.FATAL or signature.id == TERMINATED:
+                self._collect(process, evidence)
+                known = known or not (signature.is_echo or provisional)
+            else:
+                self._notice(self._with_frames(process, evidence))
+        return known
+
+    def _context(self) -> str:
+        return f"stage {self.stage} after {' '.join(self._found.evidence)}"
+
+    def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
+        if text.startswith("KeyboardInterrupt"):
+            if self._ready:
+                self.stopping(number)
+            # After an interrupt, the processes end too.
+            self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
+        if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)):
+            self._failure_at = None
+            return
+        if not known and self._recognizer.is_echo(text):
+            self._found.echoed = self._found.echoed or self._seen(process, None, text, number)
+        elif not known:
+            self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
+        if uncaught and not self._ready:
+            self._fail(number)
+
+    def _notice(self, evidence: Evidence) -> None:
+        assert evidence.signature is not None
+        self.notices.setdefault(evidence.signature.id, evidence)
+
+    def _collect(self, process: str | None, evidence: Evidence) -> None:
+        """Add evidence, unless there is better evidence for the same signature."""
+        assert evidence.signature is not None
+        name = evidence.signature.id
+        before = self._found.evidence.get(name)
+        if before is None or before.quality < evidence.quality:
+            self._found.add(name, self._with_frames(process, evidence))
+
+    def crash(self, *, ended: bool) -> Crash | None:
+        """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
+        if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
+            return None
+        chosen = self._found.cause(self._titled() if ended else None)
+        return _to_crash(chosen, self._facts()) if chosen is not None else None
+
+    def of_source_line(self, text: str) -> Crash | None:
+        """Return the crash for a text that is a single source line. In a log, such a line would be part of a traceback."""
+        found = [self._matched(each, text, 1, weak=each.pattern.weak) for each in self._recognizer.find(text)] if is_source(text) else []
+        chosen = _best(each for each in found if each.signature is not None and each.signature.severity is Severity.FATAL)
+        return _to_crash(chosen, {}) if chosen is not None else None
+
+    @property
+    def cut_off_at(self) -> int | None:
+        """Line that says that a process failed, if the log ends before the error; else None."""
+        if self._ready or self._stopping or self.tracebacks.mention((*CLIENTS, ASIDE)):
+            return None
+        broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
+        return next(broken, self._failure_at)
+
+    def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
+        """Return notices that matter beside this crash, or without a crash, in the order of the log."""
+        name = crash.signature if crash is not None else None
+        shown = (each for each in self.notices.values() if each.signature is not None and each.signature.is_shown_beside(name))
+        return tuple(_to_crash(each, self._facts()) for each in shown)
+
+    def _facts(self) -> dict[str, str]:
+        return {**self.settings, "stage": self.stage}
+
+    def _titled(self) -> Evidence | None:
+        # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
+        for traceback in self.tracebacks.unfinished():
+            text = _TITLE.sub("", traceback.title, count=1)
+            if any(map(str.isalnum, text)) and self._recognizer.failure(text) is None:
+                return self._seen(None, None, text, traceback.number)
+        return None
+
+    def _matched(self, match: Match, text: str, number: int, *, process: str | None = None, **marks: Any) -> Evidence:
+        """Return the evidence of a match. `marks` are fields of the evidence."""
+        captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures)
+        return self._seen(process, match.signature, text, number, captures=captures, **marks)
+
+    def _seen(self, process: str | None, signature: Signature | None, text: str, number: int, **marks: Any) -> Evidence:
+        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, records=self._found.records, **marks)
+        return self._with_frames(process, evidence)
+
+    def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
+        """Add the last frames of the traceback of the process. Without a process there are none."""
+        frames = self.tracebacks.frames(process, _EXCERPT_FRAMES) if process is not None else ()
+        return replace(evidence, frames=frames) if frames else evidence
