@@ -7,8 +7,16 @@ import pytest
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.models import Models, load_models, read_billions
-from vllm_operator.sizing.model_config import read_config
-from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
+from vllm_operator.sizing.model_facts import (
+    FROM_CONFIG,
+    FROM_SPEC,
+    FROM_TABLE,
+    FROM_WEIGHTS,
+    ModelFiles,
+    model_name,
+    read_config,
+    resolve_facts,
+)
 
 MODELS = load_models()
 

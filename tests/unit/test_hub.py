@@ -220,7 +220,7 @@ async def test_the_headers_of_quantized_weights_are_read(server: Server, hub: Ht
     elsewhere.answers["/two"] = FILE
     answer = await hub.read("org/model", "main", TOKEN)
     assert answer.tensors is not None
-    assert answer.tensors.layers == (("experts", 0, 128),)
+    assert answer.tensors == {("experts", 0): 128}
     assert ("/two", None) in elsewhere.seen
     assert (named(1), f"Bearer {TOKEN}") in server.seen
 
@@ -229,7 +229,7 @@ async def test_the_header_of_a_single_file_is_read(server: Server, hub: HttpHub)
     server.answers |= {"/org/model/resolve/main/config.json": CONFIG, "/org/model/resolve/main/model.safetensors": FILE}
     answer = await hub.read("org/model", "main", None)
     assert answer.tensors is not None
-    assert answer.tensors.total == 64
+    assert answer.tensors.total() == 64
 
 
 async def test_no_header_is_read_of_weights_that_are_not_quantized(server: Server, hub: HttpHub) -> None:

@@ -12,8 +12,8 @@ from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
 from vllm_operator.sizing.formats import name_format, read_format
 from vllm_operator.sizing.kv_cache import lay_out
 from vllm_operator.sizing.model_shape import ModelShape, Module, Shard, read_shape
-from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import allowed, resolve_model
+from vllm_operator.sizing.parallelism import ParallelShape, allowed
+from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30

@@ -21,8 +21,8 @@ from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.sizing.engine import Device, Options
 from vllm_operator.sizing.estimate import Estimate, Prediction
-from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import allowed, device_of, predict_model, resolve_model, smallest_sizes
+from vllm_operator.sizing.parallelism import ParallelShape, allowed, smallest_sizes
+from vllm_operator.sizing.resolve import device_of, predict_model, resolve_model
 
 SHAPES, GPUS, FACTS = load_shapes(), load_gpus(), load_memory()
 RELEASES = sorted({release for table in load_catalog().versions.tables if (release := parse_release(table.version)) is not None})

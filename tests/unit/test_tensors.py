@@ -15,7 +15,10 @@ from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.tensors import (
+    DRAFTS,
+    ENCODER,
     HEADER_LIMIT,
+    OUTSIDE,
     TensorSizes,
     add_up,
     combine,
@@ -162,22 +165,20 @@ def test_files_add_up() -> None:
     ],
 )
 def test_the_name_of_a_tensor_says_what_it_belongs_to(name: str, family: tuple[str, int] | None) -> None:
-    found = add_up({name: 8})
-    assert found.layers == (((*family, 8),) if family else ())
+    assert add_up({name: 8}) == ({family: 8} if family else {})
 
 
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("model.visual.blocks.3.attn.qkv.weight", "encoder"),
-        ("vision_tower.transformer.layers.3.feed_forward.w1.weight", "encoder"),
-        ("multi_modal_projector.linear_1.weight", "encoder"),
-        ("mtp.layers.0.mlp.experts.3.up_proj.weight", "drafts"),
+        ("model.visual.blocks.3.attn.qkv.weight", ENCODER),
+        ("vision_tower.transformer.layers.3.feed_forward.w1.weight", ENCODER),
+        ("multi_modal_projector.linear_1.weight", ENCODER),
+        ("mtp.layers.0.mlp.experts.3.up_proj.weight", DRAFTS),
     ],
 )
 def test_encoders_and_drafts_are_counted_apart(name: str, where: str) -> None:
-    found = add_up({name: 8})
-    assert (found.layers, getattr(found, where)) == ((), 8)
+    assert add_up({name: 8}) == {(where, OUTSIDE): 8}
 
 
 def test_weights_in_32_bits_are_loaded_in_16() -> None:
@@ -248,7 +249,7 @@ def test_a_folder_has_the_config_and_the_tensors(tmp_path: Path) -> None:
     files = read_model_files(path)
     assert files.config == {**plain, "quantization_config": {"quantization": {"quant_algo": "NVFP4"}}}
     assert files.tensors == sizes(header)
-    assert files.weight_bytes == sizes(header).total
+    assert files.weight_bytes == sizes(header).total()
 
 
 @pytest.mark.parametrize("second", [b"PK\x03\x04", b"", (900).to_bytes(8, "little") + b"{}"])

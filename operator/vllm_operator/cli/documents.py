@@ -244,7 +244,7 @@ def read_model_files(path: str) -> ModelFiles:
     if "quantization_config" not in config and (folder / QUANTIZATION).is_file():
         config = {**config, "quantization_config": _read_object(str(folder / QUANTIZATION))}
     tensors = _read_tensors(folder)
-    return ModelFiles(config, tensors.total if tensors is not None else None, tensors=tensors)
+    return ModelFiles(config, tensors.total() if tensors is not None else None, tensors=tensors)
 
 
 def _read_object(path: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
-from vllm_operator.catalog.versions import Release, Versions, parse_release
+from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
 from vllm_operator.cli.terminal import table, wrap
@@ -31,17 +31,8 @@ from vllm_operator.sizing.engine import Options
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import ModelFiles, resolve_facts
-from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import (
-    SizedModel,
-    check_length,
-    device_of,
-    find_product,
-    predict_model,
-    resolve_model,
-    smallest_sizes,
-    stated_mebibytes,
-)
+from vllm_operator.sizing.parallelism import ParallelShape, smallest_sizes
+from vllm_operator.sizing.resolve import SizedModel, check_length, device_of, find_product, predict_model, resolve_model, stated_mebibytes
 
 FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
 LINE_LIMIT = 4 * 1024 * 1024
@@ -93,7 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimates. Return the exit status."""
-    return _run_cases(arguments.cases) if arguments.cases is not None else _run_model(arguments)
+    if arguments.cases is None:
+        return _run_model(arguments)
+    try:
+        lines = sys.stdin if arguments.cases == STANDARD_INPUT else Path(arguments.cases).read_text("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InputError(f"{arguments.cases} cannot be read: {error.strerror or error}") from error
+    for made in estimate_lines(lines, load_predictor()):
+        print(json.dumps(made, ensure_ascii=False))
+    return FITS_STATUS
 
 
 def load_predictor() -> Callable[[Case], Estimate]:
@@ -104,32 +103,18 @@ def load_predictor() -> Callable[[Case], Estimate]:
 def estimate_lines(lines: Iterable[str], estimate: Callable[[Case], Estimate]) -> Iterator[dict[str, Any]]:
     """Estimate each line. An unreadable line gets the outcome `unknown` with the reason; empty lines are skipped."""
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _estimate_line(line, number, estimate)
-
-
-def _estimate_line(line: str, number: int, estimate: Callable[[Case], Estimate]) -> dict[str, Any]:
-    try:
-        if len(line) > LINE_LIMIT:
-            raise ValueError(f"it is longer than {LINE_LIMIT} characters")
-        written = json.loads(line)
-        if not isinstance(written, dict):
-            raise ValueError("it is not a JSON object")
-    except (ValueError, RecursionError) as error:
-        why = "lists are nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        return as_line("", Estimate(Prediction.UNKNOWN, f"Line {number} cannot be read: {why}."))
-    case = read_case(written)
-    return as_line(case.name, estimate(case))
-
-
-def _run_cases(path: str) -> int:
-    try:
-        lines: Iterable[str] = sys.stdin if path == STANDARD_INPUT else Path(path).read_text("utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    for made in estimate_lines(lines, load_predictor()):
-        print(json.dumps(made, ensure_ascii=False))
-    return FITS_STATUS
+        try:
+            if len(line) > LINE_LIMIT:
+                raise ValueError(f"it is longer than {LINE_LIMIT} characters")
+            written = json.loads(line) if line.strip() else None
+            if isinstance(written, dict):
+                case = read_case(written)
+                yield as_line(case.name, estimate(case))
+            elif line.strip():
+                raise ValueError("it is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            why = "lists are nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+            yield as_line("", Estimate(Prediction.UNKNOWN, f"Line {number} cannot be read: {why}."))
 
 
 def _run_model(arguments: argparse.Namespace) -> int:
@@ -139,10 +124,12 @@ def _run_model(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) is not None and not 0 < value < 1 << 50:
             raise InputError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
     catalog = load_catalog()
-    version, release = _version(arguments.version, catalog.versions)
+    version = arguments.version or catalog.versions.newest.version
+    release = parse_release(version)
+    if release is None:
+        raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
     files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
     model = _model(arguments, files, catalog.shapes)
-    products = _products(arguments.gpu, catalog.gpus, catalog.memory)
     refuse = find_refusals(arguments.model, version, model.form.name, files, catalog)
     options = Options(
         utilization=arguments.gpu_memory_utilization,
@@ -153,10 +140,9 @@ def _run_model(arguments: argparse.Namespace) -> int:
         eager=arguments.enforce_eager,
     )
     rows = []
-    for product in products:
+    for product in _products(arguments.gpu, catalog.gpus, catalog.memory):
         own = _rows(product, model, options, arguments.concurrency, release, refuse, catalog)
-        fitting = next((row for row in own if row.fits), None)
-        rows += own if arguments.gpu else [fitting or own[-1]] if own else []
+        rows += own if arguments.gpu else [next((row for row in own if row.fits), own[-1])] if own else []
     if arguments.output:
         print(json.dumps(_as_json(arguments.model, version, model, rows), indent=2))
     else:
@@ -176,14 +162,6 @@ def _rows(
             made = replace(made, prediction=Prediction.REFUSED, limit=refusal)
         found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted, refusal))
     return found
-
-
-def _version(written: str | None, versions: Versions) -> tuple[str, Release]:
-    version = written or versions.newest.version
-    release = parse_release(version)
-    if release is None:
-        raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
-    return version, release
 
 
 def _model(arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes) -> SizedModel:
@@ -225,14 +203,16 @@ def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, 
     print(f"{arguments.model}: {shape.parameters / 1e9:.1f} B parameters, weights in {model.form.name}, vLLM {version}")
     print(f"Sizes from {model.source}. Context {length} tokens, {arguments.concurrency:g} at a time. Memory of each GPU in GiB.\n")
     print("\n".join(table(HEADER, [_cells(row) for row in rows])))
+    paragraphs = []
     if model.form.assumed:
-        text = "Which weights are quantized is an assumption. Give the checkpoint's config.json with --model-config FILE."
-        print("\n" + "\n".join(wrap(text, "")))
+        paragraphs.append("Which weights are quantized is an assumption. Give the checkpoint's config.json with --model-config FILE.")
     for refusal in dict.fromkeys(row.refusal for row in rows if row.refusal):
         titles = dict.fromkeys(row.product.title for row in rows if row.refusal == refusal)
-        print("\n" + "\n".join(wrap(f"{', '.join(titles)}: {refusal}", "")))
+        paragraphs.append(f"{', '.join(titles)}: {refusal}")
     if not any(row.fits for row in rows):
-        print("\n" + "\n".join(wrap(_advice(rows, model, length, named=bool(arguments.gpu)), "")))
+        paragraphs.append(_advice(rows, model, length, named=bool(arguments.gpu)))
+    for paragraph in paragraphs:
+        print("\n" + "\n".join(wrap(paragraph, "")))
 
 
 def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, named: bool) -> str:
@@ -250,29 +230,15 @@ def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, name
 
 def _cells(row: _Row) -> tuple[str, ...]:
     made = row.made
-    verdict = SHOWN.get(made.prediction, "no") if row.enough or made.prediction is not Prediction.STARTED else "no"
-    limit = made.limit
+    verdict, limit = SHOWN.get(made.prediction, "no"), made.limit
     if made.prediction is Prediction.STARTED and not row.enough:
-        limit = "The KV cache is too small for this concurrency."
+        verdict, limit = "no", "The KV cache is too small for this concurrency."
     if row.refusal:
         limit = "vLLM does not start on this GPU: see below."
-    return (
-        row.product.title,
-        f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}",
-        verdict,
-        _gib(made.weights),
-        _gib(made.activation),
-        _gib(made.graphs),
-        _gib(made.kv_cache),
-        "" if made.tokens is None else f"{made.tokens}",
-        "" if made.longest is None else f"{made.longest}",
-        "" if made.concurrency is None else f"{made.concurrency:.1f}",
-        limit,
-    )
-
-
-def _gib(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+    memory = ("" if value is None else f"{value:.1f}" for value in (made.weights, made.activation, made.graphs, made.kv_cache))
+    tokens = ("" if value is None else f"{value}" for value in (made.tokens, made.longest))
+    count = f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}"
+    return row.product.title, count, verdict, *memory, *tokens, "" if made.concurrency is None else f"{made.concurrency:.1f}", limit
 
 
 def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.sizing.engine import RUNNER, Device, Options, read_flags, read_runner, read_size
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import NO_NAME, name_format
-from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.parallelism import ParallelShape, allowed
 from vllm_operator.sizing.resolve import (
-    allowed,
     check_length,
     device_of,
     find_product,

@@ -207,7 +207,4 @@ def predict_memory(made: Estimate) -> PlannedMemory | None:
     """Return the prediction to store in the plan for comparison with the engine's measurements; None if there is none."""
     if made.weights is None or made.kv_cache is None:
         return None
-    return PlannedMemory(
-        weights_mebibytes=round(made.weights * MIB_PER_GIB),
-        kv_cache_mebibytes=round(made.kv_cache * MIB_PER_GIB),
-    )
+    return PlannedMemory(weights_mebibytes=round(made.weights * MIB_PER_GIB), kv_cache_mebibytes=round(made.kv_cache * MIB_PER_GIB))

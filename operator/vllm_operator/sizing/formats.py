@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm_operator.api.reading import mapping, read_integer
 from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
-from vllm_operator.sizing.tensors import ALIASES, TensorSizes, find_family
+from vllm_operator.sizing.tensors import ALIASES, DRAFTS, OUTSIDE, TensorSizes, find_family
 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
 RULES_LIMIT = 256
@@ -540,22 +540,21 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
         shape: The model.
         sizes: All tensors of the checkpoint.
     """
-    expected = _elements(shape.modules)
-    found = {(family, layer): size for family, layer, size in sizes.layers}
     measured: dict[tuple[str, float], set[int]] = {}
-    for (family, layer), elements in expected.items():
-        size = (found.get((family, layer)) or found.get(("mixer", layer), 0)) / elements
+    for (family, layer), elements in _elements(shape.modules).items():
+        size = (sizes[family, layer] or sizes["mixer", layer]) / elements
         if not LEAST <= size <= MOST:
             return None
         measured.setdefault((family, round(size, DIGITS)), set()).add(layer)
     rules = tuple(Rule(family, frozenset(own), size) for (family, size), own in measured.items())
-    outside = [(name, size) for name, size in sizes.ends if any(module.name == name for module in shape.modules)]
-    outside += [("vision_tower", sizes.encoder)] if sizes.encoder and shape.vision else []
+    outside = tuple((module.name, size) for module in shape.modules if (size := sizes[module.name, OUTSIDE]))
     drafted = {family for family, _ in _elements(shape.drafts)}
-    own_drafts = sizes.drafts + sum(size for (family, layer), size in found.items() if layer >= shape.layers and family in drafted)
+    own_drafts = sizes[DRAFTS, OUTSIDE] + sum(
+        size for (family, layer), size in sizes.items() if layer >= shape.layers and family in drafted
+    )
     elements = sum(module.total for module in shape.drafts)
     size = own_drafts / elements if elements else 0.0
-    return replace(form, measured=rules, outside=tuple(outside), draft_size=size if LEAST <= size <= MOST else None, assumed=False)
+    return replace(form, measured=rules, outside=outside, draft_size=size if LEAST <= size <= MOST else None, assumed=False)
 
 
 def _elements(modules: Iterable[Module]) -> Counter[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Parallel sizes of one replica, and the number of GPUs that it needs."""
+"""Parallel sizes of one replica, the number of GPUs that it needs, and the sizes that a model allows."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, Toggle, VLL
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
+from vllm_operator.sizing.formats import WeightFormat
+from vllm_operator.sizing.model_shape import ModelShape
 
 COUNT_LIMIT = 64
 """Maximum number of GPUs of one replica. No machine has more."""
@@ -92,3 +94,72 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
 
 def _contradiction(message: str) -> Verdict:
     return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, message)
+
+
+# Parallel sizes that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
+#
+# Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
+# quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
+
+TENSOR_SIZES = (1, 2, 4, 8)
+"""Tensor-parallel sizes to choose from, limited to the GPUs of one node."""
+
+
+def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1) -> str | None:
+    """Return why vLLM refuses the sizes; None if it accepts them. `context` is --decode-context-parallel-size."""
+    tensor = parallel.tensor
+    if parallel.expert and not shape.experts:
+        return "It has no experts to spread. Remove expert parallelism."
+    if shape.heads % tensor:
+        return f"{shape.heads} attention heads cannot be divided by {tensor}."
+    if not shape.latent and max(shape.kv_heads, tensor) % min(shape.kv_heads, tensor):
+        return f"{shape.kv_heads} KV heads cannot be divided by {tensor}."
+    if parallel.pipeline > shape.layers:
+        return f"{shape.layers} layers cannot be spread over {parallel.pipeline} stages."
+    for name, size in shape.heads_by_kind:
+        if size % tensor:
+            return f"{size} {name} cannot be divided by {tensor}."
+    if shape.experts and not parallel.expert:
+        if shape.expert_width % tensor:
+            return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
+        if form.blocks and shape.expert_width // tensor % form.blocks and tensor > 1:
+            return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
+    return (_refused_context(shape, tensor, context) if context > 1 else None) or _refused_width(shape, form, tensor)
+
+
+def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None:
+    most = tensor if shape.latent or shape.compressed else tensor // max(shape.kv_heads, 1)
+    queries = shape.heads // max(shape.kv_heads, 1)
+    if tensor % context:
+        return f"{tensor} tensor-parallel ranks cannot be divided by --decode-context-parallel-size {context}."
+    if context > most:
+        needed = context * shape.kv_heads
+        return f"--decode-context-parallel-size {context} needs {needed} tensor-parallel ranks for {shape.kv_heads} KV heads."
+    if most < tensor and queries % context:
+        return f"{queries} heads for each KV head cannot be divided by --decode-context-parallel-size {context}."
+    return None
+
+
+def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
+    """Return why a dense module cannot be divided; None if all can."""
+    for module in shape.modules if tensor > 1 else ():
+        name, width, multiple = module.name, module.width, form.blocks or form.group
+        if width % tensor:
+            return f"The width of {name}, {width}, cannot be divided by {tensor}."
+        quantized = form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
+        if width and multiple and width // tensor % multiple and quantized:
+            return f"The width of {name}, {width}, divided by {tensor} is no multiple of {multiple}, which have a common scale."
+    return None
+
+
+def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
+    """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed."""
+    found = []
+    for tensor in TENSOR_SIZES:
+        if tensor > most:
+            break
+        for parallel in (ParallelShape(tensor), ParallelShape(tensor, expert=True)):
+            if allowed(shape, form, parallel) is None and (not parallel.expert or (shape.experts and tensor > 1)):
+                found.append(parallel)
+                break
+    return found

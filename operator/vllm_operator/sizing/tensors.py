@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from vllm_operator.api.reading import read_integer
@@ -20,10 +19,10 @@ HEADER_LIMIT = 2 * 1024 * 1024
 """Maximum bytes of a header. A file with 5 GB has a header of up to some hundred KB, even with thousands of experts."""
 TENSORS_LIMIT, NAME_LIMIT, SIZE_LIMIT = 100_000, 300, 1 << 46
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,3})\.(.+)$")
-ENCODERS = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|multimodal|mm_|patch_merger|pre_mm|image)")
-DRAFTS = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|draft)")
-ENDS = {"embed_tokens": "embed_tokens", "wte": "embed_tokens", "embeddings": "embed_tokens", "embed": "embed_tokens", "lm_head": "lm_head"}
-ENDS |= {"head": "lm_head", "output": "lm_head", "tok_embeddings": "embed_tokens"}
+ENCODER_NAMES = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|multimodal|mm_|patch_merger|pre_mm|image)")
+DRAFT_NAMES = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|draft)")
+ENDS = dict.fromkeys(("embed_tokens", "wte", "embeddings", "embed", "tok_embeddings"), "embed_tokens")
+ENDS |= dict.fromkeys(("lm_head", "head", "output"), "lm_head")
 NOT_LINEAR = ("norm", "compressor", "weights_proj", "g_idx")
 """Parts of names of tensors that are small, are not loaded, or are counted separately."""
 ALIASES = {
@@ -35,31 +34,16 @@ ALIASES = {
     "router": "gate",
 }
 """Aliases of modules, with the name in this package."""
-
-
 FAMILIES = frozenset({"self_attn", "linear_attn", "mixer", "mlp", "experts", "shared_experts"})
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSizes:
-    """Bytes of all tensors of a checkpoint.
+TensorSizes = Counter[tuple[str, int]]
+"""Bytes of the tensors of a checkpoint by family of modules (such as `self_attn`, `experts`) and layer.
 
-    Attributes:
-        layers: Bytes by family of modules (such as `self_attn`, `experts`) and layer.
-        ends: Bytes of the embedding and the output.
-        encoder: Bytes of the encoder for images.
-        drafts: Bytes of layers for multi-token prediction with separate names.
-    """
-
-    layers: tuple[tuple[str, int, int], ...]
-    ends: tuple[tuple[str, int], ...] = ()
-    encoder: int = 0
-    drafts: int = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes of all tensors that are understood."""
-        return sum(size for _, _, size in self.layers) + sum(size for _, size in self.ends) + self.encoder + self.drafts
+The layer is OUTSIDE for the embedding, the output, the encoder for images (`vision_tower`), and for layers for multi-token prediction with
+separate names (DRAFTS).
+"""
+OUTSIDE, DRAFTS, ENCODER = -1, "drafts", "vision_tower"
 
 
 def header_length(beginning: bytes) -> int | None:
@@ -88,49 +72,31 @@ def read_header(header: bytes) -> dict[str, int] | None:
 
 def add_up(tensors: Mapping[str, int]) -> TensorSizes:
     """Return the sums of the tensors of one file."""
-    layers: Counter[tuple[str, int]] = Counter()
-    ends: Counter[str] = Counter()
-    encoder = drafts = 0
+    sizes: TensorSizes = Counter()
     for name, size in tensors.items():
         layer = LAYER.search(name)
-        if ENCODERS.search(name):
-            encoder += size
-        elif DRAFTS.search(name):
-            drafts += size
+        if ENCODER_NAMES.search(name):
+            sizes[ENCODER, OUTSIDE] += size
+        elif DRAFT_NAMES.search(name):
+            sizes[DRAFTS, OUTSIDE] += size
         elif layer is not None:
             if (family := _family_of_tensor(layer[2])) in FAMILIES:
-                layers[family, int(layer[1])] += size
+                sizes[family, int(layer[1])] += size
         elif end := next((ENDS[part] for part in name.split(".") if part in ENDS), ""):
-            ends[end] += size
-    return _as_sizes(layers, ends, encoder, drafts)
+            sizes[end, OUTSIDE] += size
+    return sizes
 
 
 def combine(files: Iterable[TensorSizes]) -> TensorSizes:
     """Return the sums of all files."""
-    layers: Counter[tuple[str, int]] = Counter()
-    ends: Counter[str] = Counter()
-    encoder = drafts = 0
-    for file in files:
-        layers.update({(family, layer): size for family, layer, size in file.layers})
-        ends.update(dict(file.ends))
-        encoder, drafts = encoder + file.encoder, drafts + file.drafts
-    return _as_sizes(layers, ends, encoder, drafts)
-
-
-def _as_sizes(layers: Mapping[tuple[str, int], int], ends: Mapping[str, int], encoder: int, drafts: int) -> TensorSizes:
-    ordered = sorted((family, layer, size) for (family, layer), size in layers.items())
-    return TensorSizes(tuple(ordered), tuple(sorted(ends.items())), encoder, drafts)
+    return sum(files, TensorSizes())
 
 
 @lru_cache(maxsize=1024)
 def _family_of_tensor(path: str) -> str:
     """Return the family of a tensor inside a layer; empty for norms, biases and the router, which always have 16 bits or more."""
     parts = path.split(".")
-    if (
-        any(word in path for word in NOT_LINEAR)
-        or path.endswith("bias")
-        or (len(parts) > 1 and parts[-2] in ("gate", "router", "shared_expert_gate"))
-    ):
+    if any(word in path for word in NOT_LINEAR) or path.endswith("bias") or parts[-2:-1] in (["gate"], ["router"], ["shared_expert_gate"]):
         return ""
     own = [part for part in parts[:-1] if not part.isdigit()] or parts
     return find_family(".".join(own), is_expert="experts" in own)

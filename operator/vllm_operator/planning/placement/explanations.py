@@ -28,8 +28,8 @@ from vllm_operator.planning.placement.fitting import (
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
 from vllm_operator.planning.placement.targets import Rank
 from vllm_operator.sizing.model_facts import model_name
-from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import allowed, resolve_model
+from vllm_operator.sizing.parallelism import ParallelShape, allowed
+from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.text.wording import count as counted
 
 ALTERNATIVES_LIMIT = 3

@@ -31,8 +31,8 @@ from vllm_operator.sizing.engine import Options, read_flags, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
-from vllm_operator.sizing.parallelism import ParallelShape, Shape
-from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, resolve_model, smallest_sizes
+from vllm_operator.sizing.parallelism import ParallelShape, Shape, smallest_sizes
+from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, resolve_model
 
 FLAG = "--gpu-memory-utilization"
 MIB_PER_GIB = 1024
