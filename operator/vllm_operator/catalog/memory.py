@@ -1,7 +1,7 @@
 """Facts about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, StrictFloat, StrictInt
 
@@ -34,15 +34,28 @@ def value_at(values: tuple[Value, ...], release: Release) -> float:
     return float(held[-1] if held else values[0].value)
 
 
-class Batch(Entry):
-    """Defaults of `--max-num-batched-tokens` and `--max-num-seqs` for GPUs with at least `memory_gib`."""
+class Rule(Entry):
+    """A rule that is valid since a version, for some architectures of GPUs; for all of them if none is named."""
 
     since: Since
+    architectures: tuple[str, ...] = ()
+
+
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+
+def rules_at(rules: Iterable[AnyRule], release: Release, architecture: str | None) -> list[AnyRule]:
+    """Return the rules for a version and a GPU. The last one counts."""
+    return [each for each in rules if each.since <= release and (not each.architectures or architecture in each.architectures)]
+
+
+class Batch(Rule):
+    """Defaults of `--max-num-batched-tokens` and `--max-num-seqs` for GPUs with at least `memory_gib`."""
+
     before: Since | None = None
     memory_gib: Number
     tokens: StrictInt
     sequences: StrictInt
-    architectures: tuple[str, ...] = ()
     other_than: str | None = None
 
 
@@ -113,12 +126,10 @@ class Encoder(Entry):
     width: StrictInt
 
 
-class ExpertWorkspace(Entry):
+class ExpertWorkspace(Rule):
     """Formats of experts by name, and whether their kernels on these GPUs take buffers from the shared workspace since a version."""
 
-    since: Since
     formats: tuple[str, ...]
-    architectures: tuple[str, ...] = ()
     shared: bool = True
 
 
@@ -226,14 +237,12 @@ class CacheFacts(Entry):
     source: str
 
 
-class ExpertPadding(Entry):
+class ExpertPadding(Rule):
     """Multiples to which a kernel pads MXFP4 experts. `scales`: whether the scales are padded too.
 
     `hidden_share` is the fraction of the weights whose hidden size is padded.
     """
 
-    since: Since
-    architectures: tuple[str, ...] = ()
     hidden: StrictInt
     hidden_share: Number = 1
     width: StrictInt
@@ -286,10 +295,6 @@ class MemoryFacts(Entry):
     kv_cache: CacheFacts
     weights: WeightFacts
     margin: Margin
-
-    def __hash__(self) -> int:
-        """Hash by identity, so that estimates can be cached."""
-        return id(self)
 
 
 def load_memory() -> MemoryFacts:

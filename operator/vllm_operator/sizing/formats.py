@@ -204,13 +204,8 @@ def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:
 # a format for each layer (ModelOpt). Sources: vllm/model_executor/layers/quantization, 0.20.0 and 0.26.0.
 
 EXCLUDE_KEYS = (
-    "modules_to_not_convert",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "unquantized_modules",
-    "llm_int8_skip_modules",
-    "exclude",
+    *("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"),
+    *("unquantized_modules", "llm_int8_skip_modules", "exclude"),
 )
 USUAL_GROUP = 128
 FP8, FP8_BLOCK = WeightFormat("FP8", FP8_BYTES), WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
@@ -533,13 +528,7 @@ DIGITS = 4
 
 
 def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) -> WeightFormat | None:
-    """Return the format with the measured bytes of the tensors; None if the tensor names do not match the model.
-
-    Args:
-        form: The format that config.json states.
-        shape: The model.
-        sizes: All tensors of the checkpoint.
-    """
+    """Return the format of config.json with the measured bytes of all tensors; None if the tensor names do not match the model."""
     measured: dict[tuple[str, float], set[int]] = {}
     for (family, layer), elements in _elements(shape.modules).items():
         size = (sizes[family, layer] or sizes["mixer", layer]) / elements

@@ -101,10 +101,8 @@ class CacheLayout:
 def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> CacheLayout | None:
     """Return the layout of the KV cache on one GPU; None if its type or some layers are unknown, or no layer has a cache.
 
-    Args:
-        engine: The engine.
-        in_flight: Tokens that are scheduled at a time.
-        share: Fraction of the layers in the pipeline stage; None if the stages are equal.
+    `in_flight` are the tokens that are scheduled at a time, `share` is the fraction of the layers in the pipeline stage; None if the stages
+    are equal.
     """
     shape = engine.shape
     if not is_modelled(engine.options.cache_dtype, engine.facts):

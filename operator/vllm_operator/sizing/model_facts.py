@@ -84,14 +84,7 @@ def model_name(model: ModelSpec) -> str:
 
 
 def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES, *, remembered: Facts | None = None) -> ResolvedFacts:
-    """Collect the facts about a model.
-
-    Args:
-        model: The model in the spec.
-        models: The table of well-known models.
-        files: The model's files.
-        remembered: Facts from an earlier reading of the files, for use if they were not read now.
-    """
+    """Collect the facts about a model. `remembered` are facts from an earlier reading of the files, if they were not read now."""
     name = model_name(model)
     read = replace(read_config(files.config), weight_bytes=files.weight_bytes) if files.config else remembered or NO_FACTS
     family = models.find(name) or (models.find_type(read.model_type) if read.model_type else None)

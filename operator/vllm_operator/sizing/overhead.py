@@ -6,7 +6,7 @@ The constants and their sources are in `catalog/data/memory.yaml`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_operator.catalog.memory import value_at
+from vllm_operator.catalog.memory import rules_at, value_at
 from vllm_operator.sizing.engine import GIB, Engine
 from vllm_operator.sizing.model_shape import Cache
 
@@ -52,14 +52,13 @@ def choose_batch(engine: Engine, max_length: int) -> Batch:
 
 def default_batch(engine: Engine) -> Batch:
     """Return vLLM's defaults for a GPU."""
-    device, memory, found = engine.device, engine.device.memory_gib or 0.0, engine.facts.batches[-1]
-    for each in engine.facts.batches:
-        holds = each.since <= engine.release and (each.before is None or engine.release < each.before) and memory >= each.memory_gib
-        own = not each.architectures or device.architecture in each.architectures
-        if holds and own and (each.other_than or "-") not in device.title.upper():
-            found = each
-            break
-    return Batch(found.tokens, found.sequences)
+    device, memory = engine.device, engine.device.memory_gib or 0.0
+    for each in rules_at(engine.facts.batches, engine.release, device.architecture):
+        current = each.before is None or engine.release < each.before
+        if current and memory >= each.memory_gib and (each.other_than or "-") not in device.title.upper():
+            return Batch(each.tokens, each.sequences)
+    last = engine.facts.batches[-1]
+    return Batch(last.tokens, last.sequences)
 
 
 def activation_bytes(engine: Engine, run: Run) -> float:
@@ -84,14 +83,9 @@ def has_shared_workspace(engine: Engine) -> bool:
     """Return whether the expert kernels for this format take their buffers from vLLM's persistent shared workspace."""
     form = engine.form
     name = "MXFP4Native" if form.name == "MXFP4" and not form.experts_only else form.name
-    rules = [
-        rule
-        for rule in engine.facts.activation.expert_workspaces
-        if rule.since <= engine.release
-        and name in rule.formats
-        and (not rule.architectures or engine.device.architecture in rule.architectures)
-    ]
-    return engine.shape.experts > 0 and bool(rules) and rules[-1].shared
+    rules = rules_at(engine.facts.activation.expert_workspaces, engine.release, engine.device.architecture)
+    named = [rule for rule in rules if name in rule.formats]
+    return engine.shape.experts > 0 and bool(named) and named[-1].shared
 
 
 def _expert_bytes(engine: Engine, run: Run) -> float:

@@ -31,15 +31,10 @@ STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """Known facts about the memory of a model.
+    """Known facts about the memory of a model: its sizes with their source, and the format of its weights.
 
-    Attributes:
-        shape: Its sizes.
-        form: The format of its weights.
-        source: Source of the sizes.
-        known: Its entry in the table of well-known models.
-        label: Name of the format, if given.
-        checkpoint_bytes: Size of all tensors; None if unknown.
+    `known` is its entry in the table of well-known models, `label` the name of the format, if given, and `checkpoint_bytes` the size of all
+    tensors; None if unknown.
     """
 
     shape: ModelShape
@@ -52,9 +47,7 @@ class SizedModel:
     def measured_weights(self, parallel: ParallelShape, expected: float) -> float | None:
         """Return the weights on one GPU in GiB from a start-up log, for a format whose layers are unknown; None without one.
 
-        Args:
-            parallel: The sizes of the engine.
-            expected: The estimate for one GPU without parallelism, divided by that for these sizes.
+        `expected` is the estimate for one GPU without parallelism, divided by that for these sizes.
         """
         stated = STATED.search(self.label.lower()[:200])
         if stated:
@@ -78,15 +71,10 @@ def resolve_model(
     label: str = "",
     tensors: TensorSizes | None = None,
 ) -> SizedModel | None:
-    """Return the known facts about a model; None if its sizes are unknown.
+    """Return the known facts about the model `organisation/name`; None if its sizes are unknown.
 
-    Args:
-        name: `organisation/name`.
-        table: The table of well-known models.
-        config: Content of its config.json, if it was read.
-        checkpoint_bytes: Size of its tensors, if it was read.
-        label: Name of the format, such as `fp8_block`; empty for the format in config.json.
-        tensors: The tensors of the checkpoint, if they were read. They are ignored if a format is named.
+    `config`, `checkpoint_bytes` and `tensors` are from its files, if they were read. `label` is the name of a format, such as `fp8_block`;
+    empty for the format in config.json. With a label the tensors are ignored.
     """
     if config is None:
         return _resolve_known(name, table, checkpoint_bytes, label)
@@ -166,23 +154,8 @@ COUNT = re.compile(r"^\W*[0-9]{1,3}(?: *[x*\u00d7] *| +(?=[a-z]))(?![0-9]+gb)|[ 
 JOINED = re.compile(r"\b(rtx|[0-9]{4})(?=[0-9d])([0-9]{4}|d\b)")
 COMMON = frozenset(
     (
-        *(
-            "nvidia",
-            "geforce",
-            "tesla",
-            "quadro",
-            "rtx",
-            "blackwell",
-            "grace",
-            "hopper",
-            "superchip",
-            "tensor",
-            "core",
-            "dgx",
-            "hgx",
-            "nvlink",
-        ),
-        *("gpu", "gpus", "edition", "generation", "class", "inferred"),
+        *("nvidia", "geforce", "tesla", "quadro", "rtx", "blackwell", "grace", "hopper", "superchip", "dgx", "hgx", "nvlink"),
+        *("tensor", "core", "gpu", "gpus", "edition", "generation", "class", "inferred"),
         *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"),
     )
 )
@@ -190,15 +163,7 @@ COMMON = frozenset(
 
 
 def device_of(product: Product | None, architecture: str | None, memory_mebibytes: int | None, gpus: GPUs, facts: MemoryFacts) -> Device:
-    """Return a GPU of the cluster.
-
-    Args:
-        product: Its entry in the table; None if unknown.
-        architecture: Such as sm_90.
-        memory_mebibytes: Memory from the node label; None for the product's memory.
-        gpus: The table of GPUs.
-        facts: The constants.
-    """
+    """Return a GPU of the cluster. `memory_mebibytes` is from the node label; None for the product's memory."""
     known = facts.usable_memory
     title = product.title if product else ""
     family = gpus.architectures.get(architecture or "")

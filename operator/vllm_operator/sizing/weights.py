@@ -7,6 +7,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from math import log
 
+from vllm_operator.catalog.memory import rules_at
 from vllm_operator.sizing.engine import GIB, Engine
 from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
 
@@ -140,11 +141,7 @@ def _share(module: Module, engine: Engine) -> float:
 def _expert_padding(engine: Engine) -> float:
     """Return the factor by which the kernel enlarges MXFP4 experts."""
     shape, form = engine.shape, engine.form
-    rules = [
-        rule
-        for rule in engine.facts.weights.expert_padding
-        if rule.since <= engine.release and (not rule.architectures or engine.device.architecture in rule.architectures)
-    ]
+    rules = rules_at(engine.facts.weights.expert_padding, engine.release, engine.device.architecture)
     if form.name != "MXFP4" or not form.experts_only or not shape.expert_width or not rules:
         return 1.0
     own = shape.expert_width / (1 if engine.parallel.expert else engine.parallel.tensor)
