@@ -12,13 +12,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-LIBRARY_LEVELS = {
-    "kopf": logging.WARNING,
-    "aiohttp.access": logging.WARNING,
-    "asyncio": logging.WARNING,
-    "kubernetes": logging.WARNING,
-}
-"""Minimum log levels of libraries."""
+LIBRARIES = ("kopf", "aiohttp.access", "asyncio", "kubernetes")
+"""Loggers of libraries that write only warnings and errors."""
 
 _key: ContextVar[str] = ContextVar("key", default="")
 
@@ -69,8 +64,8 @@ def configure(*, as_json: bool, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name, least in LIBRARY_LEVELS.items():
-        logging.getLogger(name).setLevel(max(least, root.level))
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
 def describe_end(task: asyncio.Task[Any]) -> str:

@@ -15,38 +15,8 @@ from typing import TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.controller.health import Readiness
-from vllm_operator.kube.client import (
-    ACCESS_REVIEW,
-    AUTOSCALER,
-    CLAIM,
-    CLAIM_TEMPLATE,
-    CLUSTER_PRESET,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    EVENT,
-    HTTP_ROUTE,
-    INFERENCE_POOL,
-    JOB,
-    NETWORK_POLICY,
-    NODE,
-    NODE_POOL,
-    POD,
-    POD_METRICS,
-    PRESET,
-    RESOURCE_CLAIM,
-    RESOURCE_SLICE,
-    REVISION,
-    SCALED_OBJECT,
-    SERVICE,
-    VLLM_DEPLOYMENT,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Kind,
-    NotFound,
-    Unauthorized,
-    Unavailable,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Kind, NotFound, Unauthorized, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -82,79 +52,83 @@ def _all(kind: Kind, verbs: str, effect: str, subresource: str = "") -> tuple[Pe
 
 _SEES_LATE = "changes are noticed late, at the next resync"
 _STAYS = "after a restart of the operator, objects of this kind that are no longer desired stay"
-_CANNOT_BUILD = f"no {VLLM_DEPLOYMENT.kind} can be served"
+_CANNOT_BUILD = f"no {kube.VLLM_DEPLOYMENT.kind} can be served"
 
 REQUIRED = (
-    *_all(VLLM_DEPLOYMENT, "get list", "nothing can be served"),
-    *_all(VLLM_DEPLOYMENT, "watch", "new objects are noticed late"),
-    *_all(VLLM_DEPLOYMENT, "patch", "no status can be written", "status"),
-    *_all(DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
-    *_all(SERVICE, "get list create patch", _CANNOT_BUILD),
-    *_all(CLAIM, "get list create patch", _CANNOT_BUILD),
-    *_all(REVISION, "get list create", "replaced plans are lost, and plans whose rollout is held back are not applied"),
-    *_all(POD, "get list", "no start can be reported"),
-    *(permission for kind in (DEPLOYMENT, SERVICE, CLAIM, REVISION, POD) for permission in _all(kind, "watch", _SEES_LATE)),
-    *_all(POD, "get", "stages, progress and causes of crashes are unknown", "log"),
-    *_all(EVENT, "create", "no events are written"),
-    *_all(NODE, "list", "no GPU can be chosen"),
+    *_all(kube.VLLM_DEPLOYMENT, "get list", "nothing can be served"),
+    *_all(kube.VLLM_DEPLOYMENT, "watch", "new objects are noticed late"),
+    *_all(kube.VLLM_DEPLOYMENT, "patch", "no status can be written", "status"),
+    *_all(kube.DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
+    *_all(kube.SERVICE, "get list create patch", _CANNOT_BUILD),
+    *_all(kube.CLAIM, "get list create patch", _CANNOT_BUILD),
+    *_all(kube.REVISION, "get list create", "replaced plans are lost, and plans whose rollout is held back are not applied"),
+    *_all(kube.POD, "get list", "no start can be reported"),
+    *(
+        permission
+        for kind in (kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, kube.REVISION, kube.POD)
+        for permission in _all(kind, "watch", _SEES_LATE)
+    ),
+    *_all(kube.POD, "get", "stages, progress and causes of crashes are unknown", "log"),
+    *_all(kube.EVENT, "create", "no events are written"),
+    *_all(kube.NODE, "list", "no GPU can be chosen"),
 )
 """Without one of these, the operator is not ready but continues as far as possible."""
 
 OPTIONAL = (
     *_all(
-        VLLM_DEPLOYMENT,
+        kube.VLLM_DEPLOYMENT,
         "update",
         "nothing can be created on API servers that check the permission to set owners, such as those of OpenShift",
         "finalizers",
     ),
-    *_all(DEPLOYMENT, "delete", "Deployments that are no longer desired stay"),
-    *_all(SERVICE, "delete", "Services that are no longer desired stay"),
-    *_all(REVISION, "delete", "old plans stay"),
-    *_all(POD, "delete", "stalled starts are reported and not restarted"),
-    *_all(EVENT, "list", "messages have fewer details"),
-    *_all(EVENT, "get patch", "repeated events are not counted"),
-    *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
-    *_all(NODE_POOL, "list", "GPUs that Karpenter would add are unknown"),
-    *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
-    *_all(POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
-    *_all(JOB, "create", "a full cache volume is not cleaned, and weights are not fetched before a start"),
+    *_all(kube.DEPLOYMENT, "delete", "Deployments that are no longer desired stay"),
+    *_all(kube.SERVICE, "delete", "Services that are no longer desired stay"),
+    *_all(kube.REVISION, "delete", "old plans stay"),
+    *_all(kube.POD, "delete", "stalled starts are reported and not restarted"),
+    *_all(kube.EVENT, "list", "messages have fewer details"),
+    *_all(kube.EVENT, "get patch", "repeated events are not counted"),
+    *_all(kube.RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
+    *_all(kube.NODE_POOL, "list", "GPUs that Karpenter would add are unknown"),
+    *_all(kube.CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(kube.POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
+    *_all(kube.JOB, "create", "a full cache volume is not cleaned, and weights are not fetched before a start"),
     *_all(
-        JOB,
+        kube.JOB,
         "get delete",
         "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour, a Job that fetches weights "
         "does not follow the replicas, and it is unknown why a Job has no Pod",
     ),
-    *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
-    *_all(NETWORK_POLICY, "list", _STAYS),
-    *_all(DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
-    *_all(AUTOSCALER, "get create patch delete", "spec.autoscaling has no effect"),
-    *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
+    *_all(kube.NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
+    *_all(kube.NETWORK_POLICY, "list", _STAYS),
+    *_all(kube.DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
+    *_all(kube.AUTOSCALER, "get create patch delete", "spec.autoscaling has no effect"),
+    *_all(kube.AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
 )
 """Without one of these the operator is ready, but a feature does not work."""
 
-ALL_NAMESPACES = _all(RESOURCE_CLAIM, "list", "it is unknown which devices for dynamic resource allocation are free")
+ALL_NAMESPACES = _all(kube.RESOURCE_CLAIM, "list", "it is unknown which devices for dynamic resource allocation are free")
 """Permissions of a cluster-wide operator to count free devices. Not checked at the start: few clusters have such devices."""
 
 _NO_GATEWAY = "spec.gateway has no effect"
 GATEWAY = (
-    *_all(HTTP_ROUTE, "get create patch delete", _NO_GATEWAY),
-    *_all(HTTP_ROUTE, "list", _STAYS),
-    *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
-    *_all(INFERENCE_POOL, "list", _STAYS),
+    *_all(kube.HTTP_ROUTE, "get create patch delete", _NO_GATEWAY),
+    *_all(kube.HTTP_ROUTE, "list", _STAYS),
+    *_all(kube.INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
+    *_all(kube.INFERENCE_POOL, "list", _STAYS),
 )
 """Needed only for the integration `gateway`. Not checked at the start, because the kinds may be missing."""
 
 _NO_PRESET = "VLLMDeployments with spec.presetRef get no plan"
-PRESETS = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
+PRESETS = (*_all(kube.PRESET, "list watch", _NO_PRESET), *_all(kube.CLUSTER_PRESET, "list watch", _NO_PRESET))
 """Needed only for objects that name a preset. The CRDs may be missing."""
 
 KEDA = (
-    *_all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
-    *_all(SCALED_OBJECT, "list", _STAYS),
+    *_all(kube.SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect"),
+    *_all(kube.SCALED_OBJECT, "list", _STAYS),
 )
 """Needed only for the integration `keda`. Not checked at the start, because the kinds may be missing."""
 
-WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
+WATCHED = (kube.VLLM_DEPLOYMENT, kube.DEPLOYMENT, kube.REVISION, kube.SERVICE, kube.CLAIM, kube.POD)
 
 
 def watched_kinds(denied: Collection[Permission], *, presets: Collection[Kind] = ()) -> tuple[Kind, ...]:
@@ -288,7 +262,7 @@ class Preconditions:
             attributes = {"verb": permission.verb, "group": permission.kind.group, "resource": permission.kind.plural}
             attributes |= {"subresource": permission.subresource} if permission.subresource else {}
             attributes |= {"namespace": namespace} if namespace else {}
-            review = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind, "metadata": {}}
+            review = {"apiVersion": kube.ACCESS_REVIEW.api_version, "kind": kube.ACCESS_REVIEW.kind, "metadata": {}}
             review["spec"] = {"resourceAttributes": attributes}
             try:
                 answer = await self._client.create(review)
@@ -300,13 +274,13 @@ class Preconditions:
 
     async def _check_crd(self) -> None:
         """Check that the CRD exists, and find the available CRDs of presets."""
-        if not await self._reach(self._is_served(VLLM_DEPLOYMENT)):
+        if not await self._reach(self._is_served(kube.VLLM_DEPLOYMENT)):
             name = f"{labels.PLURAL}.{labels.GROUP}"
             message = f"The CRD {name} does not exist. Install it with kubectl apply -f crds/, or install the Helm chart."
             self._readiness.set_missing("CRD", message)
             raise _Missing
         self._readiness.clear_missing("CRD")
-        self._preset_kinds = tuple([kind for kind in (PRESET, CLUSTER_PRESET) if await self._reach(self._is_served(kind))])
+        self._preset_kinds = tuple([kind for kind in (kube.PRESET, kube.CLUSTER_PRESET) if await self._reach(self._is_served(kind))])
 
     async def _is_served(self, kind: Kind) -> bool:
         """Return whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""

@@ -4,7 +4,7 @@ kopf provides list and watch, bookmarks, reconnection and the detection of dead 
 object cache, and its key into the operator's queue. kopf's other handlers are not used: they write annotations and finalizers, and retry
 independently of the queue.
 
-Two settings keep the CPU time of an event low (0.3 to 0.5 ms): the storages below do nothing, because event handlers need no diff, and an
+Two settings keep the CPU time of an event low (0.3 to 0.5 ms): `NoDiffBase` stores nothing, because event handlers need no diff, and an
 object's task ends soon after its last event instead of keeping the object for 5 s.
 
 Nodes are not watched, because they are large and change with every heartbeat.
@@ -51,27 +51,6 @@ class NoDiffBase(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-class NoProgress(kopf.ProgressStorage):
-    """Stores nothing: event handlers have no progress."""
-
-    def fetch(self, *, key: Any, body: kopf.Body) -> Any:
-        """Return None: nothing is stored."""
-        return None
-
-    def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Store nothing."""
-
-    def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Remove nothing."""
-
-    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: Any) -> None:
-        """Write nothing."""
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """Return the essence as it is."""
-        return essence
-
-
 def register_events(registry: kopf.OperatorRegistry, kinds: Collection[Kind], notice: Notice) -> None:
     """Register a handler for the events of each kind."""
 
@@ -89,7 +68,6 @@ def make_settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:
     """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoDiffBase()
-    settings.persistence.progress_storage = NoProgress()
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the existing kinds were checked before

@@ -15,8 +15,8 @@ no other source answers, not for a new object, and not again within seconds:
 import asyncio
 import hashlib
 import logging
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from vllm_operator.kube.client import (
     NotFound,
     Unavailable,
 )
+from vllm_operator.kube.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class EventReader:
         self._client = client
         self._clock = clock
         self._now = now
-        self._cached: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
+        self._cached: Recent[tuple[float, tuple[Manifest, ...]]] = Recent(MAX_CACHED)  # by uid
 
     async def read(
         self, pods: Sequence[Manifest], claims: Sequence[Manifest | None], jobs: Sequence[Manifest] = ()
@@ -204,8 +205,8 @@ class EventReader:
     async def _about(self, kind: Kind, item: Manifest) -> tuple[Manifest, ...]:
         metadata = item["metadata"]
         uid = metadata["uid"]
-        read_at, known = self._cached.get(uid, (0.0, ()))
-        if uid in self._cached and self._clock() - read_at < self._cache_seconds(item):
+        read_at, known = self._cached.get(uid) or (-math.inf, ())
+        if self._clock() - read_at < self._cache_seconds(item):
             return known
         fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
         try:
@@ -215,10 +216,7 @@ class EventReader:
         except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail independently
             log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
             events = known
-        self._cached.pop(uid, None)
-        self._cached[uid] = (self._clock(), events)
-        if len(self._cached) > MAX_CACHED:
-            self._cached.popitem(last=False)
+        self._cached.put(uid, (self._clock(), events))
         return events
 
     def _cache_seconds(self, item: Manifest) -> float:
@@ -227,10 +225,8 @@ class EventReader:
     def _age(self, item: Manifest) -> float:
         """Return the seconds since the object was created. The clocks of the API server and of this machine may differ."""
         created = reading.moment(item, "metadata", "creationTimestamp")
-        if created is None:
-            return MIN_AGE_SECONDS
         # A slow clock must not block the read indefinitely.
-        return abs((self._now() - created).total_seconds())
+        return MIN_AGE_SECONDS if created is None else abs((self._now() - created).total_seconds())
 
 
 def needs_explanation(pod: Manifest) -> bool:
@@ -241,14 +237,12 @@ def needs_explanation(pod: Manifest) -> bool:
     containers = [*reading.objects(status, "initContainerStatuses"), *reading.objects(status, "containerStatuses")]
     if not containers:
         return reading.text(status, "phase") == "Pending"
-    return any(_is_creating(container) or _was_killed(container) for container in containers)
+    return any(_is_waiting_or_killed(container) for container in containers)
 
 
-def _is_creating(container: Mapping[str, Any]) -> bool:
-    return reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing")
-
-
-def _was_killed(container: Mapping[str, Any]) -> bool:
+def _is_waiting_or_killed(container: Mapping[str, Any]) -> bool:
+    if reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing"):
+        return True
     if reading.flag(container, "ready"):
         return False
     ends = (reading.mapping(container, state, "terminated") for state in ("state", "lastState"))
