@@ -12,11 +12,11 @@ from typing import Any
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.preset import PresetSpec
+from vllm_operator.api.spec import PresetSpec
 from vllm_operator.catalog.entry import Entry
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
-from vllm_operator.catalog.signatures import Change, LinePattern, Signature, load_remedies, load_signatures
+from vllm_operator.catalog.startup import Change, LinePattern, Signature, load_remedies, load_signatures
 from vllm_operator.cli.catalog import change_in_words, examples
 from vllm_operator.controller import settings
 

@@ -8,9 +8,9 @@ from oracle.differences import Difference, Kind
 from oracle.finding import TREES
 from oracle.tables import release as numbers
 from oracle.trees import find
+from vllm_operator.catalog.backends import SELECTOR_TABLES
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.selectors import TABLES
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
@@ -60,7 +60,7 @@ def _said(component: str, case: str, version: VersionTable, asked: RuleInput, ru
     """The default that the rules name, with its alternatives; nothing if they choose something else or are silent."""
     decision = choose_backends(ResolvedVersion(version.version, version, ""), asked, rules)
     wanted = ATTENTIONS[case.partition("/")[0]][1] if component == "attention" else Component.MOE if component == "moe" else None
-    wanted = wanted or next(each for each, name in TABLES.items() if name == component)
+    wanted = wanted or next(each for each, name in SELECTOR_TABLES.items() if name == component)
     for choice in decision.choices:
         if choice.component == wanted and choice.chosen_by.value == "Engine":
             return (choice.backend, *(choice.alternatives or ()))

@@ -7,7 +7,7 @@ from typing import Any
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import ACCEPTED, ALWAYS, CRASHED, ORDER, PLANNED, READY, Reason
-from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.startup import load_signatures
 from vllm_operator.status.knowledge import load_termination_rules
 
 LONGEST_MESSAGE = 500

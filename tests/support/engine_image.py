@@ -7,7 +7,7 @@ from textwrap import dedent
 import engine.caches
 import testenv.replay
 from engine.recording import FIRST_START
-from vllm_operator.catalog.signatures import load_signature_samples
+from vllm_operator.catalog.startup import load_signature_samples
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDINGS = ROOT / "tests" / "corpus" / "h200"

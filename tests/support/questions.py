@@ -10,8 +10,8 @@ from typing import Any
 from support.backends import chosen, knowledge, notes_of
 from vllm_operator.api.plan import ChosenBy
 from vllm_operator.api.spec import BackendsSpec
+from vllm_operator.catalog.backends import Selection, load_selectors
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable
 from vllm_operator.planning.engine.backends import FIELDS, QUESTIONS, BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
@@ -102,7 +102,7 @@ def sample(component: Component, count: int) -> list[Question]:
         for architecture, place in by_architecture.items()
     ]
     dice = random.Random(17)
-    if isinstance(table, SelectorTrees):
+    if table.are_trees:
         drawn = [(*dice.choice(places)[:2], case) for case in dice.choices(_EXPERT_CASES, k=count)]
     else:
         all_of_them = [

@@ -14,8 +14,7 @@ from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.rules import Rule
-from vllm_operator.catalog.signatures import Signature
-from vllm_operator.catalog.startup import Stages, load_startup
+from vllm_operator.catalog.startup import Signature, Stages, load_startup
 from vllm_operator.catalog.user_entries import UserSignature
 from vllm_operator.catalog.versions import EngineFacts, VersionTable
 from vllm_operator.logs.state import Stage

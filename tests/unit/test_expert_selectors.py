@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from support.backends import chosen, decide, emitted, notes_of
+from vllm_operator.catalog.backends import load_selectors, parse_selectors
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.selectors import load_selectors, parse_selectors
 from vllm_operator.planning.engine.rule_input import moe_cases
 
 NANO_NVFP4 = "hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"

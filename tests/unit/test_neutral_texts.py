@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from support.pasted import KNOWLEDGE, read_either_way
-from vllm_operator.catalog.signatures import Signature, load_signature_samples
+from vllm_operator.catalog.startup import Signature, load_signature_samples
 from vllm_operator.logs.state import Stage, StartupState
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ from support.engine_logs import HEALTHY_START, READY, crash_of, engine_failure
 from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.backends import load_kernels
-from vllm_operator.catalog.signatures import Severity, load_signatures
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import Severity, load_signatures, load_startup
 from vllm_operator.logs.termination import diagnose_termination
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.api.preset import PresetSpec
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import PresetSpec, VLLMDeploymentSpec
 from vllm_operator.planning.presets import merge_preset
 
 Spec = dict[str, Any]

@@ -15,7 +15,7 @@ from support import observations as o
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.signatures import load_remedies, load_signatures
+from vllm_operator.catalog.startup import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.pinning import digest_of
 from vllm_operator.status.decision import Case, Remediator

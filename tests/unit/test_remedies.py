@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_operator.catalog.signatures import ANY, Remedy, Severity, Signature, load_remedies, load_signatures
+from vllm_operator.catalog.startup import ANY, Remedy, Severity, Signature, load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
 from vllm_operator.status.remedies import FIELD_FLAGS

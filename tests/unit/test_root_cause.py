@@ -3,8 +3,7 @@
 import pytest
 
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure, worker_failure
-from vllm_operator.catalog.signatures import Sample, Severity, load_signature_samples
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import Sample, Severity, load_signature_samples, load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage
 

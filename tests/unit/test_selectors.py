@@ -6,9 +6,9 @@ import pytest
 
 from vllm_operator.api.plan import ChosenBy
 from vllm_operator.api.spec import BackendsSpec, Distribution
+from vllm_operator.catalog.backends import Selection, load_selectors, parse_selectors
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.selectors import Selection, load_selectors, parse_selectors
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import attention_cases

@@ -5,8 +5,7 @@ import re
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from vllm_operator.catalog.signatures import Change, Sample, Severity, Signature, load_signature_samples
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import Change, Sample, Severity, Signature, load_signature_samples, load_startup
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.parser import StartupParser

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vllm_operator.__main__ import kubectl_plugin, main
-from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.startup import load_signatures
 from vllm_operator.cli.catalog import Example, examples
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from support.engine_logs import HEALTHY_START, READY, engine_failure
 from support.pasted import read_delivered, read_pasted
-from vllm_operator.catalog.signatures import load_signature_samples
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import load_signature_samples, load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.text.redaction import present, redact

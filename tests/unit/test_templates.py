@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.startup import load_signatures
 from vllm_operator.catalog.templates import FILTERS, RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
 
 

@@ -120,7 +120,7 @@ async def test_whatever_goes_wrong_with_it_what_was_known_stays_in_use(operator:
         assert 'vllm_operator_user_rules{state="ignored"} 1.0' in page
         monkeypatch.undo()
         operator.cluster.put(config_map(*PLACE, {**ATTENTION_RULE, "id": "again"}))
-        await eventually(lambda: operator.catalog.current.own_rules.keys() == {"again"})
+        await eventually(lambda: operator.catalog.current.custom_rules.keys() == {"again"})
 
 
 def fails(*_: object) -> Any:

@@ -16,8 +16,7 @@ from support.operators import Bench
 from support.own_knowledge import LICENCE_SIGNATURE, config_map, written
 from support.reports import report
 from vllm_operator.__main__ import main
-from vllm_operator.catalog.signatures import Signature
-from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.startup import Signature, StartupKnowledge, load_startup
 from vllm_operator.catalog.user_entries import UserEntries, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.user_data import KnownCrashes, UserData

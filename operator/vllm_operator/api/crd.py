@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from vllm_operator.api import labels, rules
 from vllm_operator.api.base import FORM
 from vllm_operator.api.operation import PresetKind
-from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import PRESET_PLURALS, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
 Schema = dict[str, Any]
@@ -29,14 +28,9 @@ READY = '.status.conditions[?(@.type=="Ready")]'
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """Convert a JSON schema of pydantic to a structural schema.
+    """Convert a JSON schema of pydantic, with the targets of its references, to a structural schema.
 
-    Args:
-        schema: The schema of one value.
-        definitions: Targets of `$ref`, by name.
-
-    Raises:
-        ValueError: The schema allows several types, which a structural schema cannot.
+    Raises ValueError if the schema allows several types, which a structural schema cannot.
     """
     merged = _resolve(schema, definitions)
     if "properties" in merged:

@@ -9,19 +9,31 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import (
-    SPACES,
-    ArtifactReference,
-    HostPath,
-    Model,
-    Name,
-    Repository,
-    VolumeSize,
-    checked_by,
-    list_atomic,
-    open_objects,
-    optional,
-)
+from vllm_operator.api.base import SPACES, Model, Name, checked_by, form, list_atomic, open_objects, optional
+
+Repository = Annotated[
+    str,
+    form(
+        255,
+        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$",
+        "write a repository with its registry and without a tag, for example registry.example/team/vllm-caches",
+    ),
+]
+ArtifactReference = Annotated[
+    str,
+    form(
+        327,
+        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$",
+        "write a repository with its registry and a digest, for example registry.example/team/caches@sha256:0123 and so on",
+    ),
+]
+HostPath = Annotated[
+    str, form(1024, rf"^/[^/{SPACES}:.][^{SPACES}:]*$", "write an absolute path other than /, such as /var/cache/vllm-operator")
+]
+VolumeSize = Annotated[
+    str,
+    form(32, r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
+]
 
 
 class SecretReference(Model):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map, optional
+from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map, optional, repeated
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
@@ -130,11 +130,8 @@ class PlannedArtifact(Model):
     folders: list[Annotated[str, Field(max_length=64)]] = Field(
         max_length=64, description="Folders of the cache directory that an artifact may fill.", json_schema_extra=list_atomic()
     )
-    rejected: list[Annotated[str, Field(max_length=71)]] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Digests of artifacts that are not fetched again, because a start with them crashed.",
-        json_schema_extra=list_atomic(),
+    rejected: list[Annotated[str, Field(max_length=71)]] = repeated(
+        "Digests of artifacts that are not fetched again, because a start with them crashed.", list_atomic(), max_length=8
     )
 
 
@@ -144,8 +141,8 @@ class PlannedPreset(Model):
     kind: PresetKind = Field(description="VLLMPreset or ClusterVLLMPreset.")
     name: str = Field(max_length=253, description="Name of the preset.")
     spec: dict[str, Any] = Field(description="Spec of the preset when the plan was made.", json_schema_extra=open_map())
-    fields: list[Annotated[str, Field(max_length=512)]] = Field(
-        default_factory=list, max_length=256, description="Fields of the spec that come from the preset.", json_schema_extra=list_atomic()
+    fields: list[Annotated[str, Field(max_length=512)]] = repeated(
+        "Fields of the spec that come from the preset.", list_atomic(), max_length=256
     )
 
     def __str__(self) -> str:
@@ -174,13 +171,9 @@ class Plan(Model):
         "UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.",
         list_atomic(),
     )
-    node_requirements: list[NodeRequirement] = Field(
-        default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
-    )
+    node_requirements: list[NodeRequirement] = repeated("Node affinity of the Pods.", list_atomic(), max_length=32)
     cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
-    cache_key_parts: list[PlannedVariable] = Field(
-        default_factory=list, max_length=16, description="Inputs of the cache key.", json_schema_extra=list_map("name")
-    )
+    cache_key_parts: list[PlannedVariable] = repeated("Inputs of the cache key.", list_map("name"), max_length=16)
     cache_artifact: PlannedArtifact | None = optional("How Pods fetch caches from a registry. Absent without `spec.cache.artifact`.")
     drain_seconds: int = Field(default=0, ge=0, description="Seconds that requests in progress have to finish when a Pod stops.")
     endpoint_seconds: int | None = optional(
@@ -202,32 +195,17 @@ class Plan(Model):
     candidates: Annotated[list[GPUCandidate], Field(max_length=16)] | None = optional(
         "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", list_atomic()
     )
-    model_facts: list[ModelFact] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Facts about the model that were known when the plan was made, each with its source.",
-        json_schema_extra=list_map("name"),
+    model_facts: list[ModelFact] = repeated(
+        "Facts about the model that were known when the plan was made, each with its source.", list_map("name"), max_length=16
     )
     awaits_facts: bool | None = optional(
         "The model hub could not be asked. If it answers before the engine has started, a new plan is made."
     )
-    backends: list[BackendChoice] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Kernel backends, each with the reason for its choice.",
-        json_schema_extra=list_map("component"),
-    )
-    env: list[PlannedVariable] = Field(
-        default_factory=list, max_length=128, description="Variables that the operator sets.", json_schema_extra=list_map("name")
-    )
-    args: list[PlannedArgument] = Field(
-        default_factory=list, max_length=64, description="Flags that the operator sets.", json_schema_extra=list_map("name")
-    )
-    notes: list[Text] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Warnings and remarks, for example an approximated version or a user's value that overrides a rule.",
-        json_schema_extra=list_atomic(),
+    backends: list[BackendChoice] = repeated("Kernel backends, each with the reason for its choice.", list_map("component"), max_length=32)
+    env: list[PlannedVariable] = repeated("Variables that the operator sets.", list_map("name"), max_length=128)
+    args: list[PlannedArgument] = repeated("Flags that the operator sets.", list_map("name"), max_length=64)
+    notes: list[Text] = repeated(
+        "Warnings and remarks, for example an approximated version or a user's value that overrides a rule.", list_atomic(), max_length=32
     )
 
     @property

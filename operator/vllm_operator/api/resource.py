@@ -46,11 +46,7 @@ class VLLMDeployment(Model):
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":
-        """Parse a manifest. `pinned` is not set.
-
-        Raises:
-            pydantic.ValidationError: The manifest does not match the schema.
-        """
+        """Parse a manifest. `pinned` is not set. Raises pydantic.ValidationError if the manifest does not match the schema."""
         parts = {name: manifest[name] for name in ("metadata", "spec", "status") if name in manifest}
         if isinstance(parts.get("spec"), Mapping):  # the API server drops null, so that the default counts
             parts["spec"] = {name: value for name, value in parts["spec"].items() if value is not None}
@@ -85,14 +81,7 @@ def labels_of(resource: VLLMDeployment, component: Role) -> dict[str, str]:
 
 
 def metadata_of(resource: VLLMDeployment, name: str, component: Role = Role.ENGINE, *, owned: bool = True) -> dict[str, Any]:
-    """Return the metadata of a child.
-
-    Args:
-        resource: The VLLMDeployment.
-        name: Name of the child.
-        component: Purpose of the child.
-        owned: Whether it is deleted together with the VLLMDeployment.
-    """
+    """Return the metadata of a child. `owned`: whether it is deleted together with the VLLMDeployment."""
     metadata: dict[str, Any] = {"name": name, "namespace": resource.metadata.namespace, "labels": labels_of(resource, component)}
     # A VLLMDeployment from a file has no uid, so an owner reference to it is not possible.
     if owned and resource.metadata.uid:

@@ -10,38 +10,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import (
-    AdapterURI,
-    Architecture,
-    Backend,
-    CommandLineWord,
-    EngineVersion,
-    FlagName,
-    GpuUUID,
-    Image,
-    MigProfile,
-    MigUUID,
-    Model,
-    ModelURI,
-    Name,
-    Product,
-    VariableName,
-    WeightSize,
-    checked_by,
-    cut_depth,
-    form,
-    list_atomic,
-    list_map,
-    list_set,
-    open_objects,
-    optional,
-)
+from vllm_operator.api.base import SPACES, Model, Name, checked_by, cut_depth, form, list_atomic, list_map, list_set, open_objects, optional
 from vllm_operator.api.operation import (
     AuthSpec,
     AutoscalingSpec,
     CacheSpec,
     GatewaySpec,
     NetworkPolicySpec,
+    PresetKind,
     PresetReference,
     RemediationSpec,
     RolloutSpec,
@@ -50,6 +26,82 @@ from vllm_operator.api.operation import (
     StartupSpec,
     WeightsSpec,
 )
+
+_HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
+ModelURI = Annotated[
+    str,
+    form(
+        1024,
+        rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$",
+        "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
+        "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store",
+    ),
+]
+AdapterURI = Annotated[
+    str,
+    form(
+        1024,
+        rf"^({_HUB_OR_CLAIM})$",
+        "write hf://organisation/name for an adapter on the hub, or pvc://claim/path for an adapter on a PersistentVolumeClaim",
+    ),
+]
+Image = Annotated[str, form(1024, rf"^[^{SPACES}]+$", "write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1")]
+EngineVersion = Annotated[
+    str, form(64, r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$", "write a vLLM version such as 0.20.1 (not latest or nightly)")
+]
+FlagName = Annotated[
+    str,
+    form(
+        128, r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$", "write the name of one flag, such as max-model-len, and put its value into the field value"
+    ),
+]
+CommandLineWord = Annotated[
+    str,
+    form(
+        4096,
+        r"^($|[^-]|-([^-A-Za-z]|$)|--?[A-Za-z][A-Za-z0-9._-]*(=|$))",
+        "write each word by itself: --max-model-len and then 8192, or --max-model-len=8192",
+    ),
+]
+VariableName = Annotated[
+    str,
+    form(
+        256,
+        r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
+        "write letters, digits and _ only, not starting with a digit, and put the value into the field value",
+    ),
+]
+Architecture = Annotated[
+    str,
+    form(
+        16,
+        r"^sm_[0-9]{2,3}$",
+        "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)",
+    ),
+]
+Product = Annotated[
+    str,
+    form(128, r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", "write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
+]
+MigProfile = Annotated[
+    str,
+    form(
+        32, r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$", "write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"
+    ),
+]
+MigUUID = Annotated[str, form(64, r"^MIG-[0-9A-Za-z/-]+$", "write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-")]
+GpuUUID = Annotated[
+    str,
+    form(
+        64,
+        r"^GPU-[0-9A-Za-z-]+$",
+        "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)",
+    ),
+]
+Backend = Annotated[str, form(64, r"^[A-Za-z][A-Za-z0-9_-]*$", "write Auto, or the name of one backend in vLLM (letters, digits, _ and -)")]
+WeightSize = Annotated[
+    str, form(32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)")
+]
 
 
 class Distribution(StrEnum):
@@ -343,4 +395,53 @@ class VLLMDeploymentSpec(Model):
         "Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by name, and its "
         "values take precedence.",
         POD_TEMPLATE,
+    )
+
+
+PRESET_PLURALS = {PresetKind.VLLM_PRESET: "vllmpresets", PresetKind.CLUSTER_VLLM_PRESET: "clustervllmpresets"}
+"""Name of each kind in URLs."""
+
+
+class PresetEngineSpec(Model):
+    """Defaults for the vLLM server."""
+
+    image: Image | None = optional(
+        "Container image. `image`, `version` and `distribution` are taken together, for objects that set none of them."
+    )
+    version: EngineVersion | None = optional("vLLM version in the image.")
+    distribution: Distribution | None = optional("Build of vLLM in the image.")
+    args: Annotated[list[EngineArgument], Field(max_length=64)] | None = optional(
+        "Flags for `vllm serve`. A flag that the object sets, in `args` or `extraArgs`, is not taken.",
+        list_map("name"),
+        checked_by(*rules.ARGUMENTS),
+    )
+    env: list[EnvironmentVariable] | None = optional(
+        "Environment variables of the engine container. A variable that the object sets is not taken.", list_map("name"), max_length=128
+    )
+
+
+class PresetAcceleratorSpec(Model):
+    """Defaults for the choice of GPUs."""
+
+    architectures: list[Architecture] | None = optional("Allowed GPU architectures.", list_atomic(), min_length=1, max_length=16)
+    products: list[Product] | None = optional("Allowed GPU products.", list_atomic(), min_length=1, max_length=32)
+    policy: AcceleratorPolicy | None = optional("Which GPUs are taken, as in a VLLMDeployment.")
+    runtime_class_name: Name | None = optional("RuntimeClass of the Pods.")
+
+
+class PresetSpec(Model):
+    """Defaults for VLLMDeployments. A value that an object sets itself takes precedence."""
+
+    engine: PresetEngineSpec | None = optional("Defaults for the vLLM server.")
+    accelerator: PresetAcceleratorSpec | None = optional("Defaults for the choice of GPUs.")
+    cache: CacheSpec | None = optional(
+        "Defaults for the storage of caches. Those of another kind of storage than the object's are not taken."
+    )
+    weights: WeightsSpec | None = optional("Defaults for the storage of weights, as those for caches.")
+    rollout: RolloutSpec | None = optional(
+        "Defaults for the replacement of Pods. `strategy`, `maxSurge` and `maxUnavailable` are taken together, for objects that set none "
+        "of them."
+    )
+    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(
+        "Pod template over which that of the object is merged: lists by name, tolerations appended.", POD_TEMPLATE
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map, map_atomic
+from vllm_operator.api.base import Model, Text, list_atomic, list_map, map_atomic, optional, repeated
 from vllm_operator.api.plan import PlanSummary
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
@@ -28,10 +28,8 @@ class Condition(Model):
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the condition was observed for.")
-    last_transition_time: Timestamp | None = Field(
-        default=None, description="Time of the last change of `status`.", json_schema_extra={"format": "date-time"}
-    )
+    observed_generation: int | None = optional("Generation of the spec that the condition was observed for.", ge=0)
+    last_transition_time: Timestamp | None = optional("Time of the last change of `status`.", {"format": "date-time"})
     reason: str = Field(
         min_length=1,
         max_length=1024,
@@ -61,82 +59,52 @@ class QuarantinedCache(Model):
 class ArtifactStatus(Model):
     """Caches in a registry, as last fetched and published."""
 
-    tag: str | None = Field(default=None, max_length=128, description="Tag that was fetched or published last.")
-    digest: str | None = Field(default=None, max_length=71, description="Digest of the artifact that was fetched last.")
-    fetch: str | None = Field(
-        default=None, max_length=32, description="Result of the last fetch: Fetched, PartlyFetched, Present, or why it failed."
-    )
-    fetched_by: str | None = Field(default=None, max_length=253, description="Pod that fetched last.")
-    fetch_seconds: int | None = Field(default=None, ge=0, description="Duration of that fetch, in seconds, rounded up.")
-    fetch_message: str | None = Field(default=None, max_length=600, description="Why that fetch failed.")
-    differences: str | None = Field(
-        default=None, max_length=600, description="What that artifact was made with, where it differs from this engine."
-    )
-    size_bytes: int | None = Field(default=None, ge=0, description="Size of the files of the artifact, in bytes.")
-    cold_start_seconds: int | None = Field(
-        default=None, ge=0, description="Duration of the cold start of the engine that published this artifact, in seconds."
-    )
-    publication: str | None = Field(
-        default=None, max_length=64, description="What the last publication was for: repository, cache key, model and settings."
-    )
-    publish_result: str | None = Field(default=None, max_length=32, description="Result of the last publication.")
-    publish_message: str | None = Field(default=None, max_length=600, description="Why that publication failed.")
-    published_digest: str | None = Field(default=None, max_length=71, description="Digest of the artifact that the tag has.")
-    publish_time: Timestamp | None = Field(
-        default=None, description="Time of the last publication.", json_schema_extra={"format": "date-time"}
-    )
-    rejected: list[Annotated[str, Field(max_length=71)]] | None = Field(
-        default=None,
-        max_length=8,
-        description="Digests that are not fetched again, because a start with them crashed.",
-        json_schema_extra=list_atomic(),
+    tag: str | None = optional("Tag that was fetched or published last.", max_length=128)
+    digest: str | None = optional("Digest of the artifact that was fetched last.", max_length=71)
+    fetch: str | None = optional("Result of the last fetch: Fetched, PartlyFetched, Present, or why it failed.", max_length=32)
+    fetched_by: str | None = optional("Pod that fetched last.", max_length=253)
+    fetch_seconds: int | None = optional("Duration of that fetch, in seconds, rounded up.", ge=0)
+    fetch_message: str | None = optional("Why that fetch failed.", max_length=600)
+    differences: str | None = optional("What that artifact was made with, where it differs from this engine.", max_length=600)
+    size_bytes: int | None = optional("Size of the files of the artifact, in bytes.", ge=0)
+    cold_start_seconds: int | None = optional("Duration of the cold start of the engine that published this artifact, in seconds.", ge=0)
+    publication: str | None = optional("What the last publication was for: repository, cache key, model and settings.", max_length=64)
+    publish_result: str | None = optional("Result of the last publication.", max_length=32)
+    publish_message: str | None = optional("Why that publication failed.", max_length=600)
+    published_digest: str | None = optional("Digest of the artifact that the tag has.", max_length=71)
+    publish_time: Timestamp | None = optional("Time of the last publication.", {"format": "date-time"})
+    rejected: list[Annotated[str, Field(max_length=71)]] | None = optional(
+        "Digests that are not fetched again, because a start with them crashed.", list_atomic(), max_length=8
     )
 
 
 class CacheStatus(Model):
     """Observed state of the caches."""
 
-    key: str | None = Field(default=None, max_length=63, description="Cache key, the name of the directory on the volume.")
-    state: CacheState | None = Field(
-        default=None, description="State of the caches: Priming, Warm or Quarantined. Absent if they are cold."
+    key: str | None = optional("Cache key, the name of the directory on the volume.", max_length=63)
+    state: CacheState | None = optional("State of the caches: Priming, Warm or Quarantined. Absent if they are cold.")
+    claim_name: Annotated[str, Field(max_length=253)] | None = optional(
+        "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
+        "`podTemplate` replaces that one by another kind of volume."
     )
-    claim_name: str | None = Field(
-        default=None,
-        max_length=253,
-        description="PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. "
-        "Empty if `podTemplate` replaces that one by another kind of volume.",
+    generation: int | None = optional("Generation of the caches, raised with each quarantine.", ge=0)
+    cold_start_seconds: int | None = optional("Duration of the last cold start with this key, in seconds.", ge=0)
+    warm_start_seconds: int | None = optional("Duration of the last warm start with this key, in seconds.", ge=0)
+    warm_starts: int | None = optional("Number of warm starts of all Pods for which a cold start with the same key was measured.", ge=0)
+    saved_seconds: Annotated[int, Field(ge=0)] | None = optional(
+        "Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the one that "
+        "published the artifact."
     )
-    generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
-    cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
-    warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
-    warm_starts: int | None = Field(
-        default=None, ge=0, description="Number of warm starts of all Pods for which a cold start with the same key was measured."
+    counted_until: Timestamp | None = optional("Time when the last of these starts ended.", {"format": "date-time"})
+    cold_stage_seconds: StageSeconds | None = optional(
+        "Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.", map_atomic()
     )
-    saved_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        description="Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the "
-        "one that published the artifact.",
+    warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of that warm start, in seconds.", map_atomic())
+    quarantined: list[QuarantinedCache] | None = optional(
+        "Damaged cache directories that are no longer used, newest last.", list_map("key"), max_length=8
     )
-    counted_until: Timestamp | None = Field(
-        default=None, description="Time when the last of these starts ended.", json_schema_extra={"format": "date-time"}
-    )
-    cold_stage_seconds: StageSeconds | None = Field(
-        default=None,
-        description="Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.",
-        json_schema_extra=map_atomic(),
-    )
-    warm_stage_seconds: StageSeconds | None = Field(
-        default=None, description="Durations of the longer stages of that warm start, in seconds.", json_schema_extra=map_atomic()
-    )
-    quarantined: list[QuarantinedCache] | None = Field(
-        default=None,
-        max_length=8,
-        description="Damaged cache directories that are no longer used, newest last.",
-        json_schema_extra=list_map("key"),
-    )
-    priming_skipped: Text | None = Field(default=None, description="Why requested priming was skipped.")
-    artifact: ArtifactStatus | None = Field(default=None, description="Caches in a registry.")
+    priming_skipped: Text | None = optional("Why requested priming was skipped.")
+    artifact: ArtifactStatus | None = optional("Caches in a registry.")
 
 
 class PodStartup(Model):
@@ -144,56 +112,42 @@ class PodStartup(Model):
 
     name: str = Field(max_length=253, description="Name of the Pod.")
     stage: str = Field(max_length=64, description="Current stage.")
-    completed: int | None = Field(default=None, ge=0, description="Completed units of this stage.")
-    total: int | None = Field(default=None, ge=0, description="Total units of this stage.")
-    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the engine container.")
+    completed: int | None = optional("Completed units of this stage.", ge=0)
+    total: int | None = optional("Total units of this stage.", ge=0)
+    restarts: int | None = optional("Number of restarts of the engine container.", ge=0)
 
 
 class StartupStatus(Model):
     """The start in progress. Pods that are furthest behind come first."""
 
-    stage: str | None = Field(default=None, max_length=64, description="Stage of the Pod that is furthest behind.")
-    completed: int | None = Field(default=None, ge=0, description="Completed units of this stage.")
-    total: int | None = Field(default=None, ge=0, description="Total units of this stage.")
-    message: Text | None = Field(default=None, description="Progress as a sentence.")
-    stage_since: Timestamp | None = Field(
-        default=None, description="Time when that Pod entered this stage.", json_schema_extra={"format": "date-time"}
+    stage: str | None = optional("Stage of the Pod that is furthest behind.", max_length=64)
+    completed: int | None = optional("Completed units of this stage.", ge=0)
+    total: int | None = optional("Total units of this stage.", ge=0)
+    message: Text | None = optional("Progress as a sentence.")
+    stage_since: Timestamp | None = optional("Time when that Pod entered this stage.", {"format": "date-time"})
+    update_time: Timestamp | None = optional(
+        "Time of the last update. Small progress is written with a delay of some seconds.", {"format": "date-time"}
     )
-    update_time: Timestamp | None = Field(
-        default=None,
-        description="Time of the last update. Small progress is written with a delay of some seconds.",
-        json_schema_extra={"format": "date-time"},
+    eta_seconds: Annotated[int, Field(ge=0)] | None = optional(
+        "Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start with the "
+        "same caches, else from a measurement elsewhere, which the message names. Absent if unknown or exceeded."
     )
-    eta_seconds: int | None = Field(
-        default=None,
-        ge=0,
-        description="Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start "
-        "with the same caches, else from a measurement elsewhere, which the message names. Absent if unknown or exceeded.",
-    )
-    pods: list[PodStartup] = Field(
-        default_factory=list, max_length=16, description="Pods that are starting, at most 16.", json_schema_extra=list_map("name")
-    )
+    pods: list[PodStartup] = repeated("Pods that are starting, at most 16.", list_map("name"), max_length=16)
 
 
 class CrashStatus(Model):
     """The last crash. While it is in force, what the condition Crashed says is absent here."""
 
     signature: str = Field(max_length=128, description="Name of the matching crash signature, or Unknown.")
-    cause: Text | None = Field(default=None, description="Cause of the crash. Absent while the condition Crashed says it.")
-    remedy: Text | None = Field(default=None, description="Recommended remedy. Absent while the condition Crashed says it.")
-    command: str | None = Field(default=None, max_length=4096, description="kubectl command that makes the suggested change.")
-    reference: str | None = Field(default=None, max_length=512, description="Link to more information.")
+    cause: Text | None = optional("Cause of the crash. Absent while the condition Crashed says it.")
+    remedy: Text | None = optional("Recommended remedy. Absent while the condition Crashed says it.")
+    command: str | None = optional("kubectl command that makes the suggested change.", max_length=4096)
+    reference: str | None = optional("Link to more information.", max_length=512)
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
-    exit_code: int | None = Field(
-        default=None, description="Exit code of the engine container. Absent while the condition Crashed says it."
-    )
-    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the container before the crash.")
-    time: Timestamp | None = Field(default=None, description="Time of the crash.", json_schema_extra={"format": "date-time"})
-    excerpt: str | None = Field(
-        default=None,
-        max_length=2048,
-        description="The line of the log that names the crash. Without secrets.",
-    )
+    exit_code: int | None = optional("Exit code of the engine container. Absent while the condition Crashed says it.")
+    restarts: int | None = optional("Number of restarts of the container before the crash.", ge=0)
+    time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
+    excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
 
 
 class ChangeKind(StrEnum):
@@ -216,7 +170,7 @@ class RemedyChange(Model):
     kind: ChangeKind = Field(description="Argument: a flag of `vllm serve`. Variable: an environment variable.")
     action: ChangeAction = Field(description="Set or Remove.")
     name: str = Field(max_length=256, description="Flag with its leading dashes, or name of the variable.")
-    value: str | None = Field(default=None, max_length=1024, description="Value. Absent for a flag without a value.")
+    value: str | None = optional("Value. Absent for a flag without a value.", max_length=1024)
 
 
 class AppliedRemedy(Model):
@@ -241,33 +195,21 @@ class RemediationState(StrEnum):
 class RemediationStatus(Model):
     """Remedies and restarts that the operator suggested or carried out for this spec."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the remediation is for.")
-    state: RemediationState | None = Field(
-        default=None,
-        description="Suggested: `command` contains the remedy. Applied: a remedy is in force. GaveUp: the remedies did not help. "
-        "Stopped: scaled to zero because of a crash that a restart cannot fix.",
+    observed_generation: int | None = optional("Generation of the spec that the remediation is for.", ge=0)
+    state: RemediationState | None = optional(
+        "Suggested: `command` contains the remedy. Applied: a remedy is in force. GaveUp: the remedies did not help. Stopped: scaled to "
+        "zero because of a crash that a restart cannot fix."
     )
-    message: Text | None = Field(default=None, description="State as a sentence.")
-    command: str | None = Field(
-        default=None,
-        max_length=4096,
-        description="kubectl command that makes the suggested change. If nothing else is to be said, it is in `status.lastCrash`.",
+    message: Text | None = optional("State as a sentence.")
+    command: str | None = optional(
+        "kubectl command that makes the suggested change. If nothing else is to be said, it is in `status.lastCrash`.", max_length=4096
     )
-    signature: str | None = Field(
-        default=None,
-        max_length=128,
-        description="Name of the crash that led to this state.",
-    )
-    pod: str | None = Field(default=None, max_length=253, description="Name of the Pod that crashed.")
-    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of that Pod before the crash.")
-    applied: list[AppliedRemedy] = Field(
-        default_factory=list, max_length=10, description="Remedies in force, oldest first.", json_schema_extra=list_atomic()
-    )
-    stalled_pods: list[Annotated[str, Field(max_length=253)]] = Field(
-        default_factory=list,
-        max_length=10,
-        description="Pods that the operator deleted because their start stalled.",
-        json_schema_extra=list_atomic(),
+    signature: str | None = optional("Name of the crash that led to this state.", max_length=128)
+    pod: str | None = optional("Name of the Pod that crashed.", max_length=253)
+    restarts: int | None = optional("Number of restarts of that Pod before the crash.", ge=0)
+    applied: list[AppliedRemedy] = repeated("Remedies in force, oldest first.", list_atomic(), max_length=10)
+    stalled_pods: list[Annotated[str, Field(max_length=253)]] = repeated(
+        "Pods that the operator deleted because their start stalled.", list_atomic(), max_length=10
     )
 
     @model_serializer(mode="wrap")
@@ -278,26 +220,21 @@ class RemediationStatus(Model):
 class VLLMDeploymentStatus(Model):
     """Observed state."""
 
-    observed_generation: int | None = Field(
-        default=None, ge=-1, description="Generation of the spec that the status was observed for. -1 until the first reconciliation."
+    observed_generation: int | None = optional(
+        "Generation of the spec that the status was observed for. -1 until the first reconciliation.", ge=-1
     )
-    replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
-    selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Conditions, Ready first. Ready, Accepted, Planned and Progressing are always set.",
-        json_schema_extra=list_map("type"),
+    replicas: int | None = optional("Number of existing Pods.", ge=0)
+    ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
+    selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
+    conditions: list[Condition] = repeated(
+        "Conditions, Ready first. Ready, Accepted, Planned and Progressing are always set.", list_map("type"), max_length=16
     )
-    url: str | None = Field(
-        default=None,
-        max_length=1024,
-        description="URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.",
+    url: str | None = optional(
+        "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )
     # Both change as a whole. With one field owner per field, each write would cost the API server 50 % more.
-    pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())
-    cache: CacheStatus | None = Field(default=None, description="Observed state of the caches.")
-    startup: StartupStatus | None = Field(default=None, description="The start in progress.")
-    last_crash: CrashStatus | None = Field(default=None, description="The last crash.")
-    remediation: RemediationStatus | None = Field(default=None, description="Remedies and restarts for this spec.")
+    pinned_plan: PlanSummary | None = optional("The pinned plan in short.", map_atomic())
+    cache: CacheStatus | None = optional("Observed state of the caches.")
+    startup: StartupStatus | None = optional("The start in progress.")
+    last_crash: CrashStatus | None = optional("The last crash.")
+    remediation: RemediationStatus | None = optional("Remedies and restarts for this spec.")

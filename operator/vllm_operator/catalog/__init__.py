@@ -4,10 +4,9 @@ Modules by subject (the data is in `data/`):
 
     all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
     machines      gpus (and images); paths (directories inside the container)
-    vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
+    vLLM          versions, caches (and priming), backends (where each works, how it is requested, answers of vLLM's selectors)
     models        models (families, and sizes of well-known ones), memory (other memory of an engine)
-    decisions     rules, rule_matching (when a rule applies), selectors (answers of vLLM's selectors)
-    starts        startup: lines of a start, logged names of backends, crashes
-    crashes       signatures (with remedies), templates (how their texts are filled in)
-    of the user   user_entries: rules, signatures and node pools from ConfigMaps
+    decisions     rules, rule_matching (when a rule applies)
+    starts        startup (lines of a start, crashes with remedies), templates (how texts of crashes are filled in)
+    of the user   user_entries: custom rules, signatures and node pools from ConfigMaps
 """

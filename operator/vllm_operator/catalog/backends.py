@@ -1,4 +1,4 @@
-"""Backends: requirements, settings that request them, and names in logs.
+"""Backends: requirements, settings that request them, names in logs, and the answers of vLLM's selectors.
 
 The requirements of a backend (GPUs, number formats, versions) come from the checks in vLLM's sources. With them the planner refuses a
 forced backend before a Pod starts, suggests alternatives, and checks the rules. A backend without an entry is unknown, and not refused.
@@ -6,18 +6,23 @@ forced backend before a Pod starts, suggests alternatives, and checks the rules.
 A backend is requested by a flag if the version has one, else by variables. The settings have changed often: MoE kernels were chosen by
 VLLM_USE_FLASHINFER_MOE_FP8 and others up to 0.16 and by --moe-backend since 0.17.1. A backend has one name here for all versions; an
 invocation knows how its versions spell it.
+
+The tables of selectors are the output of the selectors of each version on a simulated machine of each architecture (`hack/oracle`). They
+contain the engine's default backend and the pins that it accepts. Rules explain and advise. If a rule and a table disagree, the table is
+right.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
 
 from pydantic import Field
 
-from vllm_operator.catalog.entry import Entry, load_list
+from vllm_operator.catalog.entry import Entry, load_list, read_data
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput
-from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.catalog.versions import Release, VersionTable, parse_release
 
 
 class Kernel(Entry):
@@ -100,19 +105,14 @@ class Invocation(Entry):
         """Return the backend that the user's flags or variables request, and the setting; None without one."""
         if self.flag is not None:
             value = rule_input.arguments.get(self.flag)
-            if value is None:
-                return None
-            match = next((name for name in self.backends(table) if self.spell(name) == value), value)
-            return match, f"{self.flag} {value}"
-        if not rule_input.environment and not rule_input.arguments:
-            return None
-        used: dict[str, str] = {}
-        for setting in self.settings.values():
-            used |= {name: rule_input.environment[name] for name in setting.environment if name in rule_input.environment}
-            used |= {name: rule_input.arguments[name] for name in setting.arguments if name in rule_input.arguments}
+            names = (name for name in self.backends(table) if self.spell(name) == value)
+            return None if value is None else (next(names, value), f"{self.flag} {value}")
+        given = {**rule_input.environment, **rule_input.arguments}
+        settings = {name: {**setting.environment, **setting.arguments} for name, setting in self.settings.items()}
+        used = {name: given[name] for wanted in settings.values() for name in wanted if name in given}
         if not used:
             return None
-        exact = next((name for name, setting in self.settings.items() if {**setting.environment, **setting.arguments} == used), None)
+        exact = next((name for name, wanted in settings.items() if wanted == used), None)
         if exact is None and all(name in table.variables and table.variables[name].default == value for name, value in used.items()):
             return None
         by = ", ".join(f"{name}={value}" for name, value in sorted(used.items()))
@@ -185,3 +185,151 @@ def load_invocations() -> tuple[Invocation, ...]:
 def load_logged_names() -> LoggedNames:
     """Read the logged names that ship with the operator."""
     return LoggedNames({entry.component.value: entry.names for entry in load_list(LoggedNamesOfComponent, "logged_names.yaml")})
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The answer of a selector for one layer.
+
+    Attributes:
+        takes: The default backend; None if it raises because none fits, or if unknown.
+        accepts: The backends that it accepts on request.
+        refuses: The backends that it refuses, each with the selector's reason.
+        ignores: The backends that it replaces without an error, each with the replacement.
+        raises: Why it raises without a request; None if it does not, or if unknown.
+        others: The default backends for the other cases of the layer.
+    """
+
+    takes: str | None
+    accepts: tuple[str, ...]
+    refuses: Mapping[str, str]
+    ignores: Mapping[str, str] = field(default_factory=dict)
+    raises: str | None = None
+    others: tuple[str, ...] = ()
+
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Selectors:
+    """The answers of all versions in the format of `hack/oracle`. Answers are parsed on demand, because a deployment needs only a few.
+
+    Attributes:
+        reasons: Error messages.
+        answers: All distinct answers.
+        cases: Tables: the index in `answers` by the name of the case, such as `Dense/128/auto`. Of trees, for layers with many properties:
+            branches by part of a path, such as `FP8/Unset/Tensor/Llama4`; an index in `cases`, for the last part in `answers`. `*` matches
+            all other parts.
+        versions: The index in `cases` by version and architecture.
+        are_trees: Whether `cases` are branches of trees.
+    """
+
+    reasons: Sequence[str] = ()
+    answers: Sequence[Mapping[str, Any]] = ()
+    cases: Sequence[Mapping[str, int]] = ()
+    versions: Mapping[Release, Mapping[str, int]] = field(default_factory=dict)
+    are_trees: bool = False
+
+    def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        """Return the answer for a layer; None if the version, the architecture or one of the cases is missing.
+
+        Args:
+            release: The vLLM version. An unknown version gets the common answer of its neighbours.
+            architecture: Such as sm_90.
+            cases: The possible cases of the layer, the likeliest first. The first one determines the default backend; a backend is accepted
+                if any case accepts it.
+        """
+        return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
+
+    def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        root = self.versions[release].get(architecture)
+        places = [self._place(root, case) for case in cases]
+        found = [self._read(self.answers[place]) for place in places if place is not None]
+        return combine(found) if found and len(found) == len(places) else None
+
+    def _place(self, root: int | None, case: str) -> int | None:
+        place = root
+        for part in case.split("/") if self.are_trees else (case,):
+            if place is None:
+                return None
+            place = self.cases[place].get(part, self.cases[place].get(ANY))
+        return place
+
+    def _read(self, answer: Mapping[str, Any]) -> Selection:
+        return Selection(
+            answer.get("takes"),
+            tuple(answer.get("accepts", ())),
+            {name: self.reasons[number] for name, number in _by_name(answer.get("refuses", {})).items()},
+            _by_name(answer.get("ignores", {})),
+            self.reasons[answer["raises"]] if "raises" in answer else None,
+        )
+
+
+def _by_name(written: Mapping[str, Any] | Sequence[tuple[Any, Sequence[str]]]) -> Mapping[str, Any]:
+    """Return values by name. Trees have the names of each value instead."""
+    return written if isinstance(written, Mapping) else {name: value for value, names in written for name in names}
+
+
+def nearest(versions: Mapping[Release, object], release: Release) -> Sequence[Release]:
+    """Return the version if it is known, else its two neighbours; none if a side has no neighbour."""
+    if release in versions:
+        return (release,)
+    before = max((asked for asked in versions if asked < release), default=None)
+    after = min((asked for asked in versions if asked > release), default=None)
+    return () if before is None or after is None else (before, after)
+
+
+def agreed(found: Sequence[Selection | None]) -> Selection | None:
+    """Return the common part of all answers; None if one is missing."""
+    answers = [selection for selection in found if selection is not None]
+    if not answers or len(answers) < len(found):
+        return None
+    first, *rest = answers
+    return Selection(
+        first.takes if all(one.takes == first.takes for one in rest) else None,
+        tuple(name for name in first.accepts if all(name in one.accepts for one in rest)),
+        {name: reason for name, reason in first.refuses.items() if all(name in one.refuses for one in rest)},
+        {name: taken for name, taken in first.ignores.items() if all(one.ignores.get(name) == taken for one in rest)},
+        first.raises if all(one.raises for one in rest) else None,
+        first.others,
+    )
+
+
+def combine(found: Sequence[Selection]) -> Selection:
+    """Return one answer for a layer with several possible cases, the likeliest first."""
+    first = found[0]
+    accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
+    refuses = {name: text for name, text in first.refuses.items() if all(name in selection.refuses for selection in found)}
+    ignores = {name: taken for name, taken in first.ignores.items() if name not in accepts}
+    others = tuple(dict.fromkeys(one.takes for one in found if one.takes is not None and one.takes != first.takes))
+    raises = first.raises if all(selection.raises for selection in found) else None
+    return Selection(first.takes, accepts, refuses, ignores, raises, others)
+
+
+def parse_selectors(written: Mapping[str, Any]) -> Selectors:
+    """Parse a table, or a table of trees. Raises ValueError if a key is not a version."""
+    versions = {}
+    for version, architectures in written["versions"].items():
+        release = parse_release(version)
+        if release is None:
+            raise ValueError(f"{version!r} is not a version")
+        versions[release] = architectures
+    are_trees = "trees" in written
+    return Selectors(written["reasons"], written["answers"], written["trees" if are_trees else "cases"], versions, are_trees)
+
+
+SELECTOR_TABLES: Mapping[Component, str] = {
+    **dict.fromkeys((Component.ATTENTION, Component.MLA_DECODE, Component.SPARSE_ATTENTION), "attention"),
+    Component.MLA_PREFILL: "prefill",
+    Component.GEMM: "gemm",
+    Component.MOE: "moe",
+}
+"""The table for a component, by file name."""
+
+
+@cache
+def load_selectors() -> Mapping[Component, Selectors]:
+    """Read the tables that ship with the operator, by component."""
+    tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(SELECTOR_TABLES.values()))}
+    return {component: tables[name] for component, name in SELECTOR_TABLES.items()}

@@ -139,12 +139,7 @@ class Caches(Entry):
         return frozenset(argument.flag for argument in self.keyed)
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
-        """Return the caches of compiled artifacts that a build of vLLM uses.
-
-        Args:
-            version: vLLM version; None, or text that is no version, if it is unknown.
-            distribution: Build of vLLM.
-        """
+        """Return the caches of compiled artifacts that a build of vLLM uses. `version` is None, or no version, if it is unknown."""
         known = _parse_version(version)
         return tuple(cache for cache in self.compiled if cache.is_used_by(known, distribution))
 
@@ -180,10 +175,8 @@ class PrimingRule(Entry):
             return False
         if self.backends and not any(_plain(backend).startswith(self.backends) for backend in backends):
             return False
-        try:
-            return version is None or self.versions.contains(Version(version), prereleases=True)
-        except InvalidVersion:
-            return True
+        known = _parse_version(version)
+        return known is None or self.versions.contains(known, prereleases=True)
 
 
 class Priming(Entry):
@@ -195,8 +188,7 @@ class Priming(Entry):
 def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
     """Load the table of caches. `data` is the content of the file; by default the file that ships with the operator.
 
-    Raises:
-        EntryError: An entry is malformed, or two entries set the same variable.
+    Raises EntryError if an entry is malformed, or two entries set the same variable.
     """
     return load_file(Caches, "caches.yaml") if data is None else parse_entry(Caches, data)
 

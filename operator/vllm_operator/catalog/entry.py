@@ -60,16 +60,7 @@ def field_names(model: type[Entry]) -> frozenset[str]:
 
 
 def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compile = re.compile) -> EntryType:
-    """Read an entry.
-
-    Args:
-        model: Model of the entry.
-        written: Values of the entry, from a YAML parser.
-        compile_pattern: Compiles regular expressions of the entry.
-
-    Raises:
-        EntryError: It is malformed.
-    """
+    """Read an entry from values of a YAML parser. Raises EntryError if it is malformed."""
     try:
         return model.model_validate(written, context=compile_pattern, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -77,11 +68,7 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
 
 
 def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -> tuple[EntryType, ...]:
-    """Read a list of entries that ships with the operator.
-
-    Raises:
-        EntryError: One is malformed; the message names it and `source`.
-    """
+    """Read a list of entries that ships with the operator. Raises EntryError if one is malformed; the message names it and `source`."""
     entries = []
     for number, entry in enumerate(written):
         try:
@@ -93,11 +80,7 @@ def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -
 
 
 def load_file(model: type[EntryType], name: str) -> EntryType:
-    """Read a data file that is one mapping.
-
-    Raises:
-        EntryError: It is malformed; the message names it.
-    """
+    """Read a data file that is one mapping. Raises EntryError if it is malformed; the message names it."""
     try:
         return parse_entry(model, read_data(name))
     except EntryError as error:
@@ -105,20 +88,12 @@ def load_file(model: type[EntryType], name: str) -> EntryType:
 
 
 def load_list(model: type[EntryType], name: str) -> tuple[EntryType, ...]:
-    """Read a data file that is a list of entries.
-
-    Raises:
-        EntryError: One is malformed; the message names the file and the entry.
-    """
+    """Read a data file that is a list of entries. Raises EntryError if one is malformed; the message names the file and the entry."""
     return parse_entries(model, read_data(name), name)
 
 
 def read_data(name: str) -> Any:
-    """Read `catalog/data/<name>` as YAML or JSON, by its suffix.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
+    """Read `catalog/data/<name>` as YAML or JSON, by its suffix. Raises FileNotFoundError if there is no such file."""
     text = (_data() / name).read_text("utf-8")
     return json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=yaml.CSafeLoader)
 
@@ -142,11 +117,7 @@ def _data() -> Path:
 
 
 def read_text(value: Any, example: str) -> str:
-    """Return text; refuse an unquoted number, such as version 0.20, which YAML reads as 0.2.
-
-    Raises:
-        ValueError: The value is not text.
-    """
+    """Return text; refuse an unquoted number, such as version 0.20, which YAML reads as 0.2. Raises ValueError if the value is not text."""
     if isinstance(value, int | float):
         raise ValueError(f"{value} is not text; put it in quotes, such as '{example}'")
     if not isinstance(value, str):
@@ -155,11 +126,7 @@ def read_text(value: Any, example: str) -> str:
 
 
 def read_specifiers(value: Any) -> SpecifierSet:
-    """Read versions (PEP 440), such as `>=0.14,<0.20`.
-
-    Raises:
-        ValueError: The specifiers are invalid.
-    """
+    """Read versions (PEP 440), such as `>=0.14,<0.20`. Raises ValueError if the specifiers are invalid."""
     text = read_text(value, ">=0.20")
     if len(text) > SPECIFIERS_LIMIT:
         raise ValueError(f"a range of versions must be at most {SPECIFIERS_LIMIT} characters long")

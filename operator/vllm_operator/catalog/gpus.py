@@ -20,11 +20,7 @@ Version = tuple[int, ...]
 
 
 def parse_version(text: str) -> Version:
-    """Read `12.8` as (12, 8).
-
-    Raises:
-        ValueError: The text is not a numeric version.
-    """
+    """Read `12.8` as (12, 8). Raises ValueError if the text is not a numeric version."""
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
         raise ValueError(f"{text!r} is not a version")
     return tuple(int(part) for part in text.split("."))
@@ -176,8 +172,7 @@ class InstanceType:
 def capability_of(architecture: str) -> Version:
     """Return the compute capability of `sm_90`: the last digit is the minor.
 
-    Raises:
-        ValueError: The text is not the name of an architecture.
+    Raises ValueError if the text is not the name of an architecture.
     """
     match = re.fullmatch(r"sm_([0-9]{1,2})([0-9])", architecture)
     if match is None:

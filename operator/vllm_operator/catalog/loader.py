@@ -20,7 +20,7 @@ class Catalog:
     """Knowledge about GPUs, images, vLLM versions, models and their memory, caches and the choice of backends.
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's administrator:
-    equal versions make equal decisions. `own_rules` are these rules by id, as written. `replacements` map variables and flags that newer
+    equal versions make equal decisions. `custom_rules` are these rules by id, as written. `replacements` map variables and flags that newer
     versions dropped to their successors. `instance_types` are defined by the cluster's administrator.
     """
 
@@ -35,7 +35,7 @@ class Catalog:
     shapes: KnownShapes
     priming: tuple[PrimingRule, ...] = ()
     replacements: Mapping[str, str] = field(default_factory=dict)
-    own_rules: Mapping[str, Any] = field(default_factory=dict)
+    custom_rules: Mapping[str, Any] = field(default_factory=dict)
     instance_types: tuple[InstanceType, ...] = ()
 
 

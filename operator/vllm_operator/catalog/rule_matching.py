@@ -122,15 +122,7 @@ def _before(one: Range, other: Range) -> bool:
 
 
 def parse_range(text: object, *, releases: bool = False) -> Range:
-    """Read `>=0.17.1,<0.20` or `>=2` or `0`.
-
-    Args:
-        text: The range.
-        releases: Whether the bounds are versions instead of numbers.
-
-    Raises:
-        ValueError: The text is not a range.
-    """
+    """Read a range of numbers or versions: `>=0.17.1,<0.20`, `>=2` or `0`. Raises ValueError if the text is none."""
     bounds: dict[str, Any] = {}
     for clause in str(text).split(","):
         match = _CLAUSE.match(clause.strip()) or _CLAUSE.match(f"=={clause.strip()}")
@@ -168,39 +160,37 @@ ArchitectureName = Annotated[str, AfterValidator(_is_architecture)]
 Patterns = Annotated[Mapping[str, Expression], Field(max_length=SETTINGS_LIMIT)]
 
 
+def _values(description: str, alias: str | None = None) -> Any:
+    return Field(frozenset(), alias=alias, description=description)
+
+
 class FactValues(Entry):
     """Values of facts, by fact: the field names are as in `RuleInput`."""
 
-    architecture: Annotated[OneOrMore[ArchitectureName], AfterValidator(_expand)] = Field(
-        frozenset(), alias="architectures", description="`sm_90`; `sm_7x`, `sm_8x`, `sm_10x` and `sm_12x` stand for their families"
+    architecture: Annotated[OneOrMore[ArchitectureName], AfterValidator(_expand)] = _values(
+        "`sm_90`; `sm_7x`, `sm_8x`, `sm_10x` and `sm_12x` stand for their families", "architectures"
     )
-    attention: OneOrMore[Attention] = Field(frozenset(), description="kind of attention")
-    quantization: OneOrMore[Quantization] = Field(frozenset(), alias="quantizations", description="number format of the weights")
-    quantization_scheme: OneOrMore[str] = Field(
-        frozenset(), alias="quantizationSchemes", description="how the format is published: `modelopt`, `compressed` for compressed-tensors"
+    attention: OneOrMore[Attention] = _values("kind of attention")
+    quantization: OneOrMore[Quantization] = _values("number format of the weights", "quantizations")
+    quantization_scheme: OneOrMore[str] = _values(
+        "how the format is published: `modelopt`, `compressed` for compressed-tensors", "quantizationSchemes"
     )
-    family: OneOrMore[str] = Field(
-        frozenset(), alias="families", description="family of the model, as `vllm-operator catalog models` lists them"
+    family: OneOrMore[str] = _values("family of the model, as `vllm-operator catalog models` lists them", "families")
+    routing: OneOrMore[str] = _values("how the router picks experts, by vLLM's name")
+    optimize_for: OneOrMore[OptimizeFor] = _values("`spec.optimizeFor`")
+    distribution: OneOrMore[Distribution] = _values("build of vLLM", "distributions")
+    allocation: OneOrMore[Allocation] = _values("how the GPUs are requested", "allocations")
+    mixture_of_experts: OneOrMore[StrictBool] = _values("the model has experts")
+    expert_parallel: OneOrMore[StrictBool] = _values("experts are spread over the GPUs")
+    exchanges_tokens: OneOrMore[StrictBool] = _values(
+        "tokens travel between GPUs to their experts: expert parallelism with more than one data-parallel rank"
     )
-    routing: OneOrMore[str] = Field(frozenset(), description="how the router picks experts, by vLLM's name")
-    optimize_for: OneOrMore[OptimizeFor] = Field(frozenset(), description="`spec.optimizeFor`")
-    distribution: OneOrMore[Distribution] = Field(frozenset(), alias="distributions", description="build of vLLM")
-    allocation: OneOrMore[Allocation] = Field(frozenset(), alias="allocations", description="how the GPUs are requested")
-    mixture_of_experts: OneOrMore[StrictBool] = Field(frozenset(), description="the model has experts")
-    expert_parallel: OneOrMore[StrictBool] = Field(frozenset(), description="experts are spread over the GPUs")
-    exchanges_tokens: OneOrMore[StrictBool] = Field(
-        frozenset(), description="tokens travel between GPUs to their experts: expert parallelism with more than one data-parallel rank"
-    )
-    mig: OneOrMore[StrictBool] = Field(frozenset(), description="the GPU is a MIG slice")
-    deepseek_heads: OneOrMore[StrictBool] = Field(
-        frozenset(), alias="deepSeekHeads", description="the MLA head sizes are those of DeepSeek R1"
-    )
-    uneven_blocks: OneOrMore[StrictBool] = Field(
-        frozenset(), description="the part of an expert on one GPU is not a multiple of the blocks that share a scale"
-    )
-    uneven_heads: OneOrMore[StrictBool] = Field(frozenset(), description="the attention heads do not divide by the tensor-parallel size")
-    uneven_width: OneOrMore[StrictBool] = Field(frozenset(), description="the width of a layer is not a multiple of 128")
-    uneven_experts: OneOrMore[StrictBool] = Field(frozenset(), description="the experts do not divide by the number of GPUs")
+    mig: OneOrMore[StrictBool] = _values("the GPU is a MIG slice")
+    deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
+    uneven_blocks: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the blocks that share a scale")
+    uneven_heads: OneOrMore[StrictBool] = _values("the attention heads do not divide by the tensor-parallel size")
+    uneven_width: OneOrMore[StrictBool] = _values("the width of a layer is not a multiple of 128")
+    uneven_experts: OneOrMore[StrictBool] = _values("the experts do not divide by the number of GPUs")
 
     @cached_property
     def members(self) -> Mapping[str, frozenset[Any]]:

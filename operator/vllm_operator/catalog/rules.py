@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
-from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations, load_kernels
+from vllm_operator.catalog.backends import Invocation, Kernels, Selectors, load_invocations, load_kernels, load_selectors
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, matching, parse_entries, read_data
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, Condition
-from vllm_operator.catalog.selectors import Selectors, load_selectors
 from vllm_operator.catalog.versions import Release
 
 
@@ -156,11 +155,7 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
 def build_rules(
     rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors]
 ) -> Rules:
-    """Put rules in order of precedence.
-
-    Raises:
-        EntryError: Two rules have the same id, or are in conflict.
-    """
+    """Put rules in order of precedence. Raises EntryError if two rules have the same id, or are in conflict."""
     ordered = tuple(sorted(rules, key=lambda rule: (list(RuleKind).index(rule.kind), -rule.priority)))
     seen: set[str] = set()
     for rule in ordered:

@@ -26,14 +26,9 @@ class TemplateError(ValueError):
 
 
 def check_template(text: str, *, alone: bool) -> frozenset[str]:
-    """Return the names that a template uses.
+    """Return the names that a template uses. With `alone`, it must also render without captures.
 
-    Args:
-        text: The template.
-        alone: Whether it must also render without captures.
-
-    Raises:
-        TemplateError: It is malformed, or uses a forbidden feature.
+    Raises TemplateError if it is malformed, or uses a forbidden feature.
     """
     try:
         names = _names(_environment(strict=False).parse(text))

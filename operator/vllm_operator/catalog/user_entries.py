@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import yaml
 from packaging.specifiers import SpecifierSet
@@ -22,10 +22,9 @@ from vllm_operator.catalog.entry import SHOWN, EntryError, SpecifierText, matchi
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
-from vllm_operator.catalog.signatures import FACTS, Change, LinePattern, Signature
-from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.startup import FACTS, Change, LinePattern, Signature, StartupKnowledge
 from vllm_operator.catalog.templates import TemplateError, check_template
-from vllm_operator.catalog.versions import Versions, load_versions
+from vllm_operator.catalog.versions import Versions, VersionTable, load_versions
 from vllm_operator.text.patterns import PatternError, compile_linear
 
 SIZE_LIMIT = 64 * 1024
@@ -45,13 +44,8 @@ PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-class _Named(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-Named = TypeVar("Named", bound=_Named)
 Item = TypeVar("Item")
+Named = TypeVar("Named", Rule, Signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +63,7 @@ class UserEntries(Generic[Item]):
 
 
 def read_yaml(text: str) -> Any:
-    """Parse untrusted YAML into plain values.
-
-    Raises:
-        ValueError: The text is not YAML, or exceeds a limit.
-    """
+    """Parse untrusted YAML into plain values. Raises ValueError if the text is not YAML, or exceeds a limit."""
     if len(text) > SIZE_LIMIT or len(text.encode("utf-8", "replace")) > SIZE_LIMIT:
         raise ValueError(f"it is larger than {SIZE_LIMIT // 1024} KiB")
     depth = 0
@@ -91,14 +81,9 @@ def read_yaml(text: str) -> Any:
 
 
 def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list[str]]:
-    """Read rules or signatures from YAML texts by name. Each text is a list, or a mapping whose only key is `what`.
+    """Read `what` (rules or signatures) from YAML texts by name. Each text is a list, or a mapping whose only key is `what`.
 
-    Args:
-        texts: The texts.
-        what: `rules` or `signatures`.
-
-    Returns:
-        The entries, and a sentence about each unreadable text.
+    Return the entries, and a sentence about each unreadable text.
     """
     documents: list[Any] = []
     problems: list[str] = []
@@ -129,12 +114,8 @@ def collect(
 ) -> UserEntries[Named]:
     """Read entries. An invalid entry does not affect the others.
 
-    Args:
-        documents: The entries, as values of YAML.
-        what: `rule` or `signature`.
-        read: Reads an entry, given the previous ones. Raises EntryError.
-        taken: Names that already exist.
-        count_expressions: Counts the regular expressions of an entry.
+    `what` is `rule` or `signature`, `read` reads an entry, given the previous ones, or raises EntryError. `taken` are names that already
+    exist.
     """
     written: dict[str, Any] = {}
     entries: list[Named] = []
@@ -165,9 +146,10 @@ def collect(
 def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _texts_in(inner)
+    elif isinstance(value, dict):
+        yield from _texts_in([*value, *value.values()])
+    elif isinstance(value, list):
+        yield from (text for inner in value for text in _texts_in(inner))
 
 
 def _name_of(document: Mapping[Any, Any]) -> str:
@@ -177,17 +159,12 @@ def _name_of(document: Mapping[Any, Any]) -> str:
 
 
 def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | None = None) -> tuple[Rules, UserEntries[Rule]]:
-    """Add user-defined rules to those that ship with the operator.
-
-    Args:
-        rules: The rules that ship with the operator.
-        documents: The user-defined rules, as values of YAML.
-        versions: The known versions. A rule may set only variables and flags that exist in all versions to which it applies.
-    """
+    """Add custom rules. A rule may set only variables and flags that exist in all known versions to which it applies."""
 
     def read(document: Any, before: Sequence[Rule]) -> Rule:
         rule = parse_entry(Rule, document, compile_pattern=compile_linear)
-        _check_settings(rule, versions)
+        tables = (table for table in (versions.tables if versions else ()) if rule.when.versions.contains(table.release))
+        _check_known((*rule.arguments, *rule.environment), tables, "limit the rule with when.versions")
         rule = rule.model_copy(update={"priority": rule.priority + USER_PRIORITY})
         if conflict := next((found for other in before for found in find_conflicts([other, rule])), None):
             raise EntryError(conflict)
@@ -205,30 +182,24 @@ def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | 
     return rules, found
 
 
-def _check_settings(rule: Rule, versions: Versions | None) -> None:
-    for table in versions.tables if versions else ():
-        if not rule.when.versions.contains(table.release):
-            continue
-        unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
-        unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
+def _check_known(names: Collection[str], tables: Iterable[VersionTable], advice: str) -> None:
+    """Check that these versions have these flags and variables of vLLM. Raises EntryError."""
+    for table in tables:
+        unknown = [name for name in names if name.startswith("--") and not table.knows_flag(name)]
+        unknown += [name for name in names if name.startswith("VLLM_") and not table.knows_variable(name)]
         if unknown:
-            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; limit the rule with when.versions")
+            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; {advice}")
 
 
 def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserEntries[Rule]]:
-    """Add the rules of the cluster's administrator to a catalog.
-
-    Args:
-        catalog: The catalog that ships with the operator.
-        texts: YAML texts by name, each a list of rules. Invalid rules are skipped and reported.
-    """
+    """Add custom rules to a catalog, from YAML texts by name. Invalid rules are skipped and reported."""
     documents, unreadable = read_documents(texts, "rules")
     rules, read = add_user_rules(catalog.rules, documents, catalog.versions)
     read = replace(read, problems=(*unreadable, *read.problems))
     if not read.added:
         return catalog, read
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
-    return replace(catalog, version=f"{catalog.version}.{digest}", rules=rules, own_rules=read.written), read
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=rules, custom_rules=read.written), read
 
 
 def _check_anchor(anchor: str) -> str:
@@ -326,18 +297,15 @@ class UserSignature(Signature):
 
 
 def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserEntries[Signature]]:
-    """Add user-defined crash signatures.
-
-    Args:
-        knowledge: The knowledge that ships with the operator.
-        texts: YAML texts by name, each a list of signatures. Invalid signatures are skipped and reported.
-    """
+    """Add custom crash signatures, from YAML texts by name. Invalid signatures are skipped and reported."""
     versions = load_versions()
 
     def read(document: Any, _: Sequence[Signature]) -> Signature:
         signature = parse_entry(UserSignature, document)
         for change in (*signature.environment, *signature.arguments):
-            _check_known(change, versions)
+            specifier = SpecifierSet(change.versions or "")
+            tables = [table for table in versions.tables if specifier.contains(table.version)]
+            _check_known((change.name,), tables, "limit the change with versions")
         return signature
 
     documents, unreadable = read_documents(texts, "signatures")
@@ -352,17 +320,6 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
     if not found.entries:
         return knowledge, found
     return StartupKnowledge(knowledge.stages, (*found.entries, *knowledge.signatures)), found
-
-
-def _check_known(change: Change, versions: Versions) -> None:
-    """Check that every version to which the change applies has its flag or variable. Raises EntryError."""
-    if not change.name.startswith(("--", "VLLM_")):
-        return
-    specifier = SpecifierSet(change.versions or "")
-    for table in versions.tables:
-        knows = table.knows_flag if change.name.startswith("--") else table.knows_variable
-        if specifier.contains(table.version) and not knows(change.name):
-            raise EntryError(f"vLLM {table.version} does not have {change.name}; limit the change with versions")
 
 
 POOLS_LIMIT, POOL_LENGTH, LABELS_LIMIT = 64, 1024, 8

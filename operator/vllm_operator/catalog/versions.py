@@ -120,11 +120,7 @@ class Versions:
         return self.tables[-1]
 
     def resolve(self, version: str) -> Resolution:
-        """Find the table for a version.
-
-        Raises:
-            ValueError: The text does not begin with a version.
-        """
+        """Find the table for a version. Raises ValueError if the text does not begin with a version."""
         release = parse_release(version)
         if release is None:
             raise ValueError(f"{version!r} is not a version")
@@ -150,11 +146,7 @@ class Versions:
 
 
 def build_versions(tables: Iterable[VersionTable]) -> Versions:
-    """Put tables in order.
-
-    Raises:
-        ValueError: There is no table, or two tables have the same release.
-    """
+    """Put tables in order. Raises ValueError if there is no table, or two tables have the same release."""
     ordered = tuple(sorted(tables, key=lambda table: table.release))
     if not ordered:
         raise ValueError("no vLLM version is known")

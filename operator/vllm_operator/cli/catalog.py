@@ -19,7 +19,7 @@ from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.gpus import Architecture, Product, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
-from vllm_operator.catalog.signatures import Change, Remedy, Signature, load_remedies, load_signature_samples
+from vllm_operator.catalog.startup import Change, Remedy, Signature, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
@@ -220,7 +220,7 @@ def _family(family: ModelFamily) -> dict[str, Any]:
 def _rules(catalog: Catalog) -> dict[str, Any]:
     """Return each rule as written in its file, in order of precedence. The user's rules are marked."""
     written = {rule["id"]: rule for name in list_data("rules") for rule in read_data(name)}
-    written |= {name: {"of": "cluster", **rule} for name, rule in catalog.own_rules.items()}
+    written |= {name: {"of": "cluster", **rule} for name, rule in catalog.custom_rules.items()}
     return {rule.id: written[rule.id] for rule in catalog.rules.rules if rule.id in written}
 
 

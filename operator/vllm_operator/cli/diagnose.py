@@ -94,10 +94,8 @@ def exit_code(state: StartupState) -> int:
 def known_crashes(files: Sequence[str]) -> StartupKnowledge:
     """Load the knowledge about starts and crashes, with the signatures in these files.
 
-    The operator ignores an invalid signature. Here it is an error, because the user can correct it.
-
-    Raises:
-        InputError: A file cannot be read, or a signature in it is invalid.
+    The operator ignores an invalid signature. Here it is an error, because the user can correct it. Raises InputError if a file cannot be
+    read, or a signature in it is invalid.
     """
     shipped = load_startup()
     if not files:

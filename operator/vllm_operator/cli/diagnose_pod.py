@@ -68,11 +68,7 @@ async def _read(arguments: argparse.Namespace) -> Diagnosis:
 async def diagnose_pod(
     client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool = False
 ) -> Diagnosis:
-    """Read the log, status and events of a Pod.
-
-    Raises:
-        ClusterError: The Pod does not exist or cannot be read.
-    """
+    """Read the log, status and events of a Pod. Raises ClusterError if the Pod does not exist or cannot be read."""
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)

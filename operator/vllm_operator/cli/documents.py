@@ -1,4 +1,4 @@
-"""Read files: Kubernetes objects in YAML or JSON, the user's rules, and the model files in a checkpoint folder."""
+"""Read files: Kubernetes objects in YAML or JSON, custom rules, and the model files in a checkpoint folder."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 
-RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
+RULES_HELP = "file with custom rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 DEPTH_LIMIT = 200
 """Maximum nesting of lists and mappings. Kubernetes objects have less, and unlimited recursion would crash the parser."""
 VALUES_LIMIT = 20_000_000
@@ -43,8 +43,7 @@ class ClusterObjects:
 def read_objects(path: str) -> list[dict[str, Any]]:
     """Read all objects of a file, including those in lists; `-` is standard input.
 
-    Raises:
-        InputError: The file cannot be read, is not YAML, or contains something other than objects.
+    Raises InputError if the file cannot be read, is not YAML, or contains something other than objects.
     """
     name = name_of_file(path)
     try:
@@ -61,11 +60,7 @@ def read_objects(path: str) -> list[dict[str, Any]]:
 
 
 def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
-    """Parse a VLLMDeployment.
-
-    Raises:
-        InputError: The object does not match the schema. The message names the fields.
-    """
+    """Parse a VLLMDeployment. Raises InputError if the object does not match the schema. The message names the fields."""
     try:
         return VLLMDeployment.parse(manifest)
     except ValidationError as error:
@@ -74,19 +69,14 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
 
 
 def catalog_with(path: str | None) -> Catalog:
-    """Load the catalog with the rules in a file, if one is given.
-
-    Raises:
-        InputError: The file cannot be read or contains no rules.
-    """
+    """Load the catalog with the rules in a file, if one is given. Raises InputError if the file cannot be read or contains no rules."""
     return load_catalog() if path is None else catalog_with_texts({"rules": _rule_texts(path)})
 
 
 def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
-    """Load the catalog with the texts of ConfigMaps. Like the operator, report (on standard error) and ignore invalid entries.
+    """Load the catalog with the texts of ConfigMaps, by the name of the operator's setting without `_config_map`.
 
-    Args:
-        texts: The data of each ConfigMap, by the name of the operator's setting without `_config_map`.
+    Like the operator, report (on standard error) and ignore invalid entries.
     """
     catalog, problems = load_catalog(), list[str]()
     if rules := texts.get("rules"):
@@ -102,11 +92,7 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
 
 
 def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
-    """Read the texts for `catalog_with_texts` from files.
-
-    Raises:
-        InputError: A file cannot be read, or has the wrong content.
-    """
+    """Read the texts for `catalog_with_texts` from files. Raises InputError if a file cannot be read, or has the wrong content."""
     found: dict[str, Mapping[str, str]] = {}
     if rules is not None:
         found["rules"] = _rule_texts(rules)
@@ -149,11 +135,7 @@ def of_kind(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, An
 
 
 def find_deployment(objects: Iterable[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
-    """Return the VLLMDeployment with this name, or the only one.
-
-    Raises:
-        InputError: There is none, or several.
-    """
+    """Return the VLLMDeployment with this name, or the only one. Raises InputError if there is none, or several."""
     found = of_kind(objects, KIND)
     named = [entry for entry in found if name is None or name_of(entry) == name]
     if len(named) == 1:
@@ -232,11 +214,7 @@ QUANTIZATION = "hf_quant_config.json"
 
 
 def read_model_files(path: str) -> ModelFiles:
-    """Read a config.json, or the folder of a checkpoint.
-
-    Raises:
-        InputError: There is no config.json, or it is not a JSON object.
-    """
+    """Read a config.json, or the folder of a checkpoint. Raises InputError if there is no config.json, or it is not a JSON object."""
     folder = Path(path)
     if not folder.is_dir():
         return ModelFiles(_read_object(path))

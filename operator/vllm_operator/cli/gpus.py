@@ -56,14 +56,7 @@ Holders = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gpus: GPUs, *, width: int) -> list[Line]:
-    """Return the page.
-
-    Args:
-        inventory: The GPUs of the cluster.
-        pods: All Pods; None if they cannot be listed.
-        gpus: The GPUs of the catalog.
-        width: Maximum characters of a line below the table.
-    """
+    """Return the page. `pods` are all Pods, or None if they cannot be listed. Lines below the table have at most `width` characters."""
     if not inventory.pools:
         return labelled("", _NONE, label_width=0, width=width)
     all_pods = None if pods is None else [pod for pod in pods if not has_ended(pod)]

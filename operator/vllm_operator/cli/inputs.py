@@ -19,11 +19,7 @@ def name_of_file(path: str) -> str:
 
 
 def read_input(path: str) -> bytes:
-    """Read a file; `-` is standard input.
-
-    Raises:
-        InputError: The file cannot be read, or is too large.
-    """
+    """Read a file; `-` is standard input. Raises InputError if the file cannot be read, or is too large."""
     try:
         if path == STANDARD_INPUT:
             data = sys.stdin.buffer.read(SIZE_LIMIT + 1)

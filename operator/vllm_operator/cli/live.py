@@ -50,8 +50,7 @@ CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 def read_live(namespace: str, name: str) -> ClusterObjects:
     """Read a VLLMDeployment and the input of its plan, as the operator reads it.
 
-    Raises:
-        InputError: The object does not exist, or the cluster cannot be read.
+    Raises InputError if the object does not exist, or the cluster cannot be read.
     """
 
     async def read() -> ClusterObjects:
@@ -86,8 +85,7 @@ async def _deployment(client: ClusterClient, namespace: str, name: str) -> tuple
 async def connected(what: str) -> AsyncIterator[KubeClient]:
     """Return a client with the user's account. `what` names the object to read, for the message if it does not exist.
 
-    Raises:
-        InputError: There is no cluster, or it refuses or does not answer a request inside the block.
+    Raises InputError if there is no cluster, or it refuses or does not answer a request inside the block.
     """
     try:
         client = KubeClient(await load_configuration(), reload=load_configuration)
@@ -115,8 +113,7 @@ async def screens(
 ) -> AsyncGenerator[list[Line]]:
     """Read and draw repeatedly. An outage of the API server only delays the next screen.
 
-    Raises:
-        ClusterError: The first read failed, or the object no longer exists.
+    Raises ClusterError if the first read failed, or the object no longer exists.
     """
     shown = await read()
     while True:

@@ -297,8 +297,7 @@ def _find_revision(resource: VLLMDeployment, revisions: Sequence[Revision], numb
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment:
     """Return the object with its pinned plan, from the revision that its status names.
 
-    Raises:
-        InputError: The status names a revision that is not in the objects, or whose content cannot be read.
+    Raises InputError if the status names a revision that is not in the objects, or whose content cannot be read.
     """
     if resource.status.pinned_plan is None:
         return resource

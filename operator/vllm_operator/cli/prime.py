@@ -57,10 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
     """Request priming and print its progress until the caches are filled. Return the exit status.
 
-    After the first read, an outage of the API server only delays the command.
-
-    Raises:
-        ClusterError: The object does not exist, or the cluster refuses or does not answer the first request.
+    After the first read, an outage of the API server only delays the command. Raises ClusterError if the object does not exist, or the
+    cluster refuses or does not answer the first request.
     """
     printed = requested = ""
     until = time.monotonic() + (timeout_seconds or PLAN_SECONDS)

@@ -107,8 +107,7 @@ async def _show_status(arguments: argparse.Namespace) -> None:
 async def read_object(client: "ClusterClient", name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
     """Read an object and its events. Without permission to read events, there are none.
 
-    Raises:
-        ClusterError: The object does not exist or cannot be read.
+    Raises ClusterError if the object does not exist or cannot be read.
     """
     from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden
 
@@ -132,14 +131,7 @@ _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
 
 
 def status_page(resource: Manifest, events: Iterable[Manifest], now: datetime, *, width: int) -> list[Line]:
-    """Return the page.
-
-    Args:
-        resource: The VLLMDeployment. Any content is valid.
-        events: Events about it, in any order.
-        now: The current time.
-        width: Maximum characters of a line. Commands and names may be longer.
-    """
+    """Return the page of an object with any content. Only commands and names may be longer than `width` characters."""
     return _StatusPage(resource, now, width).compose(events)
 
 

@@ -116,8 +116,7 @@ def show(lines: Iterable[Line]) -> None:
 async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
     """Show each screen in place of the previous one, or without a terminal, print each that differs. Then close the screens.
 
-    Raises:
-        BrokenPipeError: The reader of the pipe has exited.
+    Raises BrokenPipeError if the reader of the pipe has exited.
     """
     async with aclosing(screens):
         console = _console()

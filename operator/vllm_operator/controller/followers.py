@@ -17,10 +17,10 @@ from vllm_operator.controller.container_runs import Run, ended_run, runs_to_foll
 from vllm_operator.controller.follower import Follower, FollowerSettings
 from vllm_operator.controller.log_share import LogShare
 from vllm_operator.controller.log_slots import Slots
+from vllm_operator.controller.observe import is_ready
 from vllm_operator.controller.run_log import Parser
 from vllm_operator.kube.client import ClusterClient, Key, Manifest
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
-from vllm_operator.pods.view import is_ready
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_operator.catalog.signatures import Severity, Signature
+from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.lines import WARNING, Line
 from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source, without_names

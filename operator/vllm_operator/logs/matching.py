@@ -15,8 +15,7 @@ from itertools import count, islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_operator.catalog.signatures import LinePattern, Signature
-from vllm_operator.catalog.startup import Failure, Stages
+from vllm_operator.catalog.startup import Failure, LinePattern, Signature, Stages
 from vllm_operator.logs.lines import Line
 from vllm_operator.text.patterns import compile_linear
 

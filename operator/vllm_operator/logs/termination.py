@@ -4,8 +4,7 @@ If the log explains the crash, it is more precise than the status, with one exce
 its memory use, the log shows the ends of other processes, which look like crashes.
 """
 
-from vllm_operator.catalog.signatures import Signature
-from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.startup import Signature, StartupKnowledge
 from vllm_operator.logs.crash import TERMINATED, UNKNOWN, describe
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash

@@ -20,10 +20,9 @@ from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
 from vllm_operator.api.plan import Plan, PlannedPreset
-from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
 from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
-from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog

@@ -15,7 +15,7 @@ from vllm_operator.api.operation import OnStall, OnUnrecoverableCrash, Remediati
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
+from vllm_operator.catalog.startup import Remedy, Severity, Signature, load_remedies
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage

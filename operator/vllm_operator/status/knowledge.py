@@ -17,8 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.signatures import RemedyAction, Signature
-from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.startup import RemedyAction, Signature, StartupKnowledge, load_startup
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.text import wording

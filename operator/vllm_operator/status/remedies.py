@@ -22,7 +22,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.signatures import Change, Signature
+from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
 from vllm_operator.planning.engine.overrides import (

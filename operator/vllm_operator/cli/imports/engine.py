@@ -104,12 +104,8 @@ def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = (
 def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
     """Read the words of a container's command and args. Of a shell with a script, only the command that starts vLLM is read.
 
-    Args:
-        words: The words.
-        variables: Variables with a value, which references such as `$(PORT)` stand for.
-
-    Raises:
-        ImportRefusedError: The words do not start a vLLM server, or a variable has no known value.
+    `variables` are those with a value, which references such as `$(PORT)` stand for. Raises ImportRefusedError if the words do not start a
+    vLLM server, or a variable has no known value.
     """
     others: tuple[str, ...] = ()
     script = _script_of(words)

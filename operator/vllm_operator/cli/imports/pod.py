@@ -82,8 +82,7 @@ class PodParts:
 def read_pod(engine: Engine, report: Report) -> PodParts:
     """Sort the parts of the engine's Pod. What is dropped and translated goes into the report.
 
-    Raises:
-        ImportRefusedError: The engine does not use an NVIDIA GPU.
+    Raises ImportRefusedError if the engine does not use an NVIDIA GPU.
     """
     parts = PodParts(pod=_kept(engine.pod, _KEPT_OF_POD), container=_kept(engine.container, _KEPT_OF_CONTAINER))
     parts.volumes = {text(each, "name"): each for each in objects(engine.pod, "volumes")}

@@ -28,11 +28,7 @@ _OF_API_SERVER = ("restartPolicy", "serviceAccount", "terminationMessagePath", "
 
 
 def find_engines(given: Iterable[Manifest]) -> list[Engine]:
-    """Find the engines in the objects of a file.
-
-    Raises:
-        ImportRefusedError: There is none, or one of them does not run vLLM.
-    """
+    """Find the engines in the objects of a file. Raises ImportRefusedError if there is none, or one of them does not run vLLM."""
     found = list(given)
     engines = [engine for each in found for engine in _engines_of(each, found)]
     if not engines:
@@ -141,8 +137,7 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
 def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     """Return the engine of an InferenceService of LLMKube, with the Model that it names, from the same file.
 
-    Raises:
-        ImportRefusedError: It runs another engine, or its Model is missing.
+    Raises ImportRefusedError if it runs another engine, or its Model is missing.
     """
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
     if text(spec, "runtime") != "vllm":

@@ -42,15 +42,9 @@ _OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
 
 
 def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> tuple[Manifest, Report]:
-    """Write an engine as a VLLMDeployment.
+    """Write an engine as a VLLMDeployment for a version of the catalog. Raises ImportRefusedError if there is no way to write it.
 
-    Args:
-        engine: The engine.
-        catalog: The catalog, for the flags and variables of its version.
-        model: URI of the model, for a model that the operator cannot read from where it is.
-
-    Raises:
-        ImportRefusedError: There is no way to write it.
+    `model` is the URI of a model that the operator cannot read from where it is.
     """
     return _Translation(engine, catalog, model).result()
 

@@ -17,11 +17,10 @@ from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.catalog.backends import Invocation, Kernel, Setting, canonical
+from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, nearest
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
-from vllm_operator.catalog.selectors import NO_SELECTORS, Selection, nearest
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import (
@@ -237,7 +236,7 @@ class PinCheck:
             cases = QUESTIONS[component](self.rule_input)
         else:
             return None
-        found = self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
+        found = self.rules.selectors.get(component, Selectors()).find(self.table.release, self.rule_input.architecture or "", cases)
         asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in MLA_HEADS
         if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
             return found
@@ -245,7 +244,7 @@ class PinCheck:
 
     def asked(self, component: Component) -> str:
         """Return the versions whose selectors answer for this one: the version itself, or its neighbours."""
-        releases = nearest(self.rules.selectors.get(component, NO_SELECTORS).versions, self.table.release)
+        releases = nearest(self.rules.selectors.get(component, Selectors()).versions, self.table.release)
         return ", ".join(".".join(map(str, release)) for release in releases)
 
     def _for_deepseek_heads(self, component: Component) -> frozenset[str]:
