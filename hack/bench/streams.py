@@ -85,10 +85,8 @@ async def follow(folder: Path, port: int, streams: int) -> None:
 
     from vllm_operator.catalog.startup import load_startup
     from vllm_operator.controller.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
-    from vllm_operator.controller.container_runs import Run
-    from vllm_operator.controller.follower import Follower, FollowerSettings
-    from vllm_operator.controller.log_share import LogShare
-    from vllm_operator.controller.log_slots import Slots
+    from vllm_operator.controller.log_follower import Follower, FollowerSettings, Run
+    from vllm_operator.controller.log_share import LogShare, Slots
     from vllm_operator.controller.user_data import KnownCrashes
     from vllm_operator.kube.api_client import KubeClient
 
@@ -133,7 +131,7 @@ async def withstand(folder: Path, port: int, streams: int, seconds: float) -> No
     from kubernetes.aio.client.configuration import Configuration
 
     from vllm_operator.catalog.startup import load_startup
-    from vllm_operator.controller.followers import Followers
+    from vllm_operator.controller.log_followers import Followers
     from vllm_operator.controller.log_share import LogShare
     from vllm_operator.controller.user_data import KnownCrashes
     from vllm_operator.kube.api_client import KubeClient

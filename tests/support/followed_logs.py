@@ -7,8 +7,8 @@ from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.logs import PlainParser
-from vllm_operator.controller.follower import FollowerSettings
-from vllm_operator.controller.followers import Followers
+from vllm_operator.controller.log_follower import FollowerSettings
+from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_share import LogShare
 from vllm_operator.logs.state import StartupState
 

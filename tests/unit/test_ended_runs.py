@@ -106,7 +106,7 @@ async def test_a_log_that_does_not_exist_is_given_up(world: World) -> None:
 
 
 async def test_a_crash_after_the_pod_has_served_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.controller.follower.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.controller.log_follower.LINGER_SECONDS", 0.05)
     log: list[Any] = [line(1, "stage Ready"), line(2, "crash Boom")]
     world.cluster.script_log("default", "p", [*log[:1], FOREVER], log)
     world.show(pod(state=RUNNING))

@@ -10,9 +10,9 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
-from vllm_operator.controller import follower
-from vllm_operator.controller.container_runs import runs_to_follow
-from vllm_operator.controller.followers import Followers
+from vllm_operator.controller import log_follower
+from vllm_operator.controller.log_follower import runs_to_follow
+from vllm_operator.controller.log_followers import Followers
 from vllm_operator.kube.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState, is_significant
 
@@ -166,7 +166,7 @@ async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_
 
 
 async def test_a_crash_is_read_to_its_end_although_the_restart_serves_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.controller.follower.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.controller.log_follower.LINGER_SECONDS", 0.05)
     world = World(retry_seconds=(0.2,))
     world.cluster.script_log("default", "p", [line(1, "a")], [Unavailable("500")], [line(1, "a"), line(2, "crash Boom")])
     world.show(pod(state=RUNNING))
@@ -254,7 +254,7 @@ async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_a
 
 
 async def test_a_pod_that_serves_while_places_are_scarce_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(log_follower, "LINGER_SECONDS", 0.05)
     world = World(streams=1, turn_seconds=0.05)
     world.cluster.script_log("default", "p0", (line(1, "a"), FOREVER), (line(1, "a"), line(2, "b"), FOREVER))
     world.cluster.script_log("default", "p1", *[(line(1, "x"), FOREVER)] * 9)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vllm_operator.controller.log_lines import LogLines, LogUnavailableError
+from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 
 
 def stamped(second: int, nanos: str, text: str) -> bytes:

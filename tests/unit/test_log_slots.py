@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from vllm_operator.controller.log_slots import Slots
+from vllm_operator.controller.log_share import Slots
 
 
 class Readers:

@@ -7,7 +7,7 @@ import pytest
 
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import RUNNING, TERMINATED, line, pod
-from vllm_operator.controller import follower
+from vllm_operator.controller import log_follower
 from vllm_operator.kube.client import Invalid, Unreachable
 from vllm_operator.logs.state import LogProblem, UnreadLog
 
@@ -76,7 +76,7 @@ async def test_a_refused_log_is_read_at_once_when_its_run_has_ended(world: World
 
 
 async def test_nobody_waits_for_a_refused_log_of_a_pod_that_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(log_follower, "LINGER_SECONDS", 0.05)
     world.cluster.script_log("default", "p", *[[NOT_STARTED]] * 9)
     world.show(pod(state=RUNNING))
     await world.until(lambda: len(world.cluster.log_requests) == 2)
@@ -93,7 +93,7 @@ async def test_the_log_of_an_engine_that_is_silent_at_first_is_read_with_its_fir
 
 
 async def test_a_silent_log_is_requested_again_without_a_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(log_follower, "SILENT_SECONDS", 0.02)
     world.cluster.script_log("default", "p", [FOREVER], [FOREVER], [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))
     await world.until(lambda: world.texts() == ["a"])
@@ -114,7 +114,7 @@ async def test_silent_logs_give_way_when_there_are_more_than_places() -> None:
 
 
 async def test_a_silent_log_is_read_to_its_end_when_its_run_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(log_follower, "LINGER_SECONDS", 0.05)
     world.cluster.script_log("default", "p", [FOREVER], [line(1, "crash Boom")])
     world.show(pod(state=RUNNING))
     await world.until(lambda: world.cluster.log_requests)

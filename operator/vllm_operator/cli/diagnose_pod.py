@@ -14,7 +14,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
 from vllm_operator.cli.inputs import SIZE_LIMIT
 from vllm_operator.cli.live import connected, namespace_or_current
-from vllm_operator.controller.log_lines import LogLines, LogUnavailableError
+from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState

@@ -33,10 +33,10 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.controller import watches
 from vllm_operator.controller.cache_reconciler import CacheReconciler
-from vllm_operator.controller.followers import Followers
 from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.leadership import Leadership, LeadershipLost
+from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_output import configure, describe_end, handle_loop_error
 from vllm_operator.controller.log_share import LogShare
 from vllm_operator.controller.metrics import Metrics

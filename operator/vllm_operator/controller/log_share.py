@@ -1,4 +1,4 @@
-"""Limit and distribute the event loop's time for parsing logs.
+"""What all logs share: a number of open streams, and a part of the event loop's time for parsing.
 
 Users control the size of logs. The event loop also renews the Lease and answers probes. So all logs together get a share of its time (a
 token bucket), in steps of a few milliseconds, and other tasks run between two steps. If several logs wait, the namespace with the least
@@ -11,9 +11,10 @@ of its namespace, and the log of a start that writes a hundred lines is read at 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 SHARE = 1 / 3
 """Fraction of the event loop's time for all logs together."""
@@ -32,27 +33,85 @@ IDLE_PART = 0.1
 """A log is not behind if its reader waited for text for at least this fraction of the time."""
 
 
-class _Use:
-    """Recently used time in seconds."""
+class Slots:
+    """A semaphore whose next holder is in the namespace with the fewest slots."""
 
-    __slots__ = ("_at", "_seconds")
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        self._leaving = 0
+
+    @property
+    def taken(self) -> int:
+        """Number of slots in use."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Number of logs that wait for a slot."""
+        return len(self._waiting)
+
+    def should_leave(self) -> bool:
+        """Return whether the caller should release its slot now for a waiting log. At most one holder per waiting log gets True."""
+        if self._leaving >= len(self._waiting):
+            return False
+        self._leaving += 1
+        return True
+
+    @asynccontextmanager
+    async def hold(self, namespace: str) -> AsyncIterator[None]:
+        """Wait for a slot and hold it, for the log of a Pod in this namespace."""
+        await self._acquire(namespace)
+        try:
+            yield
+        finally:
+            self._release(namespace)
+
+    async def _acquire(self, namespace: str) -> None:
+        if self.taken < self._number:
+            self._held[namespace] += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = namespace
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if self._waiting.pop(turn, None) is None:
+                self._release(namespace)  # the slot was already assigned
+            raise
+
+    def _release(self, namespace: str) -> None:
+        self._held[namespace] -= 1
+        self._leaving = max(0, self._leaving - 1)
+        turn = min(self._waiting, key=lambda each: self._held[self._waiting[each]], default=None)
+        if turn is not None:
+            self._held[self._waiting.pop(turn)] += 1
+            turn.set_result(None)
+        self._held += Counter()  # removes namespaces without slots
+
+
+class Use:
+    """Recently used time in seconds."""
 
     def __init__(self) -> None:
         self._seconds = self._at = 0.0
 
     def at(self, now: float) -> float:
+        """Return the recent use at a time."""
         return self._seconds * math.pow(0.5, (now - self._at) / HALF_LIFE_SECONDS)
 
     def add(self, seconds: float, now: float) -> None:
+        """Add a use that ends now."""
         self._seconds, self._at = self.at(now) + seconds, now
 
 
-@dataclass(slots=True, eq=False)
-class LogAccount:
-    """The recorded use of one log. `namespace` is the namespace of its Pod."""
+class LogAccount(Use):
+    """The recently used time of one log. `namespace` is the namespace of its Pod."""
 
-    namespace: str
-    used: _Use = field(default_factory=_Use)
+    def __init__(self, namespace: str) -> None:
+        super().__init__()
+        self.namespace = namespace
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +135,7 @@ class LogShare:
         """Initialize. `share` is a fraction of the time; `parsed` is called with the seconds of each step; `clock` returns seconds."""
         self._share, self._parsed, self._clock, self._sleep = share, parsed, clock, sleep
         self._saved, self._saved_at = BURST_SECONDS, clock()
-        self._namespaces: dict[str, _Use] = {}
+        self._namespaces: dict[str, Use] = {}
         self._waiting: list[_Turn] = []
         self._server: asyncio.Task[None] | None = None
 
@@ -115,8 +174,8 @@ class LogShare:
         now = self._clock()
         took = now - began
         self._saved -= took
-        turn.account.used.add(took, now)
-        self._namespaces.setdefault(turn.account.namespace, _Use()).add(took, now)
+        turn.account.add(took, now)
+        self._namespaces.setdefault(turn.account.namespace, Use()).add(took, now)
         self._parsed(took)
 
     def _next(self, now: float) -> _Turn:
@@ -124,7 +183,7 @@ class LogShare:
         self._namespaces = {name: use for name, use in self._namespaces.items() if use.at(now) > FORGOTTEN_SECONDS}
         used = {name: use.at(now) for name, use in self._namespaces.items()}
         first = min((turn.account.namespace for turn in self._waiting), key=lambda name: used.get(name, 0.0))
-        return min((turn for turn in self._waiting if turn.account.namespace == first), key=lambda turn: turn.account.used.at(now))
+        return min((turn for turn in self._waiting if turn.account.namespace == first), key=lambda turn: turn.account.at(now))
 
 
 class Pace:
@@ -152,34 +211,3 @@ class Pace:
         is_behind, tail = self._idle < IDLE_PART * (now - self._began), BEHIND_BYTES // 4 * self._lines // self._size
         self._began, self._idle, self._size, self._lines = now, 0.0, 0, 0
         return max(1, tail) if is_behind else None
-
-
-class LogOutgrownError(Exception):
-    """A log grows faster than it is read. Read its last `tail_lines` lines next."""
-
-    def __init__(self, tail_lines: int) -> None:
-        super().__init__(f"the log grows faster than it is read; continue with its last {tail_lines} lines")
-        self.tail_lines = tail_lines
-
-
-class LogReader:
-    """Reads one log within the share."""
-
-    def __init__(self, share: LogShare, namespace: str, *, clock: Callable[[], float]) -> None:
-        """Initialize. `namespace` is the namespace of the Pod; `clock` returns seconds."""
-        self._share, self._account, self._clock = share, LogAccount(namespace), clock
-        self._pace = Pace(clock())
-
-    def reopen(self) -> None:
-        """Record that the log is opened again."""
-        self._pace = Pace(self._clock())
-
-    async def read(self, piece: bytes, parse: Callable[[bytes], None]) -> None:
-        """Parse the piece in steps. Raises LogOutgrownError, and errors of `parse`."""
-        self._pace.note_arrival(self._clock())
-        for begin in range(0, len(piece), STEP_BYTES):
-            step = piece[begin : begin + STEP_BYTES]
-            await self._share.run(self._account, partial(parse, step))
-            tail_lines = self._pace.note_step(len(step), step.count(b"\n"), self._clock())
-            if tail_lines is not None:
-                raise LogOutgrownError(tail_lines)

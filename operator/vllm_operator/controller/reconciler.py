@@ -25,12 +25,12 @@ from vllm_operator.api.status import ConditionStatus, CrashStatus
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.controller.apply import Applied, Applier
 from vllm_operator.controller.cache_reconciler import CacheOutcome, CacheReconciler
-from vllm_operator.controller.container_runs import runs_to_follow
 from vllm_operator.controller.created_objects import CreatedObjects
 from vllm_operator.controller.exposure_reconciler import reconcile_exposure
-from vllm_operator.controller.followers import CATCH_UP_SECONDS
 from vllm_operator.controller.free_devices import FreeDevices
 from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.log_follower import runs_to_follow
+from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.observation_reader import LogStates, ObservationReader

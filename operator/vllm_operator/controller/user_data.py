@@ -16,8 +16,8 @@ from vllm_operator.catalog.gpus import InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
+from vllm_operator.controller.log_follower import Parser
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.run_log import Parser
 from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.kube.events import EventRecorder, Occurrence
 from vllm_operator.logs.parser import StartupParser

@@ -1,0 +1,648 @@
+r"""Follow the log of one run of a container until the run ends or the Pod serves.
+
+A log is read in attempts, each of which is one request. `Outcome` is the result of an attempt, and decides the next step: pause, read the
+Pod, or stop. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So the follower then reads the Pod,
+whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
+
+If more logs are needed than may be open at the same time, they take turns. While others wait, a log is read to its present end instead of
+followed. Such a request ends by itself and frees its connection for the next log.
+
+The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
+times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
+
+The API server prefixes each line with an RFC 3339 time and a space. Observed behavior of a kubelet (v1.35.4):
+
+* `sinceTime` is inclusive and cut to whole seconds, so a resumed stream begins with lines that were read before. They come first, in the
+  order of the file, so counting them is enough. Their times are not, because two lines may have the same time, and stdout and stderr may
+  be out of order by milliseconds.
+* The last text of a container may have no newline. A stream may also end within a line because the kubelet restarts. The resumed stream
+  then has the whole line. Call `LogLines.flush` only in the first case.
+* A line of 300 KB arrives in pieces with one time. It is returned in bounded pieces.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from functools import partial
+from typing import Protocol
+
+from vllm_operator.api import labels, reading
+from vllm_operator.controller.log_share import STEP_BYTES, LogAccount, LogShare, Pace, Slots
+from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound
+from vllm_operator.logs.lines import read_time
+from vllm_operator.logs.state import LogProblem, StartupState, UnreadLog, is_same, is_significant
+
+log = logging.getLogger(__name__)
+
+LINE_BYTES = 64 * 1024
+"""Length above which a line is parsed in pieces."""
+REPLAY_BYTES = 64 * 1024 * 1024
+"""Number of bytes of an ended run's log that are read. No start writes this much."""
+STEP_PERCENT = 5
+"""Progress that is reported without waiting for `FollowerSettings.interval_seconds`."""
+QUIET_SECONDS = 0.2
+"""After this silence, all existing lines of a stream are assumed to be read."""
+SILENT_SECONDS = 60.0
+"""Maximum time to wait for the first line of a stream before it is requested again, because the connection may be dead."""
+LINGER_SECONDS = 2.0
+"""Maximum time to wait for the last lines of a start after its Pod is Ready."""
+FORBIDDEN_SECONDS = 60.0
+UNAVAILABLE_LIMIT = 5
+"""Number of reads of a running container that return an error text of the kubelet before the follower gives up."""
+ENDED_TRIES = 8
+"""Number of reads of an ended run's log, within about 40 s, that may be refused or return nothing. Under load, the
+kubelet lags behind the status of its Pod. Requests that do not reach the kubelet are not counted."""
+DETAIL_LIMIT = 500
+"""Maximum number of characters of an error to keep."""
+LATE_SECONDS = 2
+"""A line that was written this long after the end of a run belongs to a later run. End times are whole seconds."""
+_AMOUNTS = (1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600)
+"""Reported amounts of skipped log, in seconds. They are rounded down, so that the status does not change all the time."""
+_UNAVAILABLE = b"unable to retrieve container logs"
+"""The kubelet returns this with status 200 if the container no longer exists."""
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an engine container.
+
+    Attributes:
+        previous: Whether this is the run before the current one, whose log is requested with `previous`.
+        ended_at: When the run ended; None if it is running or the time is unknown.
+    """
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    restarts: int
+    previous: bool = False
+    ended_at: datetime | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return the identity: the UID of the Pod, and the number of restarts before the run."""
+        return self.uid, self.restarts
+
+
+def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Run, ...]:
+    """Return the current run of a Pod if it has started, and the run before it if that crashed."""
+    status = _container_status(pod, container)
+    restarts = int(status.get("restartCount") or 0)
+    is_running = "running" in (status.get("state") or {})
+    ended = ended_run(pod, container, restarts - is_running)  # until the restart, the current log belongs to the ended run
+    current = _run(pod, container, restarts) if is_running else None
+    return tuple(run for run in (ended, current) if run is not None)
+
+
+def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
+    """Return an ended run of a Pod; None if the status of the Pod does not show that it ended."""
+    status = _container_status(pod, container)
+    now = int(status.get("restartCount") or 0)
+    state, before = status.get("state") or {}, status.get("lastState") or {}
+    has_begun = "running" in state or "terminated" in state  # otherwise the container waits, and `lastState` belongs to the run itself
+    previous = now == restarts + 1 and has_begun
+    ended = state if now == restarts and has_begun else before
+    if (now != restarts and not previous) or "terminated" not in ended:
+        return None
+    return replace(_run(pod, container, restarts), previous=previous, ended_at=reading.moment(ended, "terminated", "finishedAt"))
+
+
+def _run(pod: Manifest, container: str, restarts: int) -> Run:
+    metadata = pod["metadata"]
+    return Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
+
+
+def _container_status(pod: Manifest, container: str) -> Manifest:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((status for status in statuses if status.get("name") == container), {})
+
+
+class LogUnavailableError(Exception):
+    """The kubelet returned an error text instead of the log."""
+
+
+class LogLines:
+    """Splits the bytes of a log into lines with their times, across reconnects, without losing or repeating lines.
+
+    Attributes:
+        continues: Whether the resumed stream began with the lines that were read last. If not, the log was rotated or is of another run.
+    """
+
+    def __init__(self, *, line_bytes: int = LINE_BYTES) -> None:
+        """Initialize. Longer lines are returned in pieces of `line_bytes`."""
+        self.continues = True
+        self._line_bytes = line_bytes
+        self._tail = b""
+        self._inside = False  # within a long line, of which pieces were returned, and whose time is `_head`
+        self._head: re.Match[bytes] | None = None
+        self._first = True
+        self._second, self._zone = b"", b"Z"  # the latest second, and the number of lines in it
+        self._seen = 0
+        self._latest = b""
+        self._skip = 0
+
+    @property
+    def since(self) -> str | None:
+        """The `sinceTime` for the resumed stream; None for all lines."""
+        return (self._second + self._zone).decode("ascii") if self._second else None
+
+    def reopen(self) -> None:
+        """Prepare for a stream that is resumed with `since` and therefore repeats lines."""
+        self._tail, self._inside, self._first = b"", False, True
+        self._skip = self._seen
+        self.continues = not self._seen
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
+        """Read bytes. Yield lines with their newlines and their time (None if it is invalid).
+
+        Raises:
+            LogUnavailableError: The kubelet returned an error text.
+        """
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            if (found := self._line(line)) is not None:
+                yield found
+        if len(self._tail) > self._line_bytes:
+            piece, self._tail = self._tail, b""
+            if not self._inside:
+                self._inside, self._head = True, _TIME.match(piece)
+                piece = piece[self._head.end() :] if self._head else piece
+            if not self._skip:
+                yield piece, _moment(self._head)
+
+    def check(self) -> None:
+        """End the stream. Raises LogUnavailableError if it was only an error text without a newline."""
+        if self._first and self._tail.startswith(_UNAVAILABLE):
+            text, self._tail = self._tail, b""
+            raise LogUnavailableError(text[:200].decode("utf-8", "replace"))
+
+    def flush(self) -> tuple[bytes, datetime | None] | None:
+        """Return the last line of an ended container, if it has no newline; else None."""
+        rest, self._tail = self._tail, b""
+        return self._line(rest) if rest else None
+
+    def _line(self, line: bytes) -> tuple[bytes, datetime | None] | None:
+        """Return a line with its time; None if it was read before the stream was resumed."""
+        if self._first and line.startswith(_UNAVAILABLE):
+            raise LogUnavailableError(line[:200].decode("utf-8", "replace"))
+        head = self._head if self._inside else _TIME.match(line)
+        text = line if self._inside or head is None else line[head.end() :]
+        self._first = self._inside = False
+        if head is None:
+            return text + b"\n", None
+        second, fraction, zone = head.groups()
+        time = second + (fraction or b".").ljust(10, b"0")  # the kubelet removes trailing zeros
+        if self._skip and time <= self._latest:
+            self._skip -= 1
+            self.continues = True
+            return None
+        self._skip = 0  # if lines to skip are left, the log was rotated, and they no longer exist
+        self._latest = max(self._latest, time)
+        if second > self._second:
+            self._second, self._zone, self._seen = second, zone, 0
+        self._seen += second == self._second
+        return text + b"\n", _moment(head)
+
+
+def _moment(head: re.Match[bytes] | None) -> datetime | None:
+    return read_time(head[0].decode("ascii")) if head is not None else None
+
+
+class Parser(Protocol):
+    """A parser of log lines, such as `vllm_operator.logs.parser.StartupParser`."""
+
+    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
+        """Parse lines that were written at this time."""
+
+    def end(self) -> None:
+        """End the log."""
+
+    @property
+    def state(self) -> StartupState:
+        """The current state of the run."""
+
+    @property
+    def final_state(self) -> StartupState:
+        """The state of the run if the process has ended."""
+
+
+class RunLog:
+    """The log of one run, read from one or more streams, and whether the lines that were read belong to it.
+
+    Attributes:
+        latest: The current state of the run.
+        size: Number of bytes that were read, including repeated lines.
+    """
+
+    def __init__(self, parser: Parser, *, skipped: Callable[[float], None]) -> None:
+        """Initialize. `skipped` is called with the seconds of skipped log."""
+        self.latest = parser.state
+        self.size = 0
+        self._parser: Parser | None = parser
+        self._lines = LogLines()
+        self._was_reopened = self._skips = self._at_first_line = False
+        self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
+        self._last_at: datetime | None = None
+        self._note_skipped, self._skipped_seconds = skipped, 0.0
+
+    @property
+    def since(self) -> str | None:
+        """The `sinceTime` for the resumed stream; None for all lines."""
+        return self._lines.since
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the log that was opened last may belong to another run."""
+        return self._was_reopened and not self._lines.continues
+
+    def begins_after(self, moment: datetime) -> bool:
+        """Return whether the log may belong to the next run and its first line was written at `moment` or later."""
+        return self._begins_at is not None and self._begins_at >= moment
+
+    def reopen(self, *, previous: bool, skips: bool) -> None:
+        """Prepare for another stream. `previous`: it can only belong to an ended run. `skips`: it begins near the end of the log."""
+        self._was_reopened = not (previous or skips) and self._lines.since is not None
+        self._lines.reopen()
+        self._at_first_line, self._skips = not previous, skips
+
+    def feed(self, piece: bytes, ended_at: datetime | None) -> None:
+        """Parse bytes of a run that ended at `ended_at` (None: running). Raises LogUnavailableError if they are not log output."""
+        self.size += len(piece)
+        for line, moment in self._lines.feed(piece):
+            if moment is not None:
+                self._check_run(moment, ended_at)
+            if self._parser is not None:
+                self._parser.feed(line, moment)
+        self._update(is_final=False)
+
+    def check(self) -> None:
+        """End a stream. Raises LogUnavailableError if it was only an error text without a newline."""
+        self._lines.check()
+
+    def end(self, *, has_ended: bool) -> None:
+        """End the log, and free the memory of its parser. `has_ended`: the run is over."""
+        rest = self._lines.flush()
+        if self._parser is not None:
+            if rest is not None:
+                self._parser.feed(*rest)
+            if has_ended:
+                self._parser.end()
+        self._update(is_final=has_ended)
+        self._parser = None
+
+    def _update(self, *, is_final: bool) -> None:
+        if self._parser is not None:
+            state = self._parser.final_state if is_final else self._parser.state
+            skipped = max((amount for amount in _AMOUNTS if amount <= self._skipped_seconds), default=_AMOUNTS[0])
+            self.latest = replace(state, skipped_seconds=skipped) if self._skipped_seconds else state
+
+    def _check_run(self, moment: datetime, ended_at: datetime | None) -> None:
+        if self._skips and not self._lines.continues and self._last_at is not None and moment > self._last_at:
+            seconds = (moment - self._last_at).total_seconds()
+            self._skipped_seconds += seconds
+            self._note_skipped(seconds)
+        self._skips, self._last_at = False, moment
+        if ended_at is not None and moment > ended_at + timedelta(seconds=LATE_SECONDS):
+            raise LogUnavailableError("this is the log of a later run")
+        if self._at_first_line:
+            self._at_first_line = False
+            if not self._lines.continues or not self.latest.lines:
+                self._begins_at = moment
+
+
+class Outcome(Enum):
+    """The result of an attempt to read a log."""
+
+    END = auto()
+    """The log was read to its end. If it was followed, the stream was interrupted, or the run has ended."""
+    DOUBTFUL = auto()
+    """The same, but the log was empty, or may belong to another run."""
+    CLOSED = auto()
+    """The Pod serves, the run has ended, another log needs the slot, no line arrived, or the log grows too fast."""
+    POLLED = auto()
+    """The log was read to its present end, because other logs need the slot."""
+    GONE = auto()
+    """The kubelet returned an error text instead of the log."""
+    REFUSED = auto()
+    """The kubelet or the API server refused the request."""
+    FORBIDDEN = auto()
+    """The operator lacks the permission."""
+    FAILED = auto()
+    """The request failed."""
+
+
+_MISSES = (Outcome.DOUBTFUL, Outcome.GONE, Outcome.REFUSED)
+"""Answers of a kubelet that does not have the log, either no longer or not yet."""
+_ERRORS = (Outcome.REFUSED, Outcome.FAILED)
+_SAYS_NOTHING_ABOUT_THE_POD = (*_ERRORS, Outcome.CLOSED, Outcome.POLLED)
+"""After these, the Pod is not read: the watch reports its end, and reading each Pod would cost one more request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSettings:
+    """Times of a follower in seconds.
+
+    `turn_seconds`: minimum time that a log is followed while others wait, and pause after it was read. `interval_seconds`: minimum time
+    between reports of small progress. `retry_seconds`: pauses after attempts without output; the last one repeats.
+    """
+
+    turn_seconds: float = 5.0
+    interval_seconds: float = 10.0
+    retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Follower:
+    """Reads the log of a run, and publishes significant changes of its state.
+
+    Attributes:
+        run: The run, according to the last known status of its Pod.
+        caught_up: Whether the existing lines have been read, or cannot be read at present.
+        finished: Whether the follower has stopped reading.
+        unread: Why nothing could be read; None if something was read or the log is empty.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parser: Parser,
+        *,
+        client: ClusterClient,
+        slots: Slots,
+        share: LogShare,
+        settings: FollowerSettings,
+        changed: Callable[[], None],
+        skipped: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Initialize. `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of log skipped."""
+        self.run = run
+        self.caught_up = self.finished = False
+        self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
+        self._client, self._slots, self._share = client, slots, share
+        self._account = LogAccount(run.namespace)
+        self._settings, self._changed, self._clock = settings, changed, clock
+        self._log = RunLog(parser, skipped=skipped)
+        self._published: StartupState | None = None
+        self._published_at = 0.0
+        self._stop_at: float | None = None
+        self._wake = asyncio.Event()
+        self._dead = run.previous or run.ended_at is not None
+        self._began_as_previous = run.previous
+        self._has_read_end = False
+        self._outcome: Outcome | None = None
+        self._tail_lines: int | None = None  # number of lines at the end of a log that grows too fast, to be read next
+        self._is_open = self._is_busy = False  # the response of the current attempt has begun; received bytes are being parsed
+        self._moved_at = 0.0
+
+    @property
+    def state(self) -> StartupState | None:
+        """The state of the run at the last significant change; None if nothing could be read."""
+        if self._published is None or ((self.finished or self._dead) and not self._log.latest.lines):
+            return None
+        # These two show whether the start is alive, so they are always current.
+        return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
+
+    def finish_soon(self) -> None:
+        """Read the lines that are about to arrive, then stop. Call this when the Pod serves."""
+        if self._stop_at is None:
+            self._stop_at = self._clock() + LINGER_SECONDS
+            self._wake.set()
+
+    def note_end(self, run: Run) -> None:
+        """Record that the run has ended, as `run` shows. Its log is then read to the end even if the Pod served before."""
+        if not self._dead:
+            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run and never end
+            self._wake.set()
+        self.run, self._dead = run, True
+
+    def missed(self, run: Run) -> bool:
+        """Return whether the log must be read again from its beginning. `run` is the current state of the same run.
+
+        True if the run has ended and its end was not read, because the Pod served before. Also true if the lines that were read may belong
+        to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
+        """
+        if run.ended_at is None:
+            return False
+        if run.previous and not self._began_as_previous:
+            is_unread = self.finished and not (self._has_read_end and self._log.latest.lines)
+            return is_unread or self._log.is_unsure or self._log.begins_after(run.ended_at)
+        return self.finished and not self._has_read_end
+
+    def is_credible(self, run: Run) -> bool:
+        """Return whether the lines very likely belong to this run, even if some are missing."""
+        return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
+
+    async def follow(self) -> None:
+        """Follow until the run is over or the Pod serves. Raises only errors of the parser."""
+        try:
+            await self._read_all()
+        except asyncio.CancelledError:
+            self._finish()
+            raise
+        else:
+            self._finish()
+        finally:
+            self.caught_up = self.finished = True
+
+    async def _read_all(self) -> None:
+        tries = misses = unavailable = 0
+        while self._dead or not self._is_due() or self._outcome is Outcome.POLLED:
+            was_dead, lines = self._dead, self._log.latest.lines
+            outcome = self._outcome = await self._attempt()
+            tries = 0 if self._log.latest.lines > lines else tries + 1
+            misses += was_dead and outcome in _MISSES
+            unavailable += outcome is Outcome.GONE
+            self._has_read_end = was_dead and (outcome is Outcome.END or misses >= ENDED_TRIES)
+            if self._has_read_end or (unavailable >= UNAVAILABLE_LIMIT and not self._dead):
+                return
+            if outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over():
+                return
+            # The report must not wait for the next attempt. A serving Pod needs no log.
+            self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
+            self._publish()
+            await self._rest(self._pause_seconds(outcome, tries))
+
+    async def _attempt(self) -> Outcome:
+        try:
+            async with self._slots.hold(self.run.namespace):
+                outcome = await self._read()
+        except LogUnavailableError as error:
+            return self._failed(LogProblem.GONE, error, Outcome.GONE)
+        except (Invalid, NotFound) as error:
+            return self._failed(LogProblem.GONE, error, Outcome.REFUSED)
+        except Forbidden as error:
+            log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+            return self._failed(LogProblem.FORBIDDEN, error, Outcome.FORBIDDEN)
+        except ClusterError as error:
+            return self._failed(LogProblem.UNREACHABLE, error, Outcome.FAILED)
+        if outcome is not Outcome.DOUBTFUL:
+            self.unread = None
+        return outcome
+
+    def _failed(self, problem: LogProblem, error: Exception, outcome: Outcome) -> Outcome:
+        """Record why the log could not be read. Keep the first error of a kind, because its text may differ each time."""
+        log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
+        if self.unread is None or self.unread.problem is not problem:
+            self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
+            if self.caught_up:
+                self._changed()
+        return outcome
+
+    async def _read(self) -> Outcome:
+        """Open the log, and read it until it ends or there is a reason to close it."""
+        is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
+        # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
+        follow = not (was_dead or was_due or is_scarce or self._outcome in _ERRORS)
+        self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
+        request = LogRequest(
+            namespace=self.run.namespace,
+            pod=self.run.pod,
+            container=self.run.container,
+            follow=follow,
+            previous=self.run.previous,
+            since=self._log.since,
+            limit_bytes=REPLAY_BYTES if was_dead else None,
+            tail_lines=self._tail_lines,
+        )
+        began = self._moved_at = self._clock()
+        self._is_open, self._is_busy, self._tail_lines = False, False, None
+        # Another task reads, so that the follower can act while nothing arrives.
+        stream = asyncio.create_task(self._stream(request), name="stream of a log")
+        stream.add_done_callback(lambda task: self._wake.set())
+        try:
+            while not stream.done():
+                self._look()
+                if follow and self._should_close(began):
+                    return Outcome.CLOSED
+                await self._sleep(self._seconds_to_next_look())
+            stream.result()
+        finally:
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+        if self._tail_lines is not None or (was_due and not was_dead):
+            return Outcome.CLOSED
+        if is_scarce and not was_dead:
+            return Outcome.POLLED
+        return Outcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else Outcome.END
+
+    async def _stream(self, request: LogRequest) -> None:
+        """Read a log to its end, or until it grows faster than it is read."""
+        pace = Pace(self._clock())
+        async with self._client.stream_log(request) as pieces:
+            self._is_open, self._moved_at = True, self._clock()
+            self._wake.set()
+            async for piece in pieces:
+                self._is_busy = True
+                pace.note_arrival(self._clock())
+                for begin in range(0, len(piece), STEP_BYTES):
+                    step = piece[begin : begin + STEP_BYTES]
+                    await self._share.run(self._account, partial(self._take, step))
+                    self._tail_lines = pace.note_step(len(step), step.count(b"\n"), self._clock())
+                    if self._tail_lines is not None:
+                        return
+                self._is_busy, self._moved_at = False, self._clock()
+        self._log.check()
+
+    def _take(self, step: bytes) -> None:
+        self._log.feed(step, self.run.ended_at)
+        if self._log.size > REPLAY_BYTES:
+            self._catch_up()  # do not wait for the last line
+        if self.caught_up:
+            self._publish()
+            self._wake.set()
+
+    def _look(self) -> None:
+        """Publish the state. After some silence, all existing lines are assumed to be read."""
+        if self._is_open and not self._is_busy and self._clock() - self._moved_at >= QUIET_SECONDS:
+            self._catch_up()
+            if self._stop_at is not None:
+                self._stop_at = min(self._stop_at, self._clock())
+        if self.caught_up:
+            self._publish()
+
+    def _should_close(self, began: float) -> bool:
+        """Return whether a followed stream should be closed: the Pod serves, no line arrives, or another log needs the slot."""
+        open_seconds = self._clock() - began
+        if self._is_due() or (not self._is_open and open_seconds >= SILENT_SECONDS):
+            return True
+        return open_seconds >= self._settings.turn_seconds and self._slots.should_leave()
+
+    def _seconds_to_next_look(self) -> float:
+        if self._stop_at is not None or (self._is_open and not self.caught_up):
+            return QUIET_SECONDS
+        return min(self._settings.turn_seconds, self._settings.interval_seconds, SILENT_SECONDS)
+
+    def _is_due(self) -> bool:
+        return self._stop_at is not None and self._clock() >= self._stop_at
+
+    def _pause_seconds(self, outcome: Outcome, tries: int) -> float:
+        """Return the pause after an attempt in seconds. `tries` is the number of consecutive attempts without output."""
+        retries = self._settings.retry_seconds
+        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: self._settings.turn_seconds, Outcome.FORBIDDEN: FORBIDDEN_SECONDS}
+        return pauses.get(outcome, retries[min(max(0, tries - 1), len(retries) - 1)]) * random.uniform(0.8, 1.2)  # spread the requests
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt, or until the run ends or its Pod serves."""
+        until, dead = self._clock() + seconds, self._dead
+        while self._dead == dead:
+            end = until if self._stop_at is None or self._dead else min(until, self._stop_at)
+            if (left := end - self._clock()) <= 0:
+                return
+            await self._sleep(left)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait until the timeout or the next relevant event."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _is_over(self) -> bool:
+        """Read the Pod, and record the end of the run. Return whether reading is complete."""
+        try:
+            pod = await self._client.get(POD, self.run.pod, self.run.namespace)
+        except NotFound:
+            return True
+        except ClusterError:
+            return False
+        status = _container_status(pod, self.run.container)
+        restarts = int(status.get("restartCount") or 0)
+        if pod["metadata"].get("uid") != self.run.uid or restarts > self.run.restarts + 1:
+            return True
+        ended = ended_run(pod, self.run.container, self.run.restarts)
+        if ended is None and restarts > self.run.restarts:
+            ended = replace(self.run, previous=True)
+        self.run = ended or self.run
+        self._dead = self._dead or ended is not None or "running" not in (status.get("state") or {})
+        return False
+
+    def _catch_up(self, *, tell: bool = True) -> None:
+        if not self.caught_up:
+            self.caught_up = True
+            self._publish(force=True, tell=tell)
+
+    def _publish(self, *, force: bool = False, tell: bool = True) -> None:
+        state, old = self._log.latest, self._published
+        if old is not None and not force:
+            is_due = self._clock() - self._published_at >= self._settings.interval_seconds
+            if is_same(old, state) or not (is_due or is_significant(old, state, STEP_PERCENT)):
+                return
+        self._published, self._published_at = state, self._clock()
+        if tell:
+            self._changed()
+
+    def _finish(self) -> None:
+        self._log.end(has_ended=self._dead)
+        if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
+            self.unread = None  # the log is empty
+        if self._published is None or not is_same(self._published, self._log.latest):
+            self._publish(force=True)
