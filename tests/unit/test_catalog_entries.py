@@ -12,6 +12,7 @@ from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, load_list, parse_entry, read_data
 from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
+from vllm_operator.catalog.notes import NoteTexts
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.startup import Signature, Stages, load_startup
@@ -29,6 +30,7 @@ FILES: dict[str, type[Entry]] = {
     "engine.yaml": EngineFacts,
     "stages.yaml": Stages,
     "messages.yaml": MessageTexts,
+    "notes.yaml": NoteTexts,
     "terminations.yaml": TerminationRules,
     "versions/0.20.1.json": VersionTable,
 }

@@ -1,14 +1,22 @@
 """Notes of a plan: the most severe comes first, in the plan and in the condition."""
 
+import ast
+import string
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+import vllm_operator
 from support.gpus import real_node
 from support.plans import deployment, made, planned
+from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.notes import Note, order
 from vllm_operator.catalog.rules import Rule, Severity
 from vllm_operator.planning.pinning import digest_of
 
+PACKAGE = Path(vllm_operator.__file__).parent
+TEXTS = {name: text for group in read_data("notes.yaml").values() for name, text in group.items()}
 RULE = {"id": "x", "component": "Engine", "kind": "quirk", "because": "It is so.", "source": "here"}
 
 
@@ -60,3 +68,25 @@ def test_an_engine_that_serves_with_an_unknown_flag_keeps_its_plan_after_an_upgr
     outcome = planned(resource, real_node("h200"), pinned=pinned)
     assert (outcome.plan, outcome.planned.reason) == (pinned, "PlanDrifted")
     assert "Did you mean --max-model-len?" in outcome.planned.message
+
+
+def uses_of_texts() -> dict[str, set[frozenset[str]]]:
+    """The values that the code passes to each text of `notes.yaml`."""
+    found: dict[str, set[frozenset[str]]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        code = path.read_text("utf-8")
+        if "vllm_operator.catalog.notes import" not in code:
+            continue
+        for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            if isinstance(call.func, ast.Name) and call.func.id in ("note", "say"):
+                assert isinstance(call.args[0], ast.Constant), f"{path}:{call.lineno}: write the name of the text"
+                found.setdefault(str(call.args[0].value), set()).add(frozenset(keyword.arg or "**" for keyword in call.keywords))
+    return found
+
+
+def fields_of(text: str) -> frozenset[str]:
+    return frozenset(field.partition(".")[0] for _, field, _, _ in string.Formatter().parse(text) if field)
+
+
+def test_each_text_is_used_with_exactly_its_values() -> None:
+    assert uses_of_texts() == {name: {fields_of(text)} for name, text in TEXTS.items()}

@@ -1,12 +1,22 @@
-"""Notes of a plan for the user, the most severe first.
+"""Notes and other texts of a plan: templates in `catalog/data/notes.yaml`, filled in with values by name."""
 
-Severities are defined in `vllm_operator.catalog.rules.Severity`. Rules contain their severity.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.rules import Severity
+
+
+class NoteTexts(Entry):
+    """The content of `notes.yaml`: format strings by name. Notes are grouped by their severity; `texts` are parts of other messages."""
+
+    failure: Mapping[str, str]
+    risk: Mapping[str, str]
+    no_effect: Mapping[str, str]
+    info: Mapping[str, str]
+    texts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +25,17 @@ class Note:
 
     severity: Severity
     text: str
+
+
+def note(name: str, /, **values: Any) -> Note:
+    """Return the note of this name in `notes.yaml`."""
+    severity, template = _notes()[name]
+    return Note(severity, template.format_map(values))
+
+
+def say(name: str, /, **values: Any) -> str:
+    """Return the text of this name in `notes.yaml`."""
+    return _texts().texts[name].format_map(values)
 
 
 def notes_of(severity: Severity, texts: Iterable[str]) -> list[Note]:
@@ -26,3 +47,20 @@ def order(notes: Iterable[Note]) -> list[str]:
     """Return the distinct texts, the most severe first. Notes of one severity keep their order."""
     ranks = list(Severity)
     return list(dict.fromkeys(note.text for note in sorted(notes, key=lambda note: ranks.index(note.severity))))
+
+
+@cache
+def _texts() -> NoteTexts:
+    return load_file(NoteTexts, "notes.yaml")
+
+
+@cache
+def _notes() -> Mapping[str, tuple[Severity, str]]:
+    texts = _texts()
+    groups = {
+        Severity.FAILURE: texts.failure,
+        Severity.RISK: texts.risk,
+        Severity.NO_EFFECT: texts.no_effect,
+        Severity.INFO: texts.info,
+    }
+    return {name: (severity, template) for severity, group in groups.items() for name, template in group.items()}

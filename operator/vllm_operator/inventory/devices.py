@@ -1,5 +1,6 @@
 """Devices of nodes: those that ResourceSlices list, and those that Pods and ResourceClaims hold."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,17 +143,14 @@ def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, A
 
     `claims` are the ResourceClaims of the cluster; None if they were not read.
     """
-    used: dict[tuple[str, str], int] = {}
-    own: dict[Owner, dict[tuple[str, str], int]] = {}
+    used: Counter[tuple[str, str]] = Counter()
+    own: dict[Owner, Counter[tuple[str, str]]] = {}
     for pod in pods:
         node = text(pod, "spec", "nodeName")
-        devices = requested_devices(pod) if node and not has_ended(pod) else {}
-        owner = deployment_of(pod) if devices else None
-        for name, amount in devices.items():
-            used[node, name] = used.get((node, name), 0) + amount
-            if owner is not None:
-                of_owner = own.setdefault(owner, {})
-                of_owner[node, name] = of_owner.get((node, name), 0) + amount
+        devices = {(node, name): amount for name, amount in requested_devices(pod).items()} if node and not has_ended(pod) else {}
+        used.update(devices)
+        if devices and (owner := deployment_of(pod)) is not None:
+            own.setdefault(owner, Counter()).update(devices)
     return HeldDevices(used, own, None if claims is None else read_claims(claims))
 
 
@@ -163,19 +161,15 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
 
 def requested_devices(pod: Mapping[str, Any]) -> Mapping[str, int]:
     """Return the devices of a Pod by extended resource: the sum of all containers, or an init container if it needs more."""
-    found: dict[str, int] = {}
-    for container in objects(pod, "spec", "containers"):
-        for name, amount in _devices(container).items():
-            found[name] = found.get(name, 0) + amount
+    found = sum(map(_devices, objects(pod, "spec", "containers")), Counter[str]())
     for container in objects(pod, "spec", "initContainers"):
-        for name, amount in _devices(container).items():
-            found[name] = max(found.get(name, 0), amount)
+        found |= _devices(container)  # the larger of each amount
     return found
 
 
-def _devices(container: Mapping[str, Any]) -> Mapping[str, int]:
+def _devices(container: Mapping[str, Any]) -> Counter[str]:
     asked = {**mapping(container, "resources", "limits"), **mapping(container, "resources", "requests")}
-    return {name: amount for name, value in asked.items() if str(name).startswith(PREFIX) and (amount := read_count(value))}
+    return Counter({name: amount for name, value in asked.items() if str(name).startswith(PREFIX) and (amount := read_count(value))})
 
 
 def deployment_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:

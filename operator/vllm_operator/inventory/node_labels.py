@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.reading import read_integer
-from vllm_operator.catalog.gpus import GPUs, LabelTable, Version, architecture_of, read_version
-from vllm_operator.inventory.pools import Source
+from vllm_operator.catalog.gpus import GPUs, LabelTable, architecture_of, read_version
+from vllm_operator.inventory.pools import Pool, Source
 
 PREFIX = "nvidia.com/"
 PRODUCT = f"{PREFIX}gpu.product"
@@ -32,40 +32,36 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGPULabels:
-    """GPUs of one node according to its labels. Fields are as in `Pool`.
+class NodeLabels:
+    """The GPUs of one node according to its labels: the facts in `pool`.
 
-    `count` and `replicas` are None if unknown. `product_label` is the unchanged value of gpu.product.
+    `count` is the number of GPUs, `replicas` the number of Pods on each; None if unknown. `product_label` is the unchanged value of
+    gpu.product.
     """
 
-    source: Source = Source.UNKNOWN
-    architecture: str | None = None
-    product: str | None = None
+    pool: Pool
     product_label: str | None = None
-    memory_mebibytes: int | None = None
     count: int | None = None
     replicas: int | None = None
-    mig_profile: str | None = None
-    mig_strategy: str | None = None
-    shared: bool = False
-    time_slices: int | None = None
-    host: str | None = None
-    driver: Version | None = None
-    cuda: Version | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    upgrade_label: str | None = None
 
 
-def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULabels:
+def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeLabels:
     """Read labels from the first source that has them. An invalid value is passed to `note` and treated as unknown."""
     discovered = _read_gfd(labels, note)
-    if discovered.architecture is not None:
+    if discovered.pool.architecture is not None:
         return discovered
     for table in gpus.label_tables:
         product = table.product_name(labels)
         if product is not None:
             return _read_cloud(labels, table, product, discovered, gpus, note)
-    return _read_user(labels, discovered, note)
+    architecture = labels.get(ARCHITECTURE_LABEL)
+    if architecture is None:
+        return discovered
+    if not re.fullmatch(r"sm_[0-9]{2,3}", architecture, re.ASCII):
+        note(f"the label {ARCHITECTURE_LABEL} is {architecture!r}, not an architecture such as sm_90")
+        return discovered
+    identity = ((ARCHITECTURE_LABEL, architecture),)
+    return replace(discovered, pool=replace(discovered.pool, source=Source.USER, architecture=architecture, labels=identity))
 
 
 def split_product(product: str) -> tuple[str, str | None, bool]:
@@ -75,29 +71,30 @@ def split_product(product: str) -> tuple[str, str | None, bool]:
     return base, profile or None, shared
 
 
-def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeGPULabels:
+def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeLabels:
     product_label = labels.get(PRODUCT) or None
     product, profile, shared = split_product(product_label) if product_label else (None, None, False)
     replicas = _integer(labels, f"{PREFIX}gpu.replicas", note)
     sharing = labels.get(f"{PREFIX}gpu.sharing-strategy", "none")
     architecture = _gfd_architecture(labels, note)
-    return NodeGPULabels(
+    # the product identifies the nodes, or the compute capability if the product is unknown
+    identity = (PRODUCT,) if product_label else (MAJOR, MINOR)
+    major, minor = _first(labels, CUDA_MAJOR, read_integer, note), _first(labels, CUDA_MINOR, read_integer, note)
+    pool = Pool(
         source=Source.GFD if architecture else Source.UNKNOWN,
         architecture=architecture,
         product=product,
-        product_label=product_label,
         memory_mebibytes=_integer(labels, f"{PREFIX}gpu.memory", note) or None,
-        count=_integer(labels, f"{PREFIX}gpu.count", note),
-        replicas=replicas,
         mig_profile=None if profile == "INVALID" else profile,
         mig_strategy=labels.get(f"{PREFIX}mig.strategy") or None,
         shared=shared or sharing in ("time-slicing", "mps") or (replicas or 0) > 1,
         time_slices=replicas if replicas is not None and 1 < replicas <= MOST_SLICES and sharing == "time-slicing" else None,
         driver=_first(labels, DRIVER, read_version, note),
-        cuda=_cuda(labels, note),
-        labels=_gfd_identity(labels, product_label) if architecture else (),
+        cuda=None if major is None else (major, minor or 0),
+        labels=tuple((name, labels[name]) for name in identity) if architecture else (),
         upgrade_label=next((name for name in CUDA_MAJOR if read_integer(labels.get(name)) is not None), None),
     )
+    return NodeLabels(pool, product_label, _integer(labels, f"{PREFIX}gpu.count", note), replicas)
 
 
 def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
@@ -110,52 +107,27 @@ def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
     return architecture_of((major, minor))
 
 
-def _gfd_identity(labels: Mapping[str, str], product_label: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the labels for the node affinity: the product, or the compute capability if the product is unknown."""
-    if product_label:
-        return ((PRODUCT, product_label),)
-    return ((MAJOR, labels[MAJOR]), (MINOR, labels[MINOR]))
-
-
-def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeGPULabels, gpus: GPUs, note: Note) -> NodeGPULabels:
+def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeLabels, gpus: GPUs, note: Note) -> NodeLabels:
     product = gpus.product(name)
     if product is None:
         return rest
     memory = _integer(labels, table.memory_label, note) if table.memory_label else None
     profile = labels.get(table.mig_label) or None if table.mig_label else None
     sharing = labels.get(table.sharing_label) or None if table.sharing_label else None
-    identity = [(table.key, labels[table.key])]
-    if table.mig_label and profile:
-        identity.append((table.mig_label, profile))
-    return replace(
-        rest,
+    identity = [table.key, *((table.mig_label,) if table.mig_label and profile else ())]
+    pool = replace(
+        rest.pool,
         source=Source.CLOUD,
         architecture=product.architecture,
         product=product.name,
         # the table has the memory of the whole GPU, not of a slice
         memory_mebibytes=None if profile else memory or product.memory_mebibytes,
-        count=_integer(labels, table.count_label, note) if table.count_label and not profile else None,
         mig_profile=profile,
-        shared=rest.shared or sharing not in (None, "none"),
+        shared=rest.pool.shared or sharing not in (None, "none"),
         host=product.host,
-        labels=tuple(identity),
+        labels=tuple((name, labels[name]) for name in identity),
     )
-
-
-def _read_user(labels: Mapping[str, str], rest: NodeGPULabels, note: Note) -> NodeGPULabels:
-    value = labels.get(ARCHITECTURE_LABEL)
-    if value is None:
-        return rest
-    if not re.fullmatch(r"sm_[0-9]{2,3}", value, re.ASCII):
-        note(f"the label {ARCHITECTURE_LABEL} is {value!r}, not an architecture such as sm_90")
-        return rest
-    return replace(rest, source=Source.USER, architecture=value, labels=((ARCHITECTURE_LABEL, value),))
-
-
-def _cuda(labels: Mapping[str, str], note: Note) -> Version | None:
-    major = _first(labels, CUDA_MAJOR, read_integer, note)
-    minor = _first(labels, CUDA_MINOR, read_integer, note)
-    return None if major is None else (major, minor or 0)
+    return replace(rest, pool=pool, count=_integer(labels, table.count_label, note) if table.count_label and not profile else None)
 
 
 def _integer(labels: Mapping[str, str], name: str, note: Note) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from vllm_operator.api.reading import mapping, objects, read_count, read_integer, read_text, sequence
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.inventory.devices import Device, read_slices
-from vllm_operator.inventory.node_labels import INVALID, MOST_SLICES, PREFIX, NodeGPULabels, read_labels
+from vllm_operator.inventory.node_labels import INVALID, MOST_SLICES, PREFIX, NodeLabels, read_labels
 from vllm_operator.inventory.pools import (
     GPU_DEVICE_CLASS,
     GPU_RESOURCE,
@@ -31,6 +31,12 @@ from vllm_operator.inventory.pools import (
 )
 
 HOST_LABEL = "kubernetes.io/arch"
+MIG_STATE = f"{PREFIX}mig.config.state"
+UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
+LABEL_LENGTH = 63
+"""Maximum length of a label value, and of a resource name after its prefix."""
+NOTES_LIMIT = 32
+"""Maximum number of notes."""
 POOLS_LIMIT, VALUES_LIMIT, COUNT_LIMIT = 64, 16, 64
 NAME_LENGTH = 63
 
@@ -68,7 +74,7 @@ def _read_node_pool(name: str, spec: Mapping[str, Any], gpus: GPUs) -> list[Temp
         count = min(max(sizes, default=1), COUNT_LIMIT if limit is None else limit, COUNT_LIMIT)
         for value in allowed.get(table.key, [labels[table.key]] if table.key in labels else []):
             own = {**labels, table.key: value}
-            read = read_labels(own, gpus, lambda _: None)
+            read = read_labels(own, gpus, lambda _: None).pool
             if read.source is Source.CLOUD and read.product is not None and read.mig_profile is None and not read.shared and count > 0:
                 found.append((_pool(name, read.product, count, own, read.labels, gpus), own))
     return found
@@ -78,37 +84,19 @@ def _values(requirement: Mapping[str, Any]) -> list[str]:
     return [value for value in sequence(requirement.get("values")) if isinstance(value, str)][:VALUES_LIMIT]
 
 
-def _pool(name: str, product: str, count: int, labels: Mapping[str, str], identity: tuple[tuple[str, str], ...], gpus: GPUs) -> Pool:
+def _pool(name: str, product: str, count: int, labels: Mapping[str, str], identity: Iterable[tuple[str, str]], gpus: GPUs) -> Pool:
     known = gpus.product(product)
     return Pool(
         architecture=known.architecture if known else None,
         product=known.name if known else product,
         memory_mebibytes=known.memory_mebibytes if known else None,
         count=count,
-        resource=GPU_RESOURCE,
-        claims=False,
-        mig_profile=None,
-        mig_strategy=None,
-        shared=False,
         host=labels.get(HOST_LABEL) or (known.host if known else None),
-        driver=None,
-        cuda=None,
         source=Source.CLOUD,
         labels=tuple(pair for pair in identity if pair[0] != HOST_LABEL),
-        upgrade_label=None,
-        problems=(),
-        uuids=(),
         nodes=(name,),
         provider=name,
     )
-
-
-MIG_STATE = f"{PREFIX}mig.config.state"
-UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
-LABEL_LENGTH = 63
-"""Maximum length of a label value, and of a resource name after its prefix."""
-NOTES_LIMIT = 32
-"""Maximum number of notes."""
 
 
 def read_inventory(
@@ -172,25 +160,24 @@ class _Node:
         self.notes.add(f"Node {self.name}: {what}")
 
     def pools(self) -> list[Pool]:
-        gpu_labels = read_labels(self.labels, self.gpus, self.note)
-        resources = self._resources(gpu_labels)
-        if not (resources or self.devices or self._has_gpu(gpu_labels)):
+        read = read_labels(self.labels, self.gpus, self.note)
+        resources = self._resources(read)
+        if not (resources or self.devices or self._has_gpu(read.pool)):
             return []
-        problems = self._problems(gpu_labels)
-        claimable = self._claimable(gpu_labels, problems)
+        host = self.labels.get(HOST_LABEL) or read.pool.host
+        pool = replace(read.pool, host=host, problems=self._problems(read.product_label or ""), nodes=(self.name,))
+        claimable = self._claimable(pool)
         if not resources and claimable:
             return claimable
-        gpu_labels = self._with_devices(gpu_labels)
+        pool = self._with_devices(pool)
         if not resources:
-            return [self._pool(gpu_labels, GPU_RESOURCE, 0, problems or ("it has no GPU resource; check the device plugin",))]
-        return claimable + [
-            pool for name, amount in sorted(resources.items()) for pool in self._offered(gpu_labels, name, amount, problems)
-        ]
+            return [replace(pool, problems=pool.problems or ("it has no GPU resource; check the device plugin",))]
+        return claimable + [self._offered(pool, read, name, amount) for name, amount in sorted(resources.items())]
 
-    def _resources(self, gpu_labels: NodeGPULabels) -> dict[str, int]:
+    def _resources(self, read: NodeLabels) -> dict[str, int]:
         """Return the GPU resources with at least one device. They come from labels if the node has no status, as in a file."""
         if self.allocatable is None:
-            offered = (gpu_labels.count or 0) * (1 if gpu_labels.replicas is None else gpu_labels.replicas)
+            offered = (read.count or 0) * (1 if read.replicas is None else read.replicas)
             return {GPU_RESOURCE: offered} if offered else {}
         found: dict[str, int] = {}
         for name, amount in self.allocatable.items():
@@ -202,126 +189,93 @@ class _Node:
                     found[name] = number
         return found
 
-    def _has_gpu(self, gpu_labels: NodeGPULabels) -> bool:
+    def _has_gpu(self, pool: Pool) -> bool:
         present = any(self.labels.get(label) == "true" for label in self.gpus.presence.labels)
-        return present or gpu_labels.product is not None or gpu_labels.source is not Source.UNKNOWN
+        return present or pool.product is not None or pool.source is not Source.UNKNOWN
 
-    def _problems(self, gpu_labels: NodeGPULabels) -> tuple[str, ...]:
-        problems = []
-        if (gpu_labels.product_label or "").endswith(INVALID):
-            problems.append("its MIG layout is not uniform")
-        state = self.labels.get(MIG_STATE, "success")
-        if state == "failed":
-            problems.append("the last change of its MIG layout failed")
-        elif state not in ("", "success"):
-            problems.append(f"its MIG layout is changing, state {state[:63]}")
-        upgrade = self.labels.get(UPGRADE_STATE, "")
-        if upgrade == "upgrade-failed":
-            problems.append("the upgrade of its GPU driver failed")
-        elif upgrade not in ("", "upgrade-done"):
-            problems.append(f"its GPU driver is being upgraded, state {upgrade[:63]}")
-        if self.unschedulable:
-            problems.append("it is cordoned")
-        if not self.ready:
-            problems.append("it is not ready")
-        return tuple(problems)
+    def _problems(self, product_label: str) -> tuple[str, ...]:
+        layout, upgrade = self.labels.get(MIG_STATE, "success"), self.labels.get(UPGRADE_STATE, "")
+        failed, failed_upgrade = layout == "failed", upgrade == "upgrade-failed"
+        problems = {
+            "its MIG layout is not uniform": product_label.endswith(INVALID),
+            "the last change of its MIG layout failed": failed,
+            f"its MIG layout is changing, state {layout[:63]}": not failed and layout not in ("", "success"),
+            "the upgrade of its GPU driver failed": failed_upgrade,
+            f"its GPU driver is being upgraded, state {upgrade[:63]}": not failed_upgrade and upgrade not in ("", "upgrade-done"),
+            "it is cordoned": self.unschedulable,
+            "it is not ready": not self.ready,
+        }
+        return tuple(problem for problem, exists in problems.items() if exists)
 
-    def _offered(self, gpu_labels: NodeGPULabels, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
+    def _offered(self, pool: Pool, read: NodeLabels, resource: str, amount: int) -> Pool:
+        """Return the pool of an extended resource."""
+        offered = replace(pool, resource=resource, count=amount)
         if resource.startswith(MIG_RESOURCE_PREFIX):
-            return [self._pool(self._slice_labels(gpu_labels, resource), resource, amount, problems)]
-        if resource == SHARED_GPU_RESOURCE:
-            return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
-        labelled = None if gpu_labels.count is None else gpu_labels.count * max(gpu_labels.replicas or 0, 1)
-        if gpu_labels.source is Source.CLOUD and labelled is not None and labelled < amount:
-            return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
-        if gpu_labels.source is Source.GFD and labelled is not None and labelled < amount:
+            return self._slices(offered)
+        labelled = None if read.count is None else read.count * max(read.replicas or 0, 1)
+        fewer = labelled is not None and labelled < amount
+        if resource == SHARED_GPU_RESOURCE or (pool.source is Source.CLOUD and fewer):
+            return replace(offered, shared=True)
+        if pool.source is Source.GFD and fewer:
             # For a node with several kinds of GPU, GFD writes only one product.
             self.note(f"its labels describe only {labelled} of {amount} GPUs, so the operator ignores them")
-            blank = NodeGPULabels(
-                mig_strategy=gpu_labels.mig_strategy, host=gpu_labels.host, driver=gpu_labels.driver, cuda=gpu_labels.cuda
-            )
-            return [self._pool(replace(blank, upgrade_label=gpu_labels.upgrade_label), resource, amount, problems)]
-        return [self._pool(gpu_labels, resource, amount, problems)]
+            unknown = Pool()
+            facts = ("architecture", "product", "memory_mebibytes", "mig_profile", "shared", "time_slices", "source", "labels")
+            return replace(offered, **{name: getattr(unknown, name) for name in facts})
+        return offered
 
-    def _slice_labels(self, gpu_labels: NodeGPULabels, resource: str) -> NodeGPULabels:
-        """Return the labels of a MIG slice with the strategy `mixed`, which has separate memory labels for each profile."""
-        profile = resource.removeprefix(MIG_RESOURCE_PREFIX)
+    def _slices(self, pool: Pool) -> Pool:
+        """Return the pool of MIG slices with the strategy `mixed`, which has separate labels for each profile."""
+        profile = pool.resource.removeprefix(MIG_RESOURCE_PREFIX)
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
         replicas = read_integer(self.labels.get(f"{prefix}replicas")) or 1
         sliced = 1 < replicas <= MOST_SLICES and self.labels.get(f"{prefix}sharing-strategy") == "time-slicing"
-        return replace(
-            gpu_labels,
-            mig_profile=profile,
-            memory_mebibytes=memory or None,
-            shared=replicas > 1,
-            time_slices=replicas if sliced else None,
-        )
+        slices = replicas if sliced else None
+        return replace(pool, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1, time_slices=slices)
 
-    def _with_devices(self, gpu_labels: NodeGPULabels) -> NodeGPULabels:
+    def _with_devices(self, pool: Pool) -> Pool:
         """Prefer ResourceSlices to labels for devices of the device plugin, if all whole GPUs of the node are equal."""
         alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
         if len(alike) != 1:
-            return gpu_labels
+            return pool
         architecture, product, memory, driver, cuda = next(iter(alike))
         if architecture is None:
-            return gpu_labels
+            return pool
         return replace(
-            gpu_labels,
+            pool,
             source=Source.RESOURCE_SLICE,
             architecture=architecture,
-            product=gpu_labels.product or product,
-            memory_mebibytes=gpu_labels.memory_mebibytes if gpu_labels.mig_profile else memory,
-            driver=driver or gpu_labels.driver,
-            cuda=cuda or gpu_labels.cuda,
+            product=pool.product or product,
+            memory_mebibytes=pool.memory_mebibytes if pool.mig_profile else memory,
+            driver=driver or pool.driver,
+            cuda=cuda or pool.cuda,
         )
 
-    def _claimable(self, gpu_labels: NodeGPULabels, problems: tuple[str, ...]) -> list[Pool]:
+    def _claimable(self, pool: Pool) -> list[Pool]:
+        """Return the pools of devices for ResourceClaims."""
         alike = [(device, replace(device, uuid=None, parent_uuid=None, identity=None)) for device in self.devices]
-        kinds = Counter(kind for _, kind in alike)
         return [
-            replace(
-                self._pool(gpu_labels, MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS, amount, problems),
+            Pool(
+                resource=MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS,
+                count=amount,
                 claims=True,
                 architecture=kind.architecture,
                 product=kind.product,
                 memory_mebibytes=kind.memory_mebibytes,
                 mig_profile=kind.mig_profile,
-                shared=False,
-                time_slices=None,
+                mig_strategy=pool.mig_strategy,
+                host=pool.host,
                 driver=kind.driver,
                 cuda=kind.cuda,
                 source=Source.RESOURCE_SLICE if kind.architecture else Source.UNKNOWN,
-                labels=(),
-                upgrade_label=None,
+                problems=pool.problems,
                 uuids=tuple(device.uuid for device, other in alike if device.uuid and other == kind),
                 devices=tuple((self.name, device.identity) for device, other in alike if device.identity and other == kind),
+                nodes=pool.nodes,
             )
-            for kind, amount in kinds.items()
+            for kind, amount in Counter(kind for _, kind in alike).items()
         ]
-
-    def _pool(self, gpu_labels: NodeGPULabels, resource: str, count: int, problems: tuple[str, ...]) -> Pool:
-        return Pool(
-            architecture=gpu_labels.architecture,
-            product=gpu_labels.product,
-            memory_mebibytes=gpu_labels.memory_mebibytes,
-            count=count,
-            resource=resource,
-            claims=False,
-            mig_profile=gpu_labels.mig_profile,
-            mig_strategy=gpu_labels.mig_strategy,
-            shared=gpu_labels.shared,
-            time_slices=gpu_labels.time_slices,
-            host=self.labels.get("kubernetes.io/arch") or gpu_labels.host,
-            driver=gpu_labels.driver,
-            cuda=gpu_labels.cuda,
-            source=gpu_labels.source,
-            labels=gpu_labels.labels,
-            upgrade_label=gpu_labels.upgrade_label,
-            problems=problems,
-            uuids=(),
-            nodes=(self.name,),
-        )
 
 
 def _is_slice(resource: Any) -> bool:

@@ -60,15 +60,12 @@ class Taint:
 
 def read_taints(spec: Any) -> tuple[Taint, ...]:
     """Return the taints of a node that keep Pods off, sorted. Any value is valid input."""
-    found = (mapping(entry) for entry in sequence(mapping(spec).get("taints")))
-    return tuple(sorted(_taints(found))[:_MOST_TAINTS])
-
-
-def _taints(entries: Iterable[Mapping[str, Any]]) -> Iterable[Taint]:
-    for entry in entries:
-        key, effect = read_text(entry.get("key")), read_text(entry.get("effect"))
-        if key is not None and effect in _KEEPS_OFF:
-            yield Taint(key[:253], (read_text(entry.get("value")) or "")[:63], effect)
+    found = (
+        Taint(key[:253], (read_text(entry.get("value")) or "")[:63], effect)
+        for entry in map(mapping, sequence(mapping(spec).get("taints")))
+        if (key := read_text(entry.get("key"))) is not None and (effect := read_text(entry.get("effect"))) in _KEEPS_OFF
+    )
+    return tuple(sorted(found)[:_MOST_TAINTS])
 
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -116,24 +113,24 @@ class Pool:
         provider: Source of nodes that do not exist yet, for example `NodePool gpu`; None for existing nodes.
     """
 
-    architecture: str | None
-    product: str | None
-    memory_mebibytes: int | None
-    count: int
-    resource: str
-    claims: bool
-    mig_profile: str | None
-    mig_strategy: str | None
-    shared: bool
-    host: str | None
-    driver: Version | None
-    cuda: Version | None
-    source: Source
-    labels: tuple[tuple[str, str], ...]
-    upgrade_label: str | None
-    problems: tuple[str, ...]
-    uuids: tuple[str, ...]
-    nodes: tuple[str, ...]
+    architecture: str | None = None
+    product: str | None = None
+    memory_mebibytes: int | None = None
+    count: int = 0
+    resource: str = GPU_RESOURCE
+    claims: bool = False
+    mig_profile: str | None = None
+    mig_strategy: str | None = None
+    shared: bool = False
+    host: str | None = None
+    driver: Version | None = None
+    cuda: Version | None = None
+    source: Source = Source.UNKNOWN
+    labels: tuple[tuple[str, str], ...] = ()
+    upgrade_label: str | None = None
+    problems: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     provider: str | None = None
     time_slices: int | None = None
     devices: tuple[tuple[str, str], ...] = ()
@@ -169,6 +166,10 @@ class Inventory:
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes with GPUs, sorted."""
         return tuple(sorted({node for pool in self.pools if pool.provider is None for node in pool.nodes}))
+
+    def has_labels(self, node: str, selector: Mapping[str, str]) -> bool:
+        """Return whether a node has all these labels."""
+        return selector.items() <= self.labels.get(node, {}).items()
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
         """Return the taints of the nodes with this GPU, by node name. None as the architecture matches all."""

@@ -14,12 +14,6 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.text.wording import count
 
 
-def not_accepted(verdict: Verdict) -> "Outcome":
-    """Return the outcome for a spec that is not accepted."""
-    message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
-    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of planning one VLLMDeployment.
@@ -42,10 +36,15 @@ class Outcome:
         return self.planned if self.accepted.status is ConditionStatus.TRUE else self.accepted
 
 
+def not_accepted(verdict: Verdict) -> Outcome:
+    """Return the outcome for a spec that is not accepted."""
+    message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
+    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
+
+
 def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     """Return GPU and engine as a sentence."""
-    profile = made.mig_profile
-    devices = count(made.count, "GPU") if profile is None else f"{count(made.count, 'MIG slice')} {profile}"
+    devices = count(made.count, "GPU") if made.mig_profile is None else f"{count(made.count, 'MIG slice')} {made.mig_profile}"
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
     where = f" on a node that {made.provisioner} would add" if made.provisioner else ""
     shared = f" shared by {made.time_slices} Pods" if made.time_slices else ""
@@ -60,18 +59,14 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
             sentences.append(f"({count(more, 'more note')} in the plan.)")
-    chosen = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is not ChosenBy.ENGINE]
-    defaults = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is ChosenBy.ENGINE]
-    if chosen:
-        sentences.append(f"Backends: {', '.join(chosen)}.")
-    sentences.append(
-        f"vLLM defaults: {', '.join(defaults)}."
-        if defaults
-        else "vLLM chooses all other backends."
-        if chosen
-        else "vLLM chooses all backends."
+    chosen, defaults = (
+        ", ".join(f"{each.component} {each.backend}" for each in made.backends if (each.chosen_by is ChosenBy.ENGINE) is by_engine)
+        for by_engine in (False, True)
     )
-    return " ".join(sentences)
+    if chosen:
+        sentences.append(f"Backends: {chosen}.")
+    others = f"vLLM chooses all {'other ' if chosen else ''}backends."
+    return " ".join([*sentences, f"vLLM defaults: {defaults}." if defaults else others])
 
 
 Setting = tuple[str | None, str | None]
@@ -104,19 +99,15 @@ class Difference:
 def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
     """Return the differences between the plan in force and a new plan."""
     differences = _presets(pinned.preset, fresh.preset)
-    differences += [
-        Difference(subject, before or "unknown", after or "unknown")
-        for subject, before, after in (
-            ("The GPU", _gpu(pinned), _gpu(fresh)),
-            ("The resource", f"{pinned.count}x {pinned.resource}", f"{fresh.count}x {fresh.resource}"),
-            ("The image", pinned.image, fresh.image),
-        )
-        if before != after
-    ]
+    for subject, before, after in (
+        ("The GPU", _gpu(pinned), _gpu(fresh)),
+        ("The resource", f"{pinned.count}x {pinned.resource}", f"{fresh.count}x {fresh.resource}"),
+        ("The image", pinned.image, fresh.image),
+    ):
+        differences += [Difference(subject, before or "unknown", after or "unknown")] if before != after else []
     differences += _settings("The backend of {}", _backends(pinned.backends), _backends(fresh.backends))
     differences += _settings("The variable {}", _values(pinned.env), _values(fresh.env))
-    differences += _settings("The flag {}", _values(pinned.args), _values(fresh.args))
-    return differences
+    return differences + _settings("The flag {}", _values(pinned.args), _values(fresh.args))
 
 
 def refusal_of(fresh: Outcome) -> str:

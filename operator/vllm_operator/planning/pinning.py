@@ -20,6 +20,7 @@ from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.node_labels import SHARED
 from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.outcome import Outcome, compare, refusal_of, summarize, summarize_gpu
@@ -87,9 +88,7 @@ def digest_of(spec: VLLMDeploymentSpec) -> str:
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]]) -> float | None:
     """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows.
 
-    Args:
-        resource: The VLLMDeployment, with the status that was last written.
-        pods: Its Pods.
+    `resource` has the status that was last written; `pods` are its Pods.
     """
     planned = find_condition(resource.status.conditions, PLANNED)
     done = planned is not None and planned.status is ConditionStatus.TRUE
@@ -102,15 +101,12 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
     """Return the pinned plan, with the differences from a new plan.
 
-    Args:
-        pinned: The plan in force.
-        fresh: The result of planning today.
-        gpus: The GPUs of the catalog.
-        preset_change: Difference between the preset of the plan and the current preset, as a sentence; empty if equal.
+    `fresh` is the result of planning today. `preset_change` is the difference between the preset of the plan and the current preset, as a
+    sentence; empty if equal.
     """
+    reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
     if fresh.refusal is not None and fresh.refusal.status is ConditionStatus.UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
-        reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
@@ -120,13 +116,13 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
-        reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
-    listed = " ".join(drift[:DIFFERENCES_IN_MESSAGE])
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
-    message = (
-        f"{summarize(shown, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
-        f"To apply a new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to a new value."
+    message = say(
+        "plan.drifted",
+        summary=summarize(shown, gpus, with_notes=False),
+        differences=f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}",
+        annotation=REPLAN_ANNOTATION,
     )
     return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
 
@@ -150,10 +146,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         generation=generation,
     )
     cache = plan_cache(origin, caches)
-    changed: dict[str, object] = {
-        "cache_key": cache.key,
-        "cache_key_parts": list(cache.parts),
-    }
+    changed: dict[str, object] = {"cache_key": cache.key, "cache_key_parts": list(cache.parts)}
     if pinned.cache_artifact is not None:
         changed["cache_artifact"] = pinned.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})
     return pinned.model_copy(update=changed)

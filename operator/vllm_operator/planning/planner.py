@@ -71,7 +71,7 @@ from vllm_operator.planning.placement.fitting import (
     time_slicing_arguments,
     wanted_length,
 )
-from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
+from vllm_operator.planning.placement.policy import Ranking, describe_candidates, rank_for
 from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
@@ -114,18 +114,16 @@ def plan(
         tools_image: The operator's image, which contains its programs for Pods.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
-    digest = digest_of(resource.spec)
-    resource = (translation := translate(resource)).resource
+    digest, moved = digest_of(resource.spec), translate(resource)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-        fresh = _FreshPlan(
-            resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image
-        ).outcome()
+        fresh = _FreshPlan(moved, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image).outcome()
     if pinned is None or not in_force:
         return fresh
-    return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus, resource.preset_change)
+    kept = with_cache_generation(pinned, moved.resource, catalog.caches, cache_generation)
+    return keep_plan(kept, fresh, catalog.gpus, resource.preset_change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,6 @@ class _Chosen:
 class _FreshPlan:
     """The arguments of `plan`, and the steps to a new plan."""
 
-    resource: VLLMDeployment
     translation: Translation
     inventory: Inventory
     catalog: Catalog
@@ -169,6 +166,11 @@ class _FreshPlan:
     cache_generation: int
     files: ModelFiles
     tools_image: str
+
+    @property
+    def resource(self) -> VLLMDeployment:
+        """The VLLMDeployment to plan."""
+        return self.translation.resource
 
     def outcome(self) -> Outcome:
         """Return the outcome of a new plan."""
@@ -183,7 +185,7 @@ class _FreshPlan:
         if decision.refusal is not None:
             return not_accepted(decision.refusal)
         names = check_names(premises.overrides, premises.version, self.catalog)
-        if names.refusal is not None and not self._allows_known_bad():
+        if names.refusal is not None and not self._allows_known_bad:
             return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{names.refusal} {ALLOW_ANYWAY}"))
         made = self._assemble(chosen, target, decision, names.notes)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
@@ -207,17 +209,12 @@ class _FreshPlan:
         if isinstance(shape, Verdict):
             return shape
         facts = resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
-        if self.in_force and self.pinned is not None:
-            shape = pinned_shape(shape, self.pinned, spec)
-            return _Premises(engine, overrides, version, shape, facts)
-        return _Premises(engine, overrides, version, shape, facts, self._sizing(overrides, version, facts))
-
-    def _sizing(self, overrides: Overrides, version: ResolvedVersion, facts: ResolvedFacts) -> Sizing | None:
-        """Return the inputs of the memory estimates; None for a plan in force, which keeps its size."""
-        release = parse_release(version.version)
-        if release is None or overrides.replaces_arguments:
-            return None
-        return resolve_sizing(self.resource.spec, overrides, release, facts, self.files, self.catalog)
+        if self.in_force and self.pinned is not None:  # a plan in force keeps its size
+            return _Premises(engine, overrides, version, pinned_shape(shape, self.pinned, spec), facts)
+        release, sizing = parse_release(version.version), None
+        if release is not None and not overrides.replaces_arguments:
+            sizing = resolve_sizing(spec, overrides, release, facts, self.files, self.catalog)
+        return _Premises(engine, overrides, version, shape, facts, sizing)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         spec, sizing, request, found = self.resource.spec, premises.sizing, self._request(premises), list[Candidate]()
@@ -229,19 +226,21 @@ class _FreshPlan:
             found = find_candidates(request, shapes, sizing, self.inventory, in_use=count)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
-            if isinstance(targets, Verdict) or self.in_force:
-                return targets if isinstance(targets, Verdict) else _Chosen(premises, targets, length=pinned_length(self.pinned))
+            if isinstance(targets, Verdict):
+                return targets
+            if self.in_force:
+                return _Chosen(premises, targets, length=pinned_length(self.pinned))
             targets = self._ranking.order(targets, request.preferred)
             unknown = tuple(Candidate(premises.shape, target, UNKNOWN) for target in targets)
-            return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing), compared=unknown)
-        best = choose_candidates(found, sizing, self._ranking, request.preferred, count)
-        first = best[0]
-        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad():
+            return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing.model if sizing else None), compared=unknown)
+        best = self._ranking.choose(found, sizing, request.preferred, count)
+        first, length = best[0], wanted_length(spec, sizing.model)
+        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad:
             others = find_others(request, sizing, self.inventory)
             message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
         sized, premises = free and first.shape != premises.shape, replace(premises, shape=first.shape)
-        return _Chosen(premises, tuple(each.target for each in best), tuple(best), sized, wanted_length(spec, sizing), tuple(found))
+        return _Chosen(premises, tuple(each.target for each in best), tuple(best), sized, length, tuple(found))
 
     @property
     def _ranking(self) -> Ranking:
@@ -252,8 +251,8 @@ class _FreshPlan:
             return None
         judged = {each.target.pool for each in chosen.compared}
         others = replace(self.inventory, pools=tuple(pool for pool in self.inventory.pools if pool not in judged))
-        request = replace(self._request(chosen.premises), count=target.count) if others.pools else None
-        rejections = find_rejections(request, others, self.catalog.gpus, self.catalog.images) if request is not None else []
+        request = replace(self._request(chosen.premises), count=target.count)
+        rejections = find_rejections(request, others, self.catalog.gpus, self.catalog.images)
         return describe_candidates(target, chosen.candidates, chosen.compared, rejections, chosen.premises.sizing, self._ranking) or None
 
     def _remembered(self) -> Facts | None:
@@ -263,6 +262,7 @@ class _FreshPlan:
             return None
         return recall_facts(pinned) if self.in_force or model.revision is None else None
 
+    @property
     def _allows_known_bad(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
@@ -277,7 +277,7 @@ class _FreshPlan:
             replicas=spec.replicas,
             options=image_options(premises.engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
-            forced=self._allows_known_bad() or premises.overrides.variables.get(variable) == "1",
+            forced=self._allows_known_bad or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=gpu_in_use(self.pinned) if self._keeps_gpu() and self.pinned else None,
             selector=premises.overrides.node_selector,
@@ -285,12 +285,6 @@ class _FreshPlan:
             large_enough=premises.sizing.holds if premises.sizing is not None else None,
             tolerations=tolerations_of(spec.pod_template),
         )
-
-    def _notes_about_choice(self, chosen: _Chosen, candidate: Candidate | None) -> list[Note]:
-        if self.in_force or candidate is None:
-            return []
-        kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(candidate.target.pool)
-        return notes_about_choice(candidate, chosen.compared, chosen.premises.sizing, self._ranking, short_name(self.resource), kept=kept)
 
     def _keeps_gpu(self) -> bool:
         """Return whether the GPU in use stays if it still fits. The inputs of its choice must be unchanged."""
@@ -323,31 +317,46 @@ class _FreshPlan:
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
         model = model_name(spec.model).rpartition("/")[2][:MODEL_NAME_LIMIT] or "The model"
-        return choose_backends(
-            version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad()
-        )
+        return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad)
 
     def _assemble(self, chosen: _Chosen, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
         premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
         candidate = next((each for each in chosen.candidates if each.target == target), None)
         length = (candidate.result.length if candidate else None) or chosen.length
-        cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
+        cache = plan_cache(
+            CacheOrigin(
+                version=version.version,
+                distribution=version.distribution,
+                image=target.fit.option.image,
+                architecture=target.architecture,
+                product=target.pool.product,
+                mig_profile=target.pool.mig_profile,
+                parallel=str(premises.shape.parallel),
+                user=run_as_user(resource.spec.pod_template),
+                arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
+                generation=self.cache_generation,
+            ),
+            self.catalog.caches,
+        )
         weights = plan_weights(resource, facts.weight_bytes)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
-        env = keep_first(
-            [*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *plan_patience(deadline, version.table)]
-        )
-        wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
-        own = engine_arguments(
-            resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
-        )
+        compatibility, patience = compatibility_variables(target.fit, self.catalog.images), plan_patience(deadline, version.table)
+        env = keep_first([*decision.env, *compatibility, *cache.env, *patience])
+        shortened = resource.spec.sizing is None or resource.spec.sizing.context_length is None
+        parallel = premises.shape.parallel
+        own = engine_arguments(resource.spec.model, version, parallel, chosen=chosen.sized, length=length, shortened=shortened)
         drain = plan_drain(resource.spec, premises.overrides, version.version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
         args = keep_first([*own, *shared, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
+        about_choice = []
+        if candidate is not None and not self.in_force:
+            kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(target.pool)
+            name = short_name(resource)
+            about_choice = notes_about_choice(candidate, chosen.compared, premises.sizing, self._ranking, name, kept=kept)
         notes = [
             *target.notes,
             *decision.notes,
@@ -357,12 +366,14 @@ class _FreshPlan:
             *access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
             *notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized),
-            *self._notes_about_choice(chosen, candidate),
+            *about_choice,
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *notes_about(facts, self.files),
-            *notes_of(Severity.INFO, [*self.translation.notes, *overridden, *about_unknown_size(resource, weights, facts.weight_bytes)]),
+            *self.translation.notes,
+            *overridden,
+            *notes_of(Severity.INFO, about_unknown_size(resource, weights, facts.weight_bytes)),
         ]
         return Plan(
             observed_generation=resource.metadata.generation,
@@ -378,7 +389,7 @@ class _FreshPlan:
             architecture=target.architecture,
             product=target.pool.product,
             memory_mebibytes=target.pool.memory_mebibytes,
-            resource=target.resource,
+            resource=target.pool.resource,
             count=target.count,
             uuids=list(self.translation.uuids) or None,
             node_requirements=list(target.requirements),
@@ -403,18 +414,4 @@ class _FreshPlan:
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],
             notes=[text[:TEXT_LIMIT] for text in order(notes)][:NOTES_LIMIT],
-        )
-
-    def _cache_origin(self, premises: _Premises, target: Target) -> CacheOrigin:
-        return CacheOrigin(
-            version=premises.version.version,
-            distribution=premises.version.distribution,
-            image=target.fit.option.image,
-            architecture=target.architecture,
-            product=target.pool.product,
-            mig_profile=target.pool.mig_profile,
-            parallel=str(premises.shape.parallel),
-            user=run_as_user(self.resource.spec.pod_template),
-            arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
-            generation=self.cache_generation,
         )

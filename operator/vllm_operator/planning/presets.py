@@ -19,11 +19,12 @@ from pydantic import ValidationError
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
-from vllm_operator.api.plan import Plan, PlannedPreset
+from vllm_operator.api.plan import PlannedPreset
 from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.notes import say
 from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields
 from vllm_operator.planning.pinning import is_in_force
@@ -180,7 +181,7 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
     if reference is None:
         return resource
     if pinned is not None:
-        kept = _as_planned(resource, reference, pinned)
+        kept = _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
         if is_in_force(pinned, kept if isinstance(kept, VLLMDeployment) else resource):
             return kept if isinstance(kept, Verdict) else kept.model_copy(update={"preset_change": _change(resource, kept, found)})
     if isinstance(found, Verdict):
@@ -202,45 +203,34 @@ def missing_preset(reference: PresetReference, namespace: str, existing: Iterabl
     names = sorted(existing)
     where = f" in the namespace {namespace}" if reference.kind is PresetKind.VLLM_PRESET else ""
     more = f" and {len(names) - NAMES_LIMIT} more" if len(names) > NAMES_LIMIT else ""
-    existing_ones = f"{', '.join(names[:NAMES_LIMIT])}{more}" if names else "none"
-    message = (
-        f"{reference} does not exist{where}. Existing presets of this kind: {existing_ones}. Create it, or change spec.presetRef. "
-        "What runs stays as it is."
-    )
-    return Verdict(ConditionStatus.FALSE, Reason.PRESET_MISSING, message)
+    others = f"{', '.join(names[:NAMES_LIMIT])}{more}" if names else "none"
+    return Verdict(ConditionStatus.FALSE, Reason.PRESET_MISSING, say("preset.missing", preset=reference, where=where, others=others))
 
 
 def missing_definition(reference: PresetReference) -> Verdict:
     """Return the verdict for a kind of preset that the API server does not serve."""
-    message = (
-        f"The CRD {PRESET_PLURALS[reference.kind]}.{GROUP} of {reference} is not installed. Install the CRDs of this version of the "
-        "operator with kubectl apply -f crds/, or set crds.install in the Helm chart. What runs stays as it is."
-    )
+    message = say("preset.no-crd", crd=f"{PRESET_PLURALS[reference.kind]}.{GROUP}", preset=reference)
     return Verdict(ConditionStatus.FALSE, Reason.KIND_NOT_INSTALLED, message)
-
-
-def _as_planned(resource: VLLMDeployment, reference: PresetReference, pinned: Plan) -> VLLMDeployment | Verdict:
-    return _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
 
 
 def _merged(resource: VLLMDeployment, reference: PresetReference, content: Mapping[str, Any]) -> VLLMDeployment | Verdict:
     try:
+        check_pod_template(resource.spec.pod_template)
+        own_is_valid = True
+    except PodTemplateError:
+        own_is_valid = False
+    try:
         preset = PresetSpec.model_validate(content)
         check_pod_template(preset.pod_template)
+        if not own_is_valid:
+            return resource  # planning refuses it
+        taken = preset.to_json()
+        merged = merge_preset(resource.spec.to_json(), taken)
+        spec = VLLMDeploymentSpec.model_validate(merged.spec)
     except ValidationError as error:
         return _unusable(reference, "; ".join(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
     except PodTemplateError as error:
         return _unusable(reference, str(error))
-    try:
-        check_pod_template(resource.spec.pod_template)
-    except PodTemplateError:
-        return resource  # planning refuses it
-    taken = preset.to_json()
-    merged = merge_preset(resource.spec.to_json(), taken)
-    try:
-        spec = VLLMDeploymentSpec.model_validate(merged.spec)
-    except ValidationError as error:
-        return _unusable(reference, "; ".join(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
     planned = PlannedPreset(kind=reference.kind, name=reference.name, spec=taken, fields=list(merged.fields))
     return resource.model_copy(update={"spec": spec, "preset": planned})
 

@@ -33,17 +33,13 @@ def violations(manifest: Mapping[str, Any]) -> list[str]:
     """Return the API server's errors for a manifest, one line per problem, in the order of the fields."""
     kind = str(manifest.get("kind"))
     if kind not in (KIND, *PresetKind) or manifest.get("apiVersion") != API_VERSION:
-        given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
-        return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {given}"]
+        return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {manifest.get('apiVersion')} {manifest.get('kind')}"]
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return ["metadata.name: Required value"]
     schema = _schema(kind)
     found = list(_check_fields(manifest, {**schema["properties"], **{name: {} for name in KEPT_BY_KUBERNETES}}, ""))
-    if "spec" not in manifest:
-        found.append("spec: Required value")
-    else:
-        found.extend(_check(manifest["spec"], schema["properties"]["spec"], "spec"))
+    found += _check(manifest["spec"], schema["properties"]["spec"], "spec") if "spec" in manifest else ["spec: Required value"]
     return found or list(_check_rules(manifest, schema, ""))
 
 
@@ -57,29 +53,22 @@ def _schema(kind: str) -> Mapping[str, Any]:
 def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield the errors of a value and, if it has the right type, of its content. Rules are evaluated only if both are valid."""
     kind = schema.get("type")
-    wrong_bool = isinstance(value, bool) and kind != "boolean"
-    if kind is not None and (wrong_bool or not isinstance(value, TYPES[kind])):
-        yield f"{path}: Invalid value: {_type_of(value)!r}: must be of type {kind}{_hint(value, schema)}"
+    if kind is not None and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        yield f"{path}: Invalid value: {_type_of(value)!r}: must be of type {kind}{_hint(value, kind)}"
         return
-    own = list(_check_bounds(value, schema, path))
-    yield from own
-    inner: list[str] = []
+    found = list(_check_bounds(value, schema, path))
     if isinstance(value, Mapping):
-        inner = list(_check_object(value, schema, path))
+        found += _check_object(value, schema, path)
     elif isinstance(value, list):
-        inner = list(_check_list(value, schema, path))
-    yield from inner
-    if not own and not inner:
-        yield from _check_rules(value, schema, path)
+        found += _check_list(value, schema, path)
+    yield from found or _check_rules(value, schema, path)
 
 
 def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
     fields: Mapping[str, Any] = schema.get("properties", {})
     if (entries := schema.get("additionalProperties")) is not None:
         fields = dict.fromkeys(value, entries)
-    for name in schema.get("required", ()):
-        if value.get(name) is None:
-            yield f"{path}.{name}: Required value"
+    yield from (f"{path}.{name}: Required value" for name in schema.get("required", ()) if value.get(name) is None)
     if fields and not schema.get("x-kubernetes-preserve-unknown-fields"):
         yield from _check_fields(value, fields, path)
     for name, field in fields.items():
@@ -88,9 +77,7 @@ def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str
 
 
 def _check_fields(value: Mapping[str, Any], fields: Mapping[str, Any], path: str) -> Iterator[str]:
-    for name in value:
-        if name in fields:
-            continue
+    for name in (name for name in value if name not in fields):
         near = similar(str(name), fields)
         meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(fields))}"
         yield f'unknown field "{path}{"." if path else ""}{name}"{meant}'
@@ -99,11 +86,8 @@ def _check_fields(value: Mapping[str, Any], fields: Mapping[str, Any], path: str
 def _check_list(value: list[Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
     for index, item in enumerate(value):
         yield from _check(item, schema.get("items", {}), f"{path}[{index}]")
-    keys = schema.get("x-kubernetes-list-map-keys", ())
-    if schema.get("x-kubernetes-list-type") not in ("set", "map"):
-        return
-    seen: list[Any] = []
-    for index, item in enumerate(value):
+    keys, seen = schema.get("x-kubernetes-list-map-keys", ()), list[Any]()
+    for index, item in enumerate(value if schema.get("x-kubernetes-list-type") in ("set", "map") else ()):
         identity = {key: item.get(key) for key in keys} if keys and isinstance(item, Mapping) else item
         if identity in seen:
             yield f"{path}[{index}]: Duplicate value: {identity if isinstance(identity, str) else repr(identity)}"
@@ -142,16 +126,13 @@ def _check_rules(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[s
 
 
 def _type_of(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", type(None): "null"}
-    return names.get(type(value), "object")
+    return next((name for name, types in TYPES.items() if type(value) in types), "null" if value is None else "object")
 
 
-def _hint(value: Any, schema: Mapping[str, Any]) -> str:
-    if schema.get("type") == "string" and isinstance(value, bool | int | float):
+def _hint(value: Any, kind: str) -> str:
+    if kind == "string" and isinstance(value, bool | int | float):
         return f'; put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
-    if schema.get("type") == "integer" and isinstance(value, str) and value.isdecimal():
-        return f"; write it without quotes: {value}"
-    return ""
+    return f"; write it without quotes: {value}" if kind == "integer" and isinstance(value, str) and value.isdecimal() else ""
 
 
 def is_about_change(rule: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.reading import mapping, read_integer
 from vllm_operator.api.spec import AdapterSpec, VLLMDeploymentSpec
-from vllm_operator.catalog.notes import Note
+from vllm_operator.catalog.notes import Note, note
 from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
@@ -69,11 +69,10 @@ def plan_adapters(
     if not adapters:
         return Adapters()
     if table is not None and not table.knows_flag("--lora-modules"):
-        text = f"vLLM {table.version} has no flag --lora-modules, so the adapters of spec.adapters are not served. Use another version."
-        return Adapters(notes=(Note(Severity.FAILURE, text),))
-    known = _ranks(spec, files)
-    rank = (in_force and _planned_rank(in_force)) or _smallest_limit(known.values())
-    active = active_adapters(spec)
+        return Adapters(notes=(note("adapters.not-served", version=table.version),))
+    known, active = _ranks(spec, files), active_adapters(spec)
+    planned = (read_integer(each.value) for each in (in_force.args if in_force else ()) if each.name == RANK_FLAG)
+    rank = next(planned, None) or _smallest_limit(known.values())
     modules = [json.dumps({"name": each.name, "path": adapter_path(each)}, separators=(",", ":")) for each in adapters]
     arguments = [
         PlannedArgument(name="--enable-lora", reason="From spec.adapters."),
@@ -107,10 +106,6 @@ def adapter_path(adapter: AdapterSpec) -> str:
     return f"{WEIGHTS_ROOT}/adapters/{adapter.name}-{source}"
 
 
-def _planned_rank(plan: Plan) -> int | None:
-    return next((read_integer(each.value) for each in plan.args if each.name == RANK_FLAG), None)
-
-
 def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> dict[str, int | None]:
     """Return the rank of each adapter; None if it is unknown."""
     return {each.name: each.rank or _rank_of(files.get(each.name)) for each in spec.adapters or ()}
@@ -137,40 +132,24 @@ def _notes(
     known: Mapping[str, int | None],
     rank: int,
 ) -> list[Note]:
-    notes = [note for each in adapters for note in _about(each.name, files.get(each.name) or AdapterFiles(), spec)]
-    unknown = [name for name, each in known.items() if each is None]
-    if unknown:
-        what = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
-        text = f"The rank of the {what} is unknown. The engine accepts up to {rank}. If it is higher, set spec.adapters[].rank."
-        notes.append(Note(Severity.INFO, text))
-    too_large = [name for name, each in known.items() if each is not None and each > RANKS[-1]]
-    notes += [
-        Note(Severity.FAILURE, f"The adapter {name} has rank {known[name]}, but vLLM accepts up to {RANKS[-1]}. The engine will refuse it.")
-        for name in too_large
-    ]
-    return notes
+    notes = [found for each in adapters for found in _about(each.name, files.get(each.name) or AdapterFiles(), spec)]
+    if unknown := [name for name, each in known.items() if each is None]:
+        which = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
+        notes.append(note("adapters.unknown-rank", which=which, rank=rank))
+    too_large = {name: each for name, each in known.items() if each is not None and each > RANKS[-1]}
+    return [*notes, *(note("adapters.rank", name=name, rank=each, limit=RANKS[-1]) for name, each in too_large.items())]
 
 
 def _about(name: str, files: AdapterFiles, spec: VLLMDeploymentSpec) -> list[Note]:
     if files.trouble is not None:
-        severity = Severity.FAILURE if files.refused else Severity.INFO
-        return [Note(severity, f"Adapter {name}: {files.trouble}")]
+        return [Note(Severity.FAILURE if files.refused else Severity.INFO, f"Adapter {name}: {files.trouble}")]
     config: Mapping[str, Any] = files.config or {}
-    merge = "Merge the adapter into the weights and serve the result as a model."
     notes = []
     if config.get("use_dora") is True:
-        notes.append(Note(Severity.FAILURE, f"The adapter {name} uses DoRA, which vLLM does not support. {merge}"))
+        notes.append(note("adapters.dora", name=name))
     if config.get("modules_to_save"):
-        notes.append(
-            Note(
-                Severity.RISK,
-                f"The adapter {name} replaces whole modules (modules_to_save), which vLLM does not support in general. {merge}",
-            )
-        )
-    base = config.get("base_model_name_or_path")
-    own = model_name(spec.model)
+        notes.append(note("adapters.modules", name=name))
+    base, own = config.get("base_model_name_or_path"), model_name(spec.model)
     if isinstance(base, str) and base and base.rpartition("/")[2].lower() != own.rpartition("/")[2].lower():
-        notes.append(
-            Note(Severity.INFO, f"The adapter {name} was trained for {base}, but the model is {own}. Check that both have the same layers.")
-        )
+        notes.append(note("adapters.base", name=name, base=base, model=own))
     return notes

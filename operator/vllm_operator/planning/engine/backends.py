@@ -18,7 +18,7 @@ from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, Pla
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, nearest
-from vllm_operator.catalog.notes import Note
+from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.versions import VersionTable
@@ -35,10 +35,10 @@ from vllm_operator.planning.engine.rule_input import (
 )
 from vllm_operator.text.wording import listed
 
+AUTO = "auto"
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
 FIELDS = {
-    Component.ATTENTION: "attention",
-    Component.MLA_DECODE: "attention",
-    Component.SPARSE_ATTENTION: "attention",
+    **dict.fromkeys(COMPONENTS.values(), "attention"),
     Component.MLA_PREFILL: "mlaPrefill",
     Component.GEMM: "gemm",
     Component.MOE: "moe",
@@ -48,9 +48,7 @@ FIELDS = {
 """The field of `spec.backends` for each component that has one."""
 LABELS = {
     **{component: component.value for component in Component},
-    Component.ATTENTION: "attention",
-    Component.MLA_DECODE: "attention",
-    Component.SPARSE_ATTENTION: "attention",
+    **dict.fromkeys(COMPONENTS.values(), "attention"),
     Component.MLA_PREFILL: "MLA prefill",
     Component.ALL_TO_ALL: "all-to-all",
     Component.SAMPLER: "sampler",
@@ -62,6 +60,13 @@ QUESTIONS: Mapping[Component, Callable[[RuleInput], Sequence[str]]] = {
     Component.GEMM: gemm_cases,
 }
 """Function that returns the possible cases of a table for a deployment, by component."""
+SELECTORS = {
+    **dict.fromkeys(COMPONENTS.values(), "vllm/platforms/cuda.py get_attn_backend_cls"),
+    Component.MLA_PREFILL: "vllm/v1/attention/backends/mla/prefill/selector.py, before 0.22 the layers of MLA",
+    Component.GEMM: "vllm/model_executor/layers/quantization",
+    Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
+}
+"""vLLM's selector for each component that has a table."""
 _LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
 _FACTS = {
     "architecture": "the GPU architecture",
@@ -72,262 +77,6 @@ _FACTS = {
     "routing": "the routing of the model's experts",
     "deepseek_heads": "the head sizes of the model",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A backend that the user pins. `setting` is the flag or variable in `spec.engine` that pins it; None for `spec.backends`."""
-
-    component: Component
-    backend: str
-    setting: str | None = None
-
-    @property
-    def where(self) -> str:
-        """The source of the pin: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
-        return f"spec.backends.{FIELDS[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
-
-    def advice(self, offered: Iterable[str] = ()) -> str:
-        """Return advice for the user as a sentence. `offered` are other backends that can be pinned."""
-        others = list(offered)
-        if self.setting is None:
-            return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
-        field = (
-            f" To pin a backend, set spec.backends.{FIELDS[self.component]} to {listed(others, 'or')}."
-            if others and self.component in FIELDS
-            else ""
-        )
-        return f"Remove {self.setting} from spec.engine.{field}"
-
-    def __str__(self) -> str:
-        return f"{LABELS[self.component]} backend {self.backend}"
-
-
-@dataclass(frozen=True, slots=True)
-class PinCheck:
-    """Checks pins for one model, GPU and version.
-
-    `model` is the model name in messages. `chosen` and `environment` are the backends chosen so far and their variables.
-    """
-
-    version: ResolvedVersion
-    table: VersionTable
-    rule_input: RuleInput
-    rules: RulesOfVersion
-    model: str
-    chosen: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, PlannedVariable] = field(default_factory=dict)
-
-    def no_effect(self, pin: Pin) -> str | None:
-        """Return why the pin is ineffective, or None."""
-        missing = None
-        if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
-            missing = "has no experts"
-        elif pin.component is Component.MLA_PREFILL and self.rule_input.attention in (Attention.MHA, Attention.GQA, Attention.HYBRID):
-            missing = "does not use MLA"
-        elif pin.component is Component.LINEAR_ATTENTION and self.rule_input.attention not in (None, Attention.HYBRID):
-            missing = "has no linear attention"
-        return missing and f"{self.model} {missing}, so {pin.where} has no effect. Remove it."
-
-    def not_offered(self, pin: Pin, invocations: tuple[Invocation, ...], chosen: dict[str, str]) -> str:
-        """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
-        offered = sorted({name for invocation in invocations for name in invocation.backends(self.table)} - {"AUTO"})
-        working = self.rules.kernels.working(pin.component, self.rule_input, chosen)
-        version = f"vLLM {self.table.version}"
-        unknown = "" if self.is_known_version else f"The catalog does not know vLLM {self.version.version}. "
-        if offered:
-            choices = [name for name in offered if name in working] or offered
-            return f"{unknown}{version} has no setting for {pin}. {pin.advice(choices)}"
-        label = LABELS[pin.component]
-        others = any("quantization" in invocation.when.members for invocation in self.rules.invocations[pin.component])
-        if not others or self.rule_input.quantization in ("BF16", "FP16"):
-            return f"{unknown}{version} has no setting for the {label} backend. {pin.advice()}"
-        if self.rule_input.quantization is None:
-            return (
-                f"{unknown}The setting for the {label} backend of {version} depends on the quantization of the model, which is unknown. "
-                f"Set spec.model.facts.quantization, or set {pin.where} to Auto."
-            )
-        return f"{unknown}{version} has no setting for the {label} backend of {self.rule_input.quantization} models. {pin.advice()}"
-
-    def unsuited(self, pin: Pin, invocations: tuple[Invocation, ...], chosen: dict[str, str]) -> str | None:
-        """Return why a pinned backend is known not to work, or None."""
-        kernels = self.rules.kernels
-        working = kernels.working(pin.component, self.rule_input, chosen)
-        offered = self._settable(working, invocations)
-        on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
-        if self._is_refused_by_flag(pin, invocations):
-            return f"vLLM {self.version.version} does not accept {pin.setting}. {pin.advice(offered)}"
-        selection = self.selection(pin.component)
-        if selection is not None and pin.backend in selection.accepts and pin.component is not Component.GEMM:
-            return None
-        if selection is not None and pin.backend in selection.refuses:
-            reason = selection.refuses[pin.backend].rstrip(".")
-            advice = pin.advice(self._settable(self._running(pin.component, selection.accepts, working), invocations))
-            return f"vLLM {self.version.version} refuses {pin}{on}: {reason}. {advice}"
-        if kernels.find(pin.component, pin.backend) is not None:
-            if pin.backend in working:
-                return None
-            if selection is not None:
-                offered = self._settable(self._running(pin.component, selection.accepts, working), invocations)
-            weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
-            return f"{_capital(str(pin))} does not work with vLLM {self.version.version}{on}{weights}. {pin.advice(offered)}"
-        if pin.component not in _KINDS or self.rule_input.attention is None:
-            return None
-        meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
-        if meant is None:
-            return None
-        return f"{_capital(str(pin))} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {pin.advice(offered)}"
-
-    def unknown(self, pin: Pin, chosen: dict[str, str]) -> str | None:
-        """Return a message that the catalog does not know whether a pinned backend works, and why; None if it knows."""
-        if pin.component not in FIELDS:
-            return None
-        gap = self._gap(pin, self.rules.kernels.find(pin.component, pin.backend), chosen)
-        if gap is None:
-            return None
-        engine = f"{self.version.distribution.value} {self.version.version}"
-        what = f"whether {engine} accepts {pin} here"
-        if pin.setting is not None and pin.setting == pin.backend:
-            what = f"which {LABELS[pin.component]} backend {engine} uses with {pin.setting}"
-        architecture = f" {self.rule_input.architecture}" if self.rule_input.architecture else ""
-        return (
-            f"The catalog does not know {what}: {gap}. If the engine does not start, {_small(pin.advice())} For what is known, see "
-            f"`vllm-operator catalog gpus{architecture}` and `vllm-operator catalog versions {self.table.version}`."
-        )
-
-    def refused_setting(self, setting: Setting, rules: Iterable[Rule], chosen: Mapping[str, str], forced: Mapping[str, str]) -> Rule | None:
-        """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""
-        if not setting.environment:
-            return None
-        as_if = replace(self.rule_input, environment={**self.rule_input.environment, **setting.environment})
-        about = (rule for rule in rules if rule.refuse and setting.environment.keys() & rule.when.environment.keys())
-        return next((rule for rule in about if rule.when.holds(as_if, chosen, forced)), None)
-
-    def raising(self, component: Component, reason: str) -> str:
-        """Return a message why vLLM does not start with the model's layers on this GPU."""
-        use = "Use another vLLM version, other GPUs, or a model with another quantization."
-        if component is Component.MOE and self.rule_input.exchanges_tokens:
-            use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
-        on = self.rule_input.architecture
-        return f"vLLM {self.version.version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
-
-    def ignored(self, pin: Pin) -> str | None:
-        """Return the backend that vLLM uses instead of a pinned one; None if no replacement is known."""
-        kernel = self.rules.kernels.find(pin.component, pin.backend)
-        if kernel is not None and kernel.fallback is not None:
-            works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
-            return None if works else kernel.fallback
-        selection = self.selection(pin.component)
-        return None if selection is None else selection.ignores.get(pin.backend)
-
-    def _running(self, component: Component, accepted: Iterable[str], working: Iterable[str]) -> list[str]:
-        """Return the accepted backends that run. Some kernels of dense layers accept a GPU that they were not built for."""
-        entry = self.rules.kernels.find
-        return [name for name in accepted if component is not Component.GEMM or name in working or entry(component, name) is None]
-
-    def _settable(self, backends: Iterable[str], invocations: tuple[Invocation, ...]) -> list[str]:
-        return sorted(name for name in backends if any(invocation.setting(name, self.table) is not None for invocation in invocations))
-
-    def selection(self, component: Component) -> Selection | None:
-        """Return the answer of vLLM's selector for this model and GPU; None without an answer."""
-        if component is Component.MOE:
-            cases = moe_cases(self._with_deep_gemm_set(), self.chosen)
-        elif component in QUESTIONS:
-            cases = QUESTIONS[component](self.rule_input)
-        else:
-            return None
-        found = self.rules.selectors.get(component, Selectors()).find(self.table.release, self.rule_input.architecture or "", cases)
-        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in MLA_HEADS
-        if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
-            return found
-        return self._without(found, self._for_deepseek_heads(component))
-
-    def asked(self, component: Component) -> str:
-        """Return the versions whose selectors answer for this one: the version itself, or its neighbours."""
-        releases = nearest(self.rules.selectors.get(component, Selectors()).versions, self.table.release)
-        return ", ".join(".".join(map(str, release)) for release in releases)
-
-    def _for_deepseek_heads(self, component: Component) -> frozenset[str]:
-        """Return the backends that work only with the head sizes of DeepSeek R1, for which the MLA questions were asked."""
-        with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
-        return frozenset(with_them).difference(self.rules.kernels.working(component, self.rule_input, self.chosen))
-
-    @staticmethod
-    def _without(selection: Selection, backends: frozenset[str]) -> Selection:
-        """Return the answer without these backends."""
-        taken = None if selection.takes in backends else selection.takes
-        return replace(selection, takes=taken, accepts=tuple(name for name in selection.accepts if name not in backends))
-
-    def _with_deep_gemm_set(self) -> RuleInput:
-        """Return the input with the DeepGEMM variables that pins of other layers set, because they affect experts too."""
-        set_for_others = {name: self.environment[name].value or "" for name in DEEP_GEMM if name in self.environment}
-        if not set_for_others:
-            return self.rule_input
-        return replace(self.rule_input, environment={**set_for_others, **self.rule_input.environment})
-
-    def _is_refused_by_flag(self, pin: Pin, invocations: tuple[Invocation, ...]) -> bool:
-        """Return whether a flag of the user has a value that exactly this version lacks."""
-        taking = [
-            invocation
-            for invocation in invocations
-            if invocation.flag is not None and pin.setting is not None and pin.setting.startswith(f"{invocation.flag} ")
-        ]
-        known = {name.upper() for invocation in taking for name in invocation.backends(self.table)}
-        exact = self.is_known_version and self.version.distribution is Distribution.VLLM and pin.component in FIELDS
-        return exact and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
-
-    @property
-    def is_known_version(self) -> bool:
-        """Whether the catalog has exactly this version, not only a neighbour."""
-        return self.version.is_known
-
-    def _gap(self, pin: Pin, kernel: Kernel | None, chosen: dict[str, str]) -> str | None:
-        """Return which facts the catalog lacks about a pin; None if it lacks none."""
-        selection = self.selection(pin.component)
-        answered = selection is not None and (pin.backend in selection.accepts or pin.backend in selection.refuses)
-        if kernel is None and not answered and not self._is_covered(pin, chosen):
-            return "it has no entry for this backend"
-        if not self.is_known_version:
-            return f"it has no entry for this version, only for {self.table.version}"
-        if self.version.distribution is Distribution.NVLLM and not (
-            kernel and any("distribution" in when.members for when in kernel.works)
-        ):
-            return "it has no entry for nvLLM, only for vLLM"
-        if kernel is None or answered:
-            return None
-        possible = [when for when in kernel.works if when.possible(self.rule_input, chosen)]
-        if any(when.holds(self.rule_input, chosen, {}) for when in possible):
-            return None
-        facts = {fact for when in possible for fact in (*when.members, *when.numbers) if getattr(self.rule_input, fact) is None}
-        named = [name for fact, name in _FACTS.items() if fact in facts]
-        return f"{listed(named, 'and')} {'is' if len(named) == 1 else 'are'} unknown" if named else None
-
-    def _is_covered(self, pin: Pin, chosen: dict[str, str]) -> bool:
-        """Return whether a rule chooses the backend here, or covers the pin."""
-        component, backend = pin.component, pin.backend
-        choosing = (rule for rule in self.rules.choosing[component] if backend in (rule.backend, *rule.alternatives))
-        about = (rule for rule in self.rules.others if backend in rule.when.forced.get(component, ()))
-        pinned: dict[str, str] = {component: backend}
-        return any(rule.when.holds(self.rule_input, {**chosen, **pinned}, pinned) for rule in (*choosing, *about))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _small(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-AUTO = "auto"
-ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
-SELECTORS = {
-    **dict.fromkeys(COMPONENTS.values(), "vllm/platforms/cuda.py get_attn_backend_cls"),
-    Component.MLA_PREFILL: "vllm/v1/attention/backends/mla/prefill/selector.py, before 0.22 the layers of MLA",
-    Component.GEMM: "vllm/model_executor/layers/quantization",
-    Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
-}
-"""vLLM's selector for each component that has a table."""
 _SETTING_LENGTH = 120
 """Maximum characters of a user's flag or variable in a message."""
 
@@ -369,12 +118,12 @@ def choose_backends(
     """
     pinned = pinned_backends(backends, rule_input)
     if version.table is None:
-        return _without_table(version, pinned)
-    of_version = rules.of(version.table.release)
-    chosen: dict[str, str] = {}
-    environment: dict[str, PlannedVariable] = {}
-    check = PinCheck(version, version.table, rule_input, of_version, model, chosen, environment)
-    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check, chosen, environment)
+        if not pinned:
+            return BackendDecision()
+        names = ", ".join(f"{LABELS[component]} {name}" for component, name in pinned.items())
+        fields = ", ".join(f"spec.backends.{FIELDS[component]}" for component in pinned)
+        return BackendDecision(refusal=_refusal(say("pin.no-table", version=version.version, names=names, fields=fields)))
+    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
@@ -395,34 +144,56 @@ def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dic
     return {component: name for component, name in named.items() if name is not None and name.lower() != AUTO}
 
 
-def _without_table(version: ResolvedVersion, pinned: Mapping[Component, str]) -> BackendDecision:
-    if not pinned:
-        return BackendDecision()
-    names = ", ".join(f"{LABELS[component]} {name}" for component, name in pinned.items())
-    fields = ", ".join(f"spec.backends.{FIELDS[component]}" for component in pinned)
-    message = (
-        f"The catalog does not know how vLLM {version.version} selects {names}. Remove {fields} and set the flag or variable of that "
-        "version in spec.engine.args or spec.engine.env, or use a newer vLLM."
-    )
-    return BackendDecision(refusal=_refusal(message))
-
-
 def _refusal(message: str) -> Verdict:
     return Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, message)
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A backend that the user pins.
+
+    `setting` is the flag or variable in `spec.engine` that pins it; None for `spec.backends`. `invocations` are the settings by which this
+    version takes a backend of the component.
+    """
+
+    component: Component
+    backend: str
+    setting: str | None = None
+    invocations: tuple[Invocation, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The source of the pin: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
+        return f"spec.backends.{FIELDS[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
+
+    def advice(self, offered: Iterable[str] = ()) -> str:
+        """Return advice for the user as a sentence. `offered` are other backends that can be pinned."""
+        others = list(offered)
+        if self.setting is None:
+            return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
+        text = f"Remove {self.setting} from spec.engine."
+        if others and self.component in FIELDS:
+            text += f" To pin a backend, set spec.backends.{FIELDS[self.component]} to {listed(others, 'or')}."
+        return text
+
+    def __str__(self) -> str:
+        return f"{LABELS[self.component]} backend {self.backend}"
+
+
 @dataclass(slots=True)
 class _Choosing:
+    """The choice of backends for one model, GPU and version. `model` is the name of the model in messages."""
+
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
     rules: RulesOfVersion
     pinned: Mapping[Component, str]
-    check: PinCheck
-    chosen: dict[str, str]
-    env: dict[str, PlannedVariable]
+    model: str
+    chosen: dict[str, str] = field(default_factory=dict)
     by_user: dict[str, str] = field(default_factory=dict)
     choices: list[BackendChoice] = field(default_factory=list)
+    env: dict[str, PlannedVariable] = field(default_factory=dict)
     args: dict[str, PlannedArgument] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     known_bad: list[str] = field(default_factory=list)
@@ -432,24 +203,17 @@ class _Choosing:
 
     def decide(self, component: Component) -> None:
         """Choose the backend of one component if rules cover it."""
-        invocations = tuple(invocation for invocation in self.rules.invocations[component] if self._holds(invocation))
+        invocations = tuple(each for each in self.rules.invocations[component] if self._holds(each))
         pin = self._pin(component, invocations)
         if pin is not None:
-            if no_effect := self.check.no_effect(pin):
-                self._note(Severity.NO_EFFECT, no_effect)
-            elif taken := self.check.ignored(pin):
-                self._choose_instead(pin, taken)
-            elif pin.setting is None:
-                self._set_pinned(pin, invocations)
-            else:
-                self._choose_pinned(pin, invocations)
+            self._follow_pin(pin)
             return
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
-        selection = self.check.selection(component)
+        selection = self._selection(component)
         first = next(iter(applying), None)
         if selection is not None and selection.raises and (first is default or (first and first.backend in selection.refuses)):
-            self.unsuited[component] = self.check.raising(component, selection.raises)
+            self.unsuited[component] = self._raising(component, selection.raises)
         selected = None if selection is None or self._is_said(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)
         for rule in applying:
@@ -465,8 +229,8 @@ class _Choosing:
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
                 return
             wanted = f"{LABELS[component]} backend {rule.backend}"
-            text = f"The operator would choose {wanted}, but vLLM {self.version.version} has no setting for it. {rule.because}"
-            self._note(_severity(rule.kind), text)
+            text = say("backend.no-setting", backend=wanted, version=self.version.version, because=rule.because)
+            self.notes.append(Note(_severity(rule.kind), text))
         if selection is not None and selected:
             self._choose_selected(component, selected, selection.others)
 
@@ -478,8 +242,7 @@ class _Choosing:
         found = [*self.unsuited.values(), *self.known_bad]
         known_bad = [] if allow_known_bad else found
         if allow_known_bad:
-            for text in found:
-                self._note(Severity.FAILURE, f"Known to fail, started because of the annotation {ALLOW_KNOWN_BAD_ANNOTATION}: {text}")
+            self.notes += [note("backend.known-bad", annotation=ALLOW_KNOWN_BAD_ANNOTATION, text=text) for text in found]
         refusals = [*self.refusals, *known_bad, *([ALLOW_ANYWAY] if known_bad else ())]
         return BackendDecision(
             choices=tuple(self.choices),
@@ -493,51 +256,77 @@ class _Choosing:
     def _holds(self, entry: Rule | Invocation) -> bool:
         return entry.when.holds(self.rule_input, self.chosen, self.by_user)
 
-    def _note(self, severity: Severity, text: str) -> None:
-        self.notes.append(Note(severity, text))
+    def _setting(self, backend: str, invocations: Iterable[Invocation]) -> Setting | None:
+        return next((setting for each in invocations if (setting := each.setting(backend, self.table)) is not None), None)
 
-    def _setting(self, backend: str, invocations: tuple[Invocation, ...]) -> Setting | None:
-        return next((setting for invocation in invocations if (setting := invocation.setting(backend, self.table)) is not None), None)
+    # --- pins
 
     def _pin(self, component: Component, invocations: tuple[Invocation, ...]) -> Pin | None:
         """Return the user's pin of a component. A field of `spec.backends` takes precedence over a flag or variable."""
         if component in self.pinned:
-            return Pin(component, canonical(self.pinned[component], invocations))
+            return Pin(component, canonical(self.pinned[component], invocations), None, invocations)
         if component in COMPONENTS.values() and component is not attention_component(self.rule_input):
             return None  # one flag applies to all kinds of attention
-        for invocation in invocations:
-            if asked := invocation.asked(self.rule_input, self.table):
+        for each in invocations:
+            if asked := each.asked(self.rule_input, self.table):
                 name = canonical(asked[0], invocations)
-                return Pin(component, name if name in invocation.backends(self.table) else asked[0], asked[1][:_SETTING_LENGTH])
+                backend = name if name in each.backends(self.table) else asked[0]
+                return Pin(component, backend, asked[1][:_SETTING_LENGTH], invocations)
         return None
 
-    def _set_pinned(self, pin: Pin, invocations: tuple[Invocation, ...]) -> None:
-        setting = self._setting(pin.backend, invocations)
-        if setting is None:
-            self.refusals.append(self.check.not_offered(pin, invocations, self.chosen))
+    def _follow_pin(self, pin: Pin) -> None:
+        if missing := self._missing(pin):
+            self.notes.append(note("pin.no-effect", model=self.model, missing=missing, where=pin.where))
             return
-        self._choose_pinned(pin, invocations)
-        if refusing := self.check.refused_setting(setting, self.rules.others, self.chosen, self.by_user):
-            self.unsuited[pin.component] = (
-                f"{pin.where} sets {_spell(setting)}, with which vLLM does not start here. {refusing.because} {pin.advice()}"
-            )
+        if taken := self._replacement(pin):
+            self._choose_instead(pin, taken)
+            return
+        setting = self._setting(pin.backend, pin.invocations) if pin.setting is None else None
+        if pin.setting is None and setting is None:
+            self.refusals.append(self._not_offered(pin))
+            return
+        if unsuited := self._unsuited(pin):
+            self.unsuited[pin.component] = unsuited
+        elif pin.component in FIELDS and (gap := self._gap(pin)):
+            self.notes.append(self._unknown(pin, gap))
+        reason = f"Set by {pin.where}.{self._alternative(pin)}"[:1024]
+        self.chosen[pin.component] = self.by_user[pin.component] = pin.backend
+        self.choices.append(
+            BackendChoice(component=pin.component, backend=pin.backend[:128], chosen_by=ChosenBy.USER, reason=reason),
+        )
+        if setting is None:
+            return
+        if refusing := self._refusing(setting):
+            names = ", ".join([*(f"{name}={value}" for name, value in setting.environment.items()), *setting.arguments])
+            text = say("pin.refused-setting", where=pin.where, setting=names, because=refusing.because, advice=pin.advice())
+            self.unsuited[pin.component] = text
             return
         self._set(setting, f"{pin.where} is {pin.backend}.")
 
-    def _choose_pinned(self, pin: Pin, invocations: tuple[Invocation, ...]) -> None:
-        if unsuited := self.check.unsuited(pin, invocations, self.chosen):
-            self.unsuited[pin.component] = unsuited
-        elif unknown := self.check.unknown(pin, self.chosen):
-            self._note(Severity.RISK, unknown)
-        reason = f"Set by {pin.where}.{self._alternative(pin)}"[:1024]
-        self.chosen[pin.component] = self.by_user[pin.component] = pin.backend
-        choice = BackendChoice(component=pin.component, backend=pin.backend[:128], chosen_by=ChosenBy.USER, reason=reason)
-        self.choices.append(choice)
+    def _missing(self, pin: Pin) -> str | None:
+        """Return what the model lacks, so that the pin has no effect; None if it lacks nothing."""
+        attention = self.rule_input.attention
+        if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
+            return "has no experts"
+        if pin.component is Component.MLA_PREFILL and attention in (Attention.MHA, Attention.GQA, Attention.HYBRID):
+            return "does not use MLA"
+        if pin.component is Component.LINEAR_ATTENTION and attention not in (None, Attention.HYBRID):
+            return "has no linear attention"
+        return None
+
+    def _replacement(self, pin: Pin) -> str | None:
+        """Return the backend that vLLM uses instead of a pinned one; None if no replacement is known."""
+        kernel = self._kernel(pin)
+        if kernel is not None and kernel.fallback is not None:
+            works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
+            return None if works else kernel.fallback
+        selection = self._selection(pin.component)
+        return None if selection is None else selection.ignores.get(pin.backend)
 
     def _choose_instead(self, pin: Pin, taken: str) -> None:
-        text = f"vLLM {self.version.version} takes {taken} for this model on {self.rule_input.architecture}, so {pin.where} has no effect."
-        self._note(Severity.NO_EFFECT, f"{text} {pin.advice()}")
-        kernel = self.rules.kernels.find(pin.component, pin.backend)
+        version, on = self.version.version, self.rule_input.architecture
+        self.notes.append(note("pin.ignored", version=version, taken=taken, architecture=on, where=pin.where, advice=pin.advice()))
+        kernel = self._kernel(pin)
         if pin.component in SELECTORS or kernel is None:
             self._choose_selected(pin.component, taken)
             return
@@ -546,10 +335,108 @@ class _Choosing:
         choice = BackendChoice(component=pin.component, backend=taken, chosen_by=ChosenBy.ENGINE, reason=reason, source=kernel.source[:512])
         self.choices.append(choice)
 
+    def _not_offered(self, pin: Pin) -> str:
+        """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
+        version, label, quantization = self.table.version, LABELS[pin.component], self.rule_input.quantization
+        unknown = "" if self.version.is_known else f"The catalog does not know vLLM {self.version.version}. "
+        offered = sorted({name for each in pin.invocations for name in each.backends(self.table)} - {"AUTO"})
+        if offered:
+            working = self._working(pin.component)
+            choices = [name for name in offered if name in working] or offered
+            return f"{unknown}vLLM {version} has no setting for {pin}. {pin.advice(choices)}"
+        others = any("quantization" in each.when.members for each in self.rules.invocations[pin.component])
+        if not others or quantization in ("BF16", "FP16"):
+            return f"{unknown}vLLM {version} has no setting for the {label} backend. {pin.advice()}"
+        if quantization is None:
+            return unknown + say("pin.unknown-quantization", label=label, version=version, where=pin.where)
+        return f"{unknown}vLLM {version} has no setting for the {label} backend of {quantization} models. {pin.advice()}"
+
+    def _unsuited(self, pin: Pin) -> str | None:
+        """Return why a pinned backend is known not to work, or None."""
+        kernels, version = self.rules.kernels, self.version.version
+        working = self._working(pin.component)
+        offered = self._settable(working, pin)
+        on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
+        if self._is_refused_by_flag(pin):
+            return f"vLLM {version} does not accept {pin.setting}. {pin.advice(offered)}"
+        selection = self._selection(pin.component)
+        if selection is not None:
+            if pin.backend in selection.accepts and pin.component is not Component.GEMM:
+                return None
+            # Some kernels of dense layers accept a GPU that they were not built for.
+            runs = pin.component is not Component.GEMM
+            accepted = (name for name in selection.accepts if runs or name in working or kernels.find(pin.component, name) is None)
+            offered = self._settable(accepted, pin)
+            if pin.backend in selection.refuses:
+                return f"vLLM {version} refuses {pin}{on}: {selection.refuses[pin.backend].rstrip('.')}. {pin.advice(offered)}"
+        capital = f"{str(pin)[:1].upper()}{str(pin)[1:]}"
+        if self._kernel(pin) is not None:
+            weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
+            broken = f"{capital} does not work with vLLM {version}{on}{weights}. {pin.advice(offered)}"
+            return None if pin.backend in working else broken
+        meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
+        if pin.component not in _KINDS or self.rule_input.attention is None or meant is None:
+            return None
+        advice = pin.advice(self._settable(working, pin))
+        return f"{capital} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {advice}"
+
+    def _unknown(self, pin: Pin, gap: str) -> Note:
+        """Return a note that the catalog does not know whether a pinned backend works, and why."""
+        engine = f"{self.version.distribution.value} {self.version.version}"
+        what = f"whether {engine} accepts {pin} here"
+        if pin.setting is not None and pin.setting == pin.backend:
+            what = f"which {LABELS[pin.component]} backend {engine} uses with {pin.setting}"
+        advice = f"{pin.advice()[:1].lower()}{pin.advice()[1:]}"
+        on = f" {self.rule_input.architecture}" if self.rule_input.architecture else ""
+        return note("pin.unknown", what=what, gap=gap, advice=advice, architecture=on, version=self.table.version)
+
+    def _gap(self, pin: Pin) -> str | None:
+        """Return which facts the catalog lacks about a pin; None if it lacks none."""
+        kernel, selection = self._kernel(pin), self._selection(pin.component)
+        answered = selection is not None and (pin.backend in selection.accepts or pin.backend in selection.refuses)
+        if kernel is None and not answered and not self._is_covered(pin):
+            return "it has no entry for this backend"
+        if not self.version.is_known:
+            return f"it has no entry for this version, only for {self.table.version}"
+        named = kernel is not None and any("distribution" in when.members for when in kernel.works)
+        if self.version.distribution is Distribution.NVLLM and not named:
+            return "it has no entry for nvLLM, only for vLLM"
+        if kernel is None or answered:
+            return None
+        possible = [when for when in kernel.works if when.possible(self.rule_input, self.chosen)]
+        if any(when.holds(self.rule_input, self.chosen, {}) for when in possible):
+            return None
+        lacking = {fact for when in possible for fact in (*when.members, *when.numbers) if getattr(self.rule_input, fact) is None}
+        facts = [name for fact, name in _FACTS.items() if fact in lacking]
+        return f"{listed(facts, 'and')} {'is' if len(facts) == 1 else 'are'} unknown" if facts else None
+
+    def _is_covered(self, pin: Pin) -> bool:
+        """Return whether a rule chooses the backend here, or covers the pin."""
+        component, backend = pin.component, pin.backend
+        choosing = (rule for rule in self.rules.choosing[component] if backend in (rule.backend, *rule.alternatives))
+        about = (rule for rule in self.rules.others if backend in rule.when.forced.get(component, ()))
+        pinned: dict[str, str] = {component: backend}
+        return any(rule.when.holds(self.rule_input, {**self.chosen, **pinned}, pinned) for rule in (*choosing, *about))
+
+    def _is_refused_by_flag(self, pin: Pin) -> bool:
+        """Return whether a flag of the user has a value that exactly this version lacks."""
+        taking = (each for each in pin.invocations if each.flag and pin.setting and pin.setting.startswith(f"{each.flag} "))
+        known = {name.upper() for each in taking for name in each.backends(self.table)}
+        exact = self.version.is_known and self.version.distribution is Distribution.VLLM and pin.component in FIELDS
+        return exact and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
+
+    def _refusing(self, setting: Setting) -> Rule | None:
+        """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""
+        if not setting.environment:
+            return None
+        as_if = replace(self.rule_input, environment={**self.rule_input.environment, **setting.environment})
+        about = (rule for rule in self.rules.others if rule.refuse and setting.environment.keys() & rule.when.environment.keys())
+        return next((rule for rule in about if rule.when.holds(as_if, self.chosen, self.by_user)), None)
+
     def _alternative(self, pin: Pin) -> str:
         """Return the backend without the pin, if known."""
         rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
-        selection = self.check.selection(pin.component)
+        selection = self._selection(pin.component)
         is_engine = rule is None or rule.kind is RuleKind.ENGINE
         backend = rule and rule.backend
         if is_engine and selection is not None and selection.takes and not self._is_said(rule, selection, pin.component):
@@ -557,6 +444,46 @@ class _Choosing:
         if backend is None:
             return ""
         return f" Without it, {'vLLM' if is_engine else 'the operator'} would choose {'the same' if backend == pin.backend else backend}."
+
+    def _kernel(self, pin: Pin) -> Kernel | None:
+        return self.rules.kernels.find(pin.component, pin.backend)
+
+    def _working(self, component: Component) -> Sequence[str]:
+        return self.rules.kernels.working(component, self.rule_input, self.chosen)
+
+    def _settable(self, backends: Iterable[str], pin: Pin) -> list[str]:
+        return sorted(name for name in backends if self._setting(name, pin.invocations) is not None)
+
+    # --- answers of vLLM's selectors
+
+    def _selection(self, component: Component) -> Selection | None:
+        """Return the answer of vLLM's selector for this model and GPU; None without an answer."""
+        if component is Component.MOE:
+            # the DeepGEMM variables that pins of other layers set affect experts too
+            set_for_others = {name: self.env[name].value or "" for name in DEEP_GEMM if name in self.env}
+            environment = {**set_for_others, **self.rule_input.environment}
+            cases = moe_cases(replace(self.rule_input, environment=environment), self.chosen)
+        elif component in QUESTIONS:
+            cases = QUESTIONS[component](self.rule_input)
+        else:
+            return None
+        found = self.rules.selectors.get(component, Selectors()).find(self.table.release, self.rule_input.architecture or "", cases)
+        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in MLA_HEADS
+        if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
+            return found
+        # the MLA questions were asked for the head sizes of DeepSeek R1, with which alone some backends work
+        with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
+        without = set(with_them).difference(self._working(component))
+        taken = None if found.takes in without else found.takes
+        return replace(found, takes=taken, accepts=tuple(name for name in found.accepts if name not in without))
+
+    def _raising(self, component: Component, reason: str) -> str:
+        """Return a message why vLLM does not start with the model's layers on this GPU."""
+        use = "Use another vLLM version, other GPUs, or a model with another quantization."
+        if component is Component.MOE and self.rule_input.exchanges_tokens:
+            use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
+        on = self.rule_input.architecture
+        return f"vLLM {self.version.version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
 
     def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
         """Return whether the rule about vLLM's default names the selector's result, or is more exact about the model."""
@@ -571,7 +498,9 @@ class _Choosing:
         said = (default.backend,) if component is Component.GEMM else (default.backend, *default.alternatives)
         return selection.takes in said or default.backend in selection.others
 
-    def _choose_selected(self, component: Component, backend: str, others: tuple[str, ...] = ()) -> None:
+    def _choose_selected(self, component: Component, backend: str, others: Sequence[str] = ()) -> None:
+        asked = nearest(self.rules.selectors.get(component, Selectors()).versions, self.table.release)
+        versions = ", ".join(".".join(map(str, release)) for release in asked)
         self.chosen[component] = backend
         self.choices.append(
             BackendChoice(
@@ -579,35 +508,28 @@ class _Choosing:
                 backend=backend,
                 chosen_by=ChosenBy.ENGINE,
                 reason=f"It is the vLLM default on {self.rule_input.architecture}.",
-                source=f"{SELECTORS[component]} ({self.check.asked(component)}), run by hack/oracle",
+                source=f"{SELECTORS[component]} ({versions}), run by hack/oracle",
                 alternatives=list(others) or None,
             )
         )
 
+    # --- rules
+
     def _choose(
-        self,
-        component: Component,
-        backend: str,
-        chosen_by: ChosenBy,
-        rule: Rule,
-        default: Rule | None = None,
-        taken: str | None = None,
+        self, component: Component, backend: str, by: ChosenBy, rule: Rule, default: Rule | None = None, taken: str | None = None
     ) -> None:
         self.chosen[component] = backend
         self._follow(rule)
-        reason = rule.because
         if default is not None:
             self.followed.append(default.id)
-        if taken is not None:
-            reason += f" The vLLM default is {taken}."
         self.choices.append(
             BackendChoice(
                 component=component,
                 backend=backend,
-                chosen_by=chosen_by,
-                reason=reason,
+                chosen_by=by,
+                reason=rule.because if taken is None else f"{rule.because} The vLLM default is {taken}.",
                 source=f"{rule.id}: {rule.source}"[:512],
-                alternatives=(list(rule.alternatives) or None) if chosen_by is ChosenBy.ENGINE else None,
+                alternatives=(list(rule.alternatives) or None) if by is ChosenBy.ENGINE else None,
             )
         )
 
@@ -620,32 +542,25 @@ class _Choosing:
             for component in (rule.component, *rule.when.forced):
                 self.unsuited.pop(component, None)  # the message of the rule is more precise
         if rule.warn:
-            self._note(rule.severity, self._fill(rule.warn))
+            self.notes.append(Note(rule.severity, self._fill(rule.warn)))
 
     def _fill(self, text: str) -> str:
         return text.replace("{version}", self.version.version).replace("{architecture}", self.rule_input.architecture or "this GPU")
 
     def _set(self, setting: Setting, reason: str, kind: RuleKind = RuleKind.CHOICE) -> None:
+        """Plan the settings of a backend, except those that the user sets to another value."""
+        given = self.rule_input
         for name, value in setting.environment.items():
-            if name in self.rule_input.environment:
-                self._overridden(name, value, self.rule_input.environment[name], reason, kind)
-            else:
+            if name not in given.environment:
                 self.env[name] = PlannedVariable(name=name, value=value, reason=reason[:1024])
         for name, value in setting.arguments.items():
-            if name in self.rule_input.arguments:
-                self._overridden(name, value, self.rule_input.arguments[name], reason, kind)
-            else:
+            if name not in given.arguments:
                 self.args[name] = PlannedArgument(name=name, value=value or None, reason=reason[:1024])
-
-    def _overridden(self, name: str, ours: str, theirs: str, reason: str, kind: RuleKind) -> None:
-        if ours == theirs:
-            return
-        would = f"use {ours}" if ours else "set it"
-        self._note(_severity(kind), f"spec.engine sets {name}{f' to {theirs}' if theirs else ''}. The operator would {would}: {reason}")
-
-
-def _spell(setting: Setting) -> str:
-    return ", ".join([f"{name}={value}" for name, value in setting.environment.items()] + list(setting.arguments))
+        ours, theirs = {**setting.environment, **setting.arguments}, {**given.arguments, **given.environment}
+        for name in ours:
+            if name in theirs and ours[name] != theirs[name]:
+                yours, would = f"{name} to {theirs[name]}" if theirs[name] else name, f"use {ours[name]}" if ours[name] else "set it"
+                self.notes.append(Note(_severity(kind), say("backend.overridden", yours=yours, would=would, reason=reason)))
 
 
 def _severity(kind: RuleKind) -> Severity:

@@ -17,7 +17,7 @@ from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, Images, Version, cuda_of_tag, parse_version
-from vllm_operator.catalog.notes import Note
+from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_facts, parse_release
 from vllm_operator.inventory.pools import Pool
@@ -75,20 +75,20 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     distribution = engine.distribution or Distribution.VLLM
     if engine.image is None and engine.version is None and distribution is Distribution.VLLM:
         version = versions.newest.version
-        note = f"spec.engine has neither image nor version, so the operator uses vLLM {version}, the newest version in its catalog."
-        image = f"{DEFAULT_REPOSITORY}:v{version}"
-        return ResolvedVersion(version, versions.newest, image, distribution, (Note(Severity.INFO, note),))
+        notes = (note("version.newest", version=version),)
+        return ResolvedVersion(version, versions.newest, f"{DEFAULT_REPOSITORY}:v{version}", distribution, notes)
     tagged = version_of_image(engine.image) if engine.image else None
     version = _normalize(engine.version) if engine.version else tagged or ""
     if not version:
-        return _unknown(engine.image or NVLLM_IMAGE, distribution, versions)
+        image, newest = engine.image or NVLLM_IMAGE, versions.newest.version
+        why = say("version.nvllm-tag") if distribution is Distribution.NVLLM else f"the tag of image {image} is not a vLLM release"
+        return Verdict(ConditionStatus.FALSE, Reason.VERSION_UNKNOWN, say("version.unknown", why=why, newest=newest))
     image = engine.image or (NVLLM_IMAGE if distribution is Distribution.NVLLM else f"{DEFAULT_REPOSITORY}:v{version}")
     resolution = versions.resolve(version)
-    notes = [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
+    found = [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
     if tagged and parse_release(tagged) != parse_release(version):
-        text = f"spec.engine.version is {version}, but the image tag is {tagged}. The operator plans for {version}. Correct one of the two."
-        notes.append(Note(Severity.RISK, text))
-    return ResolvedVersion(version, resolution.table, image, distribution, tuple(notes))
+        found.append(note("version.differs", version=version, tagged=tagged))
+    return ResolvedVersion(version, resolution.table, image, distribution, tuple(found))
 
 
 def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> ResolvedVersion | Verdict:
@@ -99,37 +99,17 @@ def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> Resolv
         return version
     release, least = parse_release(version.version), parse_release(since)
     if release is not None and least is not None and release < least:
-        return Verdict(
-            ConditionStatus.FALSE,
-            Reason.INVALID_SPEC,
-            f"vLLM {version.version} cannot read a model from {scheme}://; known versions from {since} on can. Set spec.engine.version, or "
-            "copy the model to a PersistentVolumeClaim and use pvc://.",
-        )
+        message = say("version.no-object-store", version=version.version, scheme=scheme, since=since)
+        return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, message)
     if split_image(version.image)[0] == DEFAULT_REPOSITORY:
         return version
-    text = f"The engine streams the weights from {scheme}:// with runai-model-streamer. Unlike those of vLLM, this image may lack it."
-    return replace(version, notes=(*version.notes, Note(Severity.INFO, text)))
+    return replace(version, notes=(*version.notes, note("version.streamer", scheme=scheme)))
 
 
 def _normalize(text: str) -> str:
     match = _NUMBER.match(text)
     assert match is not None  # the schema and _TAG exclude other values
     return match[1]
-
-
-def _unknown(image: str, distribution: Distribution, versions: Versions) -> Verdict:
-    why = (
-        "nvLLM tags count releases of nvLLM, not the vLLM version that it is built from"
-        if distribution is Distribution.NVLLM
-        else f"the tag of image {image} is not a vLLM release"
-    )
-    return Verdict(
-        ConditionStatus.FALSE,
-        Reason.VERSION_UNKNOWN,
-        f"The vLLM version is unknown: {why}. Set spec.engine.version to the vLLM version in the image, for example "
-        f"{versions.newest.version}. To find it, run `python3 -c 'import vllm; print(vllm.__version__)'` in the image, or see the first "
-        "log line of the engine.",
-    )
 
 
 MINOR_COMPATIBILITY_FLOOR: Version = (12, 8)
@@ -145,7 +125,7 @@ class ImageOption:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ImageFit:
     """Compatibility of an image with the driver and the GPU of a pool.
 
     `problem` is the incompatibility, and `remedy` the user's option. `compatibility`: the image's forward compatibility package must be
@@ -175,7 +155,7 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
     return (default, *(ImageOption(image + variant.suffix, variant.cuda) for variant in images.variants_of(resolved.version)))
 
 
-def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
+def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> ImageFit:
     """Return the first option without problem and note, else the first without problem, else the first.
 
     Args:
@@ -189,72 +169,60 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
     """
     if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; among equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
-    judge = _Judge(pool, gpus, images, compatible=compatible)
-    fits = [judge.fit(option) for option in options]
+    nodes = _Nodes(pool, gpus, images, compatible=compatible)
+    fits = [nodes.fit(option) for option in options]
     if forced:
-        fits.append(judge.fit(options[0], forced=True))
+        fits.append(nodes.fit(options[0], forced=True))
     return next((fit for fit in fits if fit.clean), None) or next((fit for fit in fits if fit.problem is None), fits[0])
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _Nodes:
+    """The GPU and the driver of nodes."""
+
     pool: Pool
     gpus: GPUs
     images: Images
     compatible: bool
 
-    def fit(self, option: ImageOption, *, forced: bool = False) -> Fit:
+    def fit(self, option: ImageOption, *, forced: bool = False) -> ImageFit:
         if option.cuda is None:
-            return Fit(option)
-        image_cuda = show_version(option.cuda)
-        architecture = self.gpus.architectures.get(self.pool.architecture or "")
-        if architecture is not None and option.cuda < architecture.cuda:
-            floor = show_version(architecture.cuda)
-            return Fit(
-                option,
-                problem=f"{option.image} is built with CUDA {image_cuda}, which does not support {architecture.name}",
-                remedy=f"Use an image with CUDA {floor} or later, for example of a newer vLLM version.",
-            )
-        if architecture is not None and architecture.cuda_before is not None and option.cuda >= architecture.cuda_before:
-            ceiling = show_version(architecture.cuda_before)
-            return Fit(
-                option,
-                problem=f"{option.image} is built with CUDA {image_cuda}, which no longer supports {architecture.name}",
-                remedy=f"Use an image with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
-            )
+            return ImageFit(option)
+        built = f"{option.image} is built with CUDA {show_version(option.cuda)}"
+        known = self.gpus.architectures.get(self.pool.architecture or "")
+        if known is not None and option.cuda < known.cuda:
+            remedy = say("image.newer-cuda", cuda=show_version(known.cuda))
+            return ImageFit(option, f"{built}, which does not support {known.name}", remedy)
+        if known is not None and known.cuda_before is not None and option.cuda >= known.cuda_before:
+            remedy = say("image.older-cuda", cuda=show_version(known.cuda_before))
+            return ImageFit(option, f"{built}, which no longer supports {known.name}", remedy)
         if self.pool.cuda is None:
             return self._by_driver_branch(option, option.cuda, forced=forced)
         if self.pool.cuda >= option.cuda:
-            return Fit(option)
-        return self._on_older_driver(option, option.cuda, self.pool.cuda, forced=forced)
+            return ImageFit(option)
+        older = f"{built}, but the GPU driver supports CUDA {show_version(self.pool.cuda)}"
+        return self._on_older_driver(option, option.cuda, self.pool.cuda, older, forced=forced)
 
-    def _by_driver_branch(self, option: ImageOption, cuda: Version, *, forced: bool) -> Fit:
+    def _by_driver_branch(self, option: ImageOption, cuda: Version, *, forced: bool) -> ImageFit:
         """Check by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
         needed = self.images.drivers.get(cuda[0])
         if self.pool.driver is None or needed is None or self.pool.driver[0] >= needed or forced:
-            return Fit(option)
+            return ImageFit(option)
         problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(self.pool.driver)}"
-        return Fit(option, problem=problem, remedy=self._remedy(cuda))
+        return ImageFit(option, problem, self._remedy(cuda))
 
-    def _on_older_driver(self, option: ImageOption, cuda: Version, supported: Version, *, forced: bool) -> Fit:
+    def _on_older_driver(self, option: ImageOption, cuda: Version, supported: Version, older: str, *, forced: bool) -> ImageFit:
         product = self.gpus.product(self.pool.product)
         data_center = product is not None and product.data_center
-        what = f"{option.image} is built with CUDA {show_version(cuda)}, but the GPU driver supports CUDA {show_version(supported)}"
         if cuda[0] != supported[0]:
             if forced:
-                note = Note(Severity.FAILURE, f"{what}. It starts anyway, as requested. {self._remedy(cuda)}")
-                return Fit(option, note=note)
-            return Fit(option, problem=what, remedy=self._remedy(cuda, load_package=data_center and self.compatible))
+                return ImageFit(option, note=note("image.forced", problem=older, remedy=self._remedy(cuda)))
+            return ImageFit(option, older, self._remedy(cuda, load_package=data_center and self.compatible))
         if data_center and self.compatible:
-            note = Note(Severity.INFO, f"{what}. The engine loads the forward compatibility package of the image.")
-            return Fit(option, compatibility=True, note=note)
+            return ImageFit(option, compatibility=True, note=note("image.compatibility", problem=older))
         if data_center or forced or supported >= MINOR_COMPATIBILITY_FLOOR:
-            text = (
-                f"{what}. The engine fails if a kernel has to be compiled by the driver (the provided PTX was compiled with an unsupported "
-                f"toolchain). {self._update(cuda)}."
-            )
-            return Fit(option, note=Note(Severity.RISK, text))
-        return Fit(option, problem=what, remedy=self._remedy(cuda))
+            return ImageFit(option, note=note("image.older-driver", problem=older, update=self._update(cuda)))
+        return ImageFit(option, older, self._remedy(cuda))
 
     def _remedy(self, cuda: Version, *, load_package: bool = False) -> str:
         parts = [self._update(cuda)]
@@ -276,9 +244,8 @@ def show_version(version: Version) -> str:
     return ".".join(str(part) for part in version)
 
 
-def compatibility_variables(fit: Fit, images: Images) -> list[PlannedVariable]:
+def compatibility_variables(fit: ImageFit, images: Images) -> list[PlannedVariable]:
     """Return the variable that loads the forward compatibility package, if the image needs it."""
-    if not fit.compatibility:
-        return []
     reason = "The GPU driver is older than the CUDA version of the image."
-    return [PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)]
+    variable = PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)
+    return [variable] if fit.compatibility else []

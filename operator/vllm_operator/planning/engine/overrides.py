@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
-from vllm_operator.api.reading import mapping, read_text, sequence
+from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import (
     AcceleratorSpec,
@@ -20,7 +20,7 @@ from vllm_operator.api.spec import (
     VLLMDeploymentSpec,
 )
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.notes import Note, notes_of
+from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.image import ResolvedVersion
@@ -91,6 +91,10 @@ def _argument(words: Sequence[str]) -> EngineArgument:
     return EngineArgument.model_construct(name=name, value=one, values=values if len(values) > 1 else None)
 
 
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+MIG_UUID, GPU_UUID = re.compile(r"MIG-[0-9A-Za-z/-]{1,60}"), re.compile(r"GPU-[0-9A-Za-z-]{1,60}")
+UUIDS_LIMIT = 64
+
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
@@ -125,58 +129,51 @@ class Overrides:
 
 def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
     """Collect the settings in `spec.engine` and in the engine container of `spec.podTemplate`, which takes precedence."""
-    engine = spec.engine
-    variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
-    arguments = {normalize_flag(given.name): given.text for given in given_arguments(engine)}
-    pod = mapping(spec.pod_template, "spec")
-    container = next((entry for raw in sequence(pod.get("containers")) if (entry := mapping(raw)).get("name") == CONTAINER), {})
+    engine, pod = spec.engine or EngineSpec(), mapping(spec.pod_template, "spec")
+    container = named(pod, CONTAINER, "containers", key="name")
+    variables = {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
+    for entry in map(mapping, sequence(container.get("env"))):
+        given = {key: value for key, value in entry.items() if value is not None}  # a null removes the field
+        if "name" in given:
+            variables[str(given["name"])] = None if "valueFrom" in given else str(given.get("value", ""))
     return Overrides(
-        variables={**variables, **_variables_of(container)},
-        arguments=arguments,
+        variables=variables,
+        arguments={normalize_flag(given.name): given.text for given in given_arguments(engine)},
         image=read_text(container.get("image")),
         replaces_arguments="args" in container or "command" in container,
-        # A null removes the named entry, here and below.
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
 
 
 def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
     """Return the user's flags for `vllm serve`, in their order."""
-    if engine is None:
-        return ()
-    of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
+    of_script = SCRIPT_FLAGS.get((engine and engine.distribution) or Distribution.VLLM, frozenset())
     return tuple(argument for argument in given_arguments(engine) if normalize_flag(argument.name) not in of_script)
-
-
-def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    entries = ({key: value for key, value in mapping(raw).items() if value is not None} for raw in sequence(container.get("env")))
-    return {str(e["name"]): None if "valueFrom" in e else str(e.get("value", "")) for e in entries if "name" in e}
 
 
 def drop_overridden(
     env: Iterable[PlannedVariable], args: Iterable[PlannedArgument], overrides: Overrides
-) -> tuple[list[PlannedVariable], list[PlannedArgument], list[str]]:
-    """Remove settings of the user from the plan. Return also a sentence for each value that differs."""
-    texts: list[str] = []
+) -> tuple[list[PlannedVariable], list[PlannedArgument], list[Note]]:
+    """Remove settings of the user from the plan. Return also a note for each value that differs."""
+    notes: list[Note] = []
     kept_env: list[PlannedVariable] = []
+    kept_args: list[PlannedArgument] = []
     for variable in env:
+        value = overrides.variables.get(variable.name)
         if variable.name not in overrides.variables:
             kept_env.append(variable)
-            continue
-        value = overrides.variables[variable.name]
-        if value != variable.value:
-            yours = "from another source" if value is None else f"to {value!r}"
-            texts.append(f"You set {variable.name} {yours}. The operator would use {variable.value!r}.{_why(variable.reason)}")
+        elif value != variable.value:
+            yours = f"{variable.name} {'from another source' if value is None else f'to {value!r}'}"
+            notes.append(note("override", yours=yours, ours=repr(variable.value), why=_why(variable.reason)))
     subjects = {subject_of(flag): (flag, value) for flag, value in overrides.arguments.items()}
-    kept_args: list[PlannedArgument] = []
     for argument in args:
         given = next((subjects[subject] for subject in subjects_of(argument.name) if subject in subjects), None)
         if given is None:
             kept_args.append(argument)
         elif given != (argument.name, argument.text):
             ours = _show(argument.name, argument.text)
-            texts.append(f"You set {_show(*given)}. The operator would use {ours}.{_why(argument.reason)}")
-    return kept_env, kept_args, texts
+            notes.append(note("override", yours=_show(*given), ours=ours, why=_why(argument.reason)))
+    return kept_env, kept_args, notes
 
 
 def keep_first(planned: Iterable[Named]) -> list[Named]:
@@ -202,8 +199,7 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     """
     table = version.table
     if overrides.replaces_arguments:
-        text = "spec.podTemplate replaces the command line of the engine, so no flag of this plan reaches it."
-        return NameCheck((Note(Severity.RISK, text),))
+        return NameCheck((note("names.replaced"),))
     if table is None:
         return NameCheck()
     variables = [
@@ -214,25 +210,22 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     known = _flags_of(version.distribution, catalog)
     flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag) and flag not in known]
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
-    vllm = f"vLLM {table.version}"
-    no_effect = [
-        f"{vllm} does not know the variable {name}, so it has no effect.{instead_of(name, catalog.replacements, table.variables)}"
-        for name in variables[:UNKNOWN_LIMIT]
-    ]
-    failing = [
-        f"{vllm} does not know the flag {flag} and does not start with it, unless a plugin in the image adds the flag."
-        f"{instead_of(flag, catalog.replacements, table.flags)}"
-        for flag in flags[:UNKNOWN_LIMIT]
-    ]
     exact = version.is_known and version.distribution is Distribution.VLLM
-    notes = [*notes_of(Severity.FAILURE if exact else Severity.RISK, failing), *notes_of(Severity.NO_EFFECT, no_effect)]
+    severity = Severity.FAILURE if exact else Severity.RISK
+    notes = []
+    for flag in flags[:UNKNOWN_LIMIT]:
+        instead = instead_of(flag, catalog.replacements, table.flags)
+        notes.append(Note(severity, say("names.unknown-flag", version=table.version, flag=flag, instead=instead)))
+    for name in variables[:UNKNOWN_LIMIT]:
+        instead = instead_of(name, catalog.replacements, table.variables)
+        notes.append(note("names.unknown-variable", version=table.version, name=name, instead=instead))
     if more := len(variables) + len(flags) - len(notes):
-        notes.append(Note(Severity.RISK, f"{vllm} does not know {more} more variables and flags."))
+        notes.append(note("names.more", version=table.version, more=more))
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
     if not (wrong and exact and catalog.images.is_official(version.image)):
         return NameCheck(tuple(notes))
     instead = instead_of(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
-    return NameCheck(tuple(notes), f"{vllm} does not know the flag {wrong[0]} and does not start with it.{instead}")
+    return NameCheck(tuple(notes), f"vLLM {table.version} does not know the flag {wrong[0]} and does not start with it.{instead}")
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
@@ -287,18 +280,13 @@ def engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | N
     return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
 
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-MIG_UUID, GPU_UUID = re.compile(r"MIG-[0-9A-Za-z/-]{1,60}"), re.compile(r"GPU-[0-9A-Za-z-]{1,60}")
-UUIDS_LIMIT = 64
-
-
 @dataclass(frozen=True, slots=True)
 class Translation:
     """The VLLMDeployment to plan, the UUIDs that were moved, and notes for the user."""
 
     resource: VLLMDeployment
     uuids: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def translate(resource: VLLMDeployment) -> Translation:
@@ -323,12 +311,10 @@ def translate(resource: VLLMDeployment) -> Translation:
     pinned = accelerator.mig.uuids if accelerator.mig and accelerator.sliced else accelerator.uuids
     if (pinned is not None and set(pinned) != set(named)) or len(named) < _needed(spec, accelerator):
         return Translation(resource)
-    what, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
-    note = (
-        f"{VARIABLE} in spec.engine.env has UUIDs of {what}. The operator requests exactly these in the ResourceClaim, as with "
-        f"spec.{field}, and does not set the variable. To remove this note, use spec.{field}."
+    devices, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
+    return Translation(
+        with_uuids(resource, named), tuple(named), (note("uuids.moved", variable=VARIABLE, devices=devices, field=f"spec.{field}"),)
     )
-    return Translation(with_uuids(resource, named), tuple(named), (note,))
 
 
 def with_uuids(resource: VLLMDeployment, uuids: Sequence[str]) -> VLLMDeployment:
@@ -338,19 +324,11 @@ def with_uuids(resource: VLLMDeployment, uuids: Sequence[str]) -> VLLMDeployment
     if not uuids or accelerator is None or engine is None:
         return resource
     kept = [variable for variable in engine.env or () if variable.name != VARIABLE]
-    changed = spec.model_copy(
-        update={
-            "accelerator": accelerator.model_copy(update=_pinned(accelerator, list(uuids))),
-            "engine": engine.model_copy(update={"env": kept or None}),
-        }
-    )
-    return resource.model_copy(update={"spec": changed})
-
-
-def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]:
+    pinned: dict[str, object] = {"uuids": list(uuids), "mig": None}
     if accelerator.mig is not None and accelerator.sliced:
-        return {"mig": accelerator.mig.model_copy(update={"uuids": uuids})}
-    return {"uuids": uuids, "mig": None}
+        pinned = {"mig": accelerator.mig.model_copy(update={"uuids": list(uuids)})}
+    changes = {"accelerator": accelerator.model_copy(update=pinned), "engine": engine.model_copy(update={"env": kept or None})}
+    return resource.model_copy(update={"spec": spec.model_copy(update=changes)})
 
 
 def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:

@@ -23,31 +23,51 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedRequests, PlannedVariable
-from vllm_operator.api.reading import MEBIBYTE, mapping, objects
+from vllm_operator.api.reading import MEBIBYTE, mapping, named
 from vllm_operator.api.spec import ModelSpec, VLLMDeploymentSpec
-from vllm_operator.catalog.notes import Note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, note
 from vllm_operator.catalog.versions import VersionTable, load_engine_facts
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.text.wording import listed
 
 PORT = 8000
 """Port of the engine. Its probes and the Service use it."""
-
-
 CHOSEN = "The smallest number of GPUs on which the model fits."
 SHORTENED, WANTED = "The longest context that fits on the GPU.", "From spec.sizing.contextLength."
+API_KEY_VARIABLE, API_KEY_FLAG = "VLLM_API_KEY", "--api-key"
+
+SERVER_CORES, CORES_PER_GPU = 1, 1
+"""One core less than vLLM recommends: the smallest machines with a GPU have four, and other Pods need some."""
+SERVER_GIB, GIB_PER_GPU = 2, 4
+"""Memory of the server with its tokenizer, and of each engine process including its part of /dev/shm."""
+
+BASE_DEADLINE_SECONDS = 3600
+"""Eight times the slowest measured cold start (459 s), to allow for slower disks, slower CPUs and larger models."""
+SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND = 100
+"""Assumed speed of a slow hub or file system."""
+UNKNOWN_WEIGHTS_SECONDS = 7200
+"""Time for weights of unknown size: 700 GiB at that speed."""
+MAX_DEADLINE_SECONDS = 86400
+READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
+"""Timeout of an engine front end for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several front ends,
+for example with data parallelism. Then a long startup probe alone does not protect a cold start.
+"""
+
+DRAIN_SECONDS = 60
+"""Default time in seconds for requests in progress."""
+ENDPOINT_SECONDS = 10
+"""Time in seconds until clients and proxies stop sending requests to a Pod that is being deleted."""
+OPEN_LISTENER_SECONDS = 20
+"""The same for an engine that aborts late requests instead of refusing the connection."""
+EXIT_SECONDS = 10
+"""Time in seconds for the engine to exit after its last request."""
+SHUTDOWN_FLAG = "--shutdown-timeout"
 
 
 def engine_arguments(
-    model: ModelSpec,
-    version: ResolvedVersion,
-    parallel: ParallelShape,
-    *,
-    chosen: bool = False,
-    length: int | None = None,
-    shortened: bool = True,
+    model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool, length: int | None, shortened: bool
 ) -> list[PlannedArgument]:
     """Return the flags that follow from the spec, as far as this version has them.
 
@@ -59,17 +79,17 @@ def engine_arguments(
         length: The context length to set; None for the model's default.
         shortened: Whether the operator chose this length because the model's context does not fit.
     """
+
+    def size(number: int) -> str | None:
+        return str(number) if number > 1 else None
+
     wanted = [
         ("--port", str(PORT), "Port of the probes and the Service."),
         ("--served-model-name", served_name(model), "Model name for clients."),
         ("--revision", model.revision, "From spec.model.revision."),
-        (
-            "--tensor-parallel-size",
-            str(parallel.tensor) if parallel.tensor > 1 else None,
-            CHOSEN if chosen else "From spec.parallelism or spec.accelerator.",
-        ),
-        ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "From spec.parallelism.pipeline."),
-        ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "From spec.parallelism.data."),
+        ("--tensor-parallel-size", size(parallel.tensor), CHOSEN if chosen else "From spec.parallelism or spec.accelerator."),
+        ("--pipeline-parallel-size", size(parallel.pipeline), "From spec.parallelism.pipeline."),
+        ("--data-parallel-size", size(parallel.data), "From spec.parallelism.data."),
         ("--max-model-len", str(length) if length is not None else None, SHORTENED if shortened else WANTED),
     ]
     args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
@@ -86,31 +106,13 @@ def served_name(model: ModelSpec) -> str | None:
     return None if scheme == "hf" else rest.rstrip("/")
 
 
-API_KEY_VARIABLE = "VLLM_API_KEY"
-
-
 def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> list[Note]:
     """Return notes about the key: which paths it protects in this version, and whether a user setting replaces it."""
     if spec.auth is None:
         return []
-    paths = load_engine_facts().paths_with_key(version)
-    listed = paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
-    text = (
-        f"The key of spec.auth guards only {listed}. Other paths of the engine, such as /metrics, /tokenize and /invocations, stay open: "
-        "limit who can reach the Pods, or authenticate in a gateway."
-    )
-    notes = [Note(Severity.RISK, text)]
-    replaced = [name for name in (API_KEY_VARIABLE,) if name in overrides.variables]
-    replaced += [flag for flag in ("--api-key",) if flag in overrides.arguments]
-    if replaced:
-        notes.append(Note(Severity.NO_EFFECT, f"You set {' and '.join(replaced)}, so spec.auth has no effect. Remove one of them."))
-    return notes
-
-
-SERVER_CORES, CORES_PER_GPU = 1, 1
-"""One core less than vLLM recommends: the smallest machines with a GPU have four, and other Pods need some."""
-SERVER_GIB, GIB_PER_GPU = 2, 4
-"""Memory of the server with its tokenizer, and of each engine process including its part of /dev/shm."""
+    notes = [note("auth.paths", paths=listed(load_engine_facts().paths_with_key(version), "and"))]
+    replacing = [name for name in (API_KEY_VARIABLE, API_KEY_FLAG) if name in overrides.variables or name in overrides.arguments]
+    return [*notes, note("auth.replaced", settings=" and ".join(replacing))] if replacing else notes
 
 
 def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | None) -> PlannedRequests:
@@ -123,30 +125,12 @@ def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | N
     """
     ranks = max(gpus, 1)
     memory = SERVER_GIB + ranks * (GIB_PER_GPU + math.ceil(offload_gib))
-    given = _given(template)
+    engine = named(template, CONTAINER, "spec", "containers", key="name")
+    given = {*mapping(engine, "resources", "requests"), *mapping(engine, "resources", "limits")}  # a null removes the resource
     return PlannedRequests(
         cpu=None if "cpu" in given else str(SERVER_CORES + ranks * CORES_PER_GPU),
         memory=None if "memory" in given else f"{memory}Gi",
     )
-
-
-def _given(template: Mapping[str, Any] | None) -> set[str]:
-    """Return the resources that the user sets for the engine container, including those that a null removes."""
-    engine = next((each for each in objects(template, "spec", "containers") if each.get("name") == CONTAINER), {})
-    return {*mapping(engine, "resources", "requests"), *mapping(engine, "resources", "limits")}
-
-
-BASE_DEADLINE_SECONDS = 3600
-"""Eight times the slowest measured cold start (459 s), to allow for slower disks, slower CPUs and larger models."""
-SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND = 100
-"""Assumed speed of a slow hub or file system."""
-UNKNOWN_WEIGHTS_SECONDS = 7200
-"""Time for weights of unknown size: 700 GiB at that speed."""
-MAX_DEADLINE_SECONDS = 86400
-READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
-"""Timeout of an engine front end for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several front ends,
-for example with data parallelism. Then a long startup probe alone does not protect a cold start.
-"""
 
 
 def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
@@ -154,22 +138,13 @@ def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: 
 
     It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s, and for a model on the hub to download
     them at the same speed. A warm start has the same deadline, because whether it is warm is known only afterwards.
-
-    Args:
-        spec: The spec.
-        weight_bytes: Size of the weights; None if unknown.
-        in_force: The plan in force, if there is one.
     """
     if in_force is not None:
         return in_force.deadline_seconds
     if spec.startup and spec.startup.deadline_seconds:
         return spec.startup.deadline_seconds
-    return _deadline(weight_bytes, passes=2 if spec.model.uri.startswith("hf://") else 1)
-
-
-def _deadline(size: int | None, *, passes: int) -> int:
-    speed = SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE
-    weights = UNKNOWN_WEIGHTS_SECONDS if size is None else math.ceil(passes * size / speed)
+    passes, speed = 2 if spec.model.uri.startswith("hf://") else 1, SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE
+    weights = UNKNOWN_WEIGHTS_SECONDS if weight_bytes is None else math.ceil(passes * weight_bytes / speed)
     return min(BASE_DEADLINE_SECONDS + weights, MAX_DEADLINE_SECONDS)
 
 
@@ -181,19 +156,7 @@ def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVari
     """
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
-    reason = "Same time limit as the startup probe."
-    return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason=reason)]
-
-
-DRAIN_SECONDS = 60
-"""Default time in seconds for requests in progress."""
-ENDPOINT_SECONDS = 10
-"""Time in seconds until clients and proxies stop sending requests to a Pod that is being deleted."""
-OPEN_LISTENER_SECONDS = 20
-"""The same for an engine that aborts late requests instead of refusing the connection."""
-EXIT_SECONDS = 10
-"""Time in seconds for the engine to exit after its last request."""
-SHUTDOWN_FLAG = "--shutdown-timeout"
+    return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason="Same time limit as the startup probe.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +196,6 @@ def grace_seconds(seconds: int, endpoint_seconds: int | None) -> int:
 
 def drain_notes(spec: VLLMDeploymentSpec, drain: Drain) -> list[Note]:
     """Return a note if `spec.podTemplate` leaves too little time for draining."""
-    grace, needed = (
-        mapping(spec.pod_template, "spec").get("terminationGracePeriodSeconds"),
-        grace_seconds(drain.seconds, drain.endpoint_seconds),
-    )
-    if not drain.seconds or type(grace) is not int or grace >= needed:
-        return []
-    text = (
-        f"spec.podTemplate sets terminationGracePeriodSeconds to {grace}, but draining may take {needed} s. Requests that "
-        "run longer are lost when a Pod stops. Raise it, remove it, or lower spec.rollout.drainSeconds."
-    )
-    return [Note(Severity.RISK, text)]
+    grace = mapping(spec.pod_template, "spec").get("terminationGracePeriodSeconds")
+    needed = grace_seconds(drain.seconds, drain.endpoint_seconds)
+    return [note("drain.too-short", grace=grace, needed=needed)] if drain.seconds and type(grace) is int and grace < needed else []

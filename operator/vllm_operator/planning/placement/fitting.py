@@ -10,7 +10,7 @@ limit is unknown, so such GPUs are used only if the spec names them.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -20,13 +20,12 @@ from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs, Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
-from vllm_operator.catalog.notes import Note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, note
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.placement.targets import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
+from vllm_operator.planning.placement.targets import Request, Target, capacity_for, find_targets, with_count
 from vllm_operator.sizing.engine import Options, read_flags, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
@@ -34,69 +33,15 @@ from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles
 from vllm_operator.sizing.parallelism import ParallelShape, Shape, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, resolve_model
 
-FLAG = "--gpu-memory-utilization"
+UTILIZATION_FLAG = "--gpu-memory-utilization"
 MIB_PER_GIB = 1024
-
-
-def time_slice_utilization(pool: Pool, facts: MemoryFacts, release: Release) -> float | None:
-    """Return the fraction of a GPU's memory for one engine, as the value of the flag; None if Pods do not share the GPU.
-
-    The CUDA context of each engine lies outside of its budget.
-    """
-    if pool.time_slices is None:
-        return None
-    context = facts.context_gib * MIB_PER_GIB / pool.memory_mebibytes if pool.memory_mebibytes else 0.0
-    part = min(value_at(facts.utilization, release) / pool.time_slices, 1 / pool.time_slices - context)
-    return max(math.floor(part * 100) / 100, 0.01)
-
-
-def time_slicing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) -> list[PlannedArgument]:
-    """Return the flag that limits an engine to its part of a GPU."""
-    release = parse_release(version or "")
-    part = time_slice_utilization(pool, facts, release) if release is not None else None
-    if part is None:
-        return []
-    reason = f"{pool.time_slices} Pods share each GPU by time-slicing. This is the part of one of them."
-    return [PlannedArgument(name=FLAG, value=f"{part:g}", reason=reason)]
-
-
-def time_slicing_notes(target: Target) -> list[Note]:
-    """Return a note that the memory of a shared GPU is not isolated, with the user's options."""
-    pool = target.pool
-    if not pool.shared:
-        return []
-    if pool.time_slices is not None:
-        text = (
-            f"Up to {pool.time_slices} Pods share each {target.title} by time-slicing, and nothing isolates their memory: each engine "
-            f"must take only its part, which {FLAG} sets. If another Pod takes more than its own, the engine may not start, or run out of "
-            "memory. To use only whole GPUs and MIG slices, set spec.accelerator.products to their products."
-        )
-    else:
-        text = (
-            f"Pods share each {target.title}, and how much of its memory is left for the engine is unknown. Set {FLAG} to the part "
-            "that the engine may take."
-        )
-    return [Note(Severity.RISK, text)]
-
-
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """Minimum tokens of a context that is shortened to fit. The smaller minimum applies only if no number of GPUs allows the larger one."""
 ROUNDED_TO = 1024
 SMALLER_FORMATS = (("fp8", "an FP8"), ("awq", "a 4-bit"))
 NO_FP8 = ("sm_70", "sm_75")
 """Architectures without a kernel for weights in FP8."""
-
-FORMATS = {
-    Quantization.BF16: "bf16",
-    Quantization.FP16: "fp16",
-    Quantization.FP8: "fp8",
-    Quantization.FP8_BLOCK: "fp8_block",
-    Quantization.NVFP4: "nvfp4",
-    Quantization.MXFP4: "mxfp4",
-    Quantization.MXFP8: "mxfp8",
-    Quantization.INT4: "awq",
-    Quantization.INT8: "int8",
-}
+FORMATS = {each: each.name.lower() for each in Quantization} | {Quantization.INT4: "awq"}
 """Formats of weights, by the name for `name_format`."""
 
 
@@ -131,6 +76,12 @@ UNKNOWN = FitResult(Headroom.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
 """The memory of the model is unknown."""
 
 
+def longest_context(made: Estimate) -> int:
+    """Return the longest context that fits, in tokens; 0 if it is too short to be useful."""
+    length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
+    return length if length >= LEAST_CONTEXT else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """Common inputs of the estimates of one VLLMDeployment.
@@ -161,6 +112,10 @@ class Sizing:
             return False
         return self.model.checkpoint_bytes is not None or self.model.known is not None
 
+    def with_model(self, model: SizedModel) -> "Sizing":
+        """Return the inputs for other weights."""
+        return replace(self, model=model, _weighed={})
+
     def judge(self, pool: Pool, parallel: ParallelShape) -> FitResult:
         """Estimate the model on one GPU of a pool."""
         options = self.options
@@ -174,8 +129,8 @@ class Sizing:
         made = self._estimate(pool, parallel, options)
         if made.prediction is Prediction.STARTED:
             return self._with_requests(FitResult(Headroom.WHOLE, made), pool, parallel, options)
-        length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
-        if options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
+        length = longest_context(made)
+        if options.max_length is None and made.prediction is not Prediction.UNKNOWN and length:
             shorter = self._estimate(pool, parallel, replace(options, max_length=length))
             if shorter.prediction is Prediction.STARTED and length < USEFUL_CONTEXT:
                 return FitResult(Headroom.SHORT, shorter, length)
@@ -201,6 +156,10 @@ class Sizing:
         few = made.concurrency is not None and made.concurrency < self.concurrency
         return replace(result, headroom=Headroom.FEW if few else result.headroom, held=made.concurrency)
 
+    def fits(self, pool: Pool, parallel: ParallelShape) -> bool:
+        """Return whether the engine is expected to start."""
+        return self.judge(pool, parallel).headroom <= Headroom.SHORT
+
     def holds(self, pool: Pool) -> bool | None:
         """Return whether one GPU or MIG slice of a pool is sufficient; None if unknown."""
         headroom = self.judge(pool, ParallelShape()).headroom
@@ -214,12 +173,13 @@ class Sizing:
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
         """Return a format of the weights, with its article, in which the model would fit on these GPUs; None if there is none."""
-        for label, name in SMALLER_FORMATS if self.model is not None else ():
-            form = name_format(label, self.model.shape) if self.model is not None else None
-            if self.model is None or form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
+        if self.model is None:
+            return None
+        for label, name in SMALLER_FORMATS:
+            form = name_format(label, self.model.shape)
+            if form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
                 continue
-            other = replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None), _weighed={})
-            if other.judge(pool, parallel).headroom <= Headroom.SHORT:
+            if self.with_model(replace(self.model, form=form, label=label, checkpoint_bytes=None)).fits(pool, parallel):
                 return name
         return None
 
@@ -239,48 +199,64 @@ class Sizing:
         return family.fp4 if "FP4" in name else family.fp8 if "FP8" in name else True
 
 
-def resolve_sizing(
-    spec: VLLMDeploymentSpec,
-    overrides: Overrides,
-    release: Release,
-    facts: ResolvedFacts,
-    files: ModelFiles,
-    catalog: Catalog,
-) -> Sizing:
-    """Collect the inputs of the estimates for a spec.
+def time_slice_utilization(pool: Pool, facts: MemoryFacts, release: Release) -> float | None:
+    """Return the fraction of a GPU's memory for one engine, as the value of the flag; None if Pods do not share the GPU.
 
-    Args:
-        spec: The spec of the VLLMDeployment.
-        overrides: The flags and variables of the user.
-        release: The vLLM version.
-        facts: Known facts about the model.
-        files: The model's files.
-        catalog: The catalog.
+    The CUDA context of each engine lies outside of its budget.
     """
-    arguments, read = overrides.arguments, read_flags(overrides.arguments)
+    if pool.time_slices is None:
+        return None
+    context = facts.context_gib * MIB_PER_GIB / pool.memory_mebibytes if pool.memory_mebibytes else 0.0
+    part = min(value_at(facts.utilization, release) / pool.time_slices, 1 / pool.time_slices - context)
+    return max(math.floor(part * 100) / 100, 0.01)
+
+
+def time_slicing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) -> list[PlannedArgument]:
+    """Return the flag that limits an engine to its part of a GPU."""
+    release = parse_release(version or "")
+    part = time_slice_utilization(pool, facts, release) if release is not None else None
+    if part is None:
+        return []
+    reason = f"{pool.time_slices} Pods share each GPU by time-slicing. This is the part of one of them."
+    return [PlannedArgument(name=UTILIZATION_FLAG, value=f"{part:g}", reason=reason)]
+
+
+def time_slicing_notes(target: Target) -> list[Note]:
+    """Return a note that the memory of a shared GPU is not isolated, with the user's options."""
+    if not target.pool.shared:
+        return []
+    if target.pool.time_slices is None:
+        return [note("time-slicing.unknown", title=target.title, flag=UTILIZATION_FLAG)]
+    return [note("time-slicing.known", pods=target.pool.time_slices, title=target.title, flag=UTILIZATION_FLAG)]
+
+
+def resolve_sizing(
+    spec: VLLMDeploymentSpec, overrides: Overrides, release: Release, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog
+) -> Sizing:
+    """Collect the inputs of the estimates for a spec, the settings of the user, a vLLM version, and a model."""
+    arguments, options = overrides.arguments, read_flags(overrides.arguments)
     active, rank = active_adapters(spec), highest_rank(spec, files.adapters)
-    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
-    if asked is not None and active:  # the flags for adapters come from spec.adapters
-        asked = replace(asked, adapters=active, adapter_rank=rank)
+    if options is not None:
+        options = replace(options, runner_v2=read_runner(overrides.variables))
+    if options is not None and active:  # the flags for adapters come from spec.adapters
+        options = replace(options, adapters=active, adapter_rank=rank)
     config, label = files.config, arguments.get("--quantization") or ""
     if not label and config is None and facts.quantization is not None:
         label = FORMATS[facts.quantization]
     given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
     size = None if "--quantization" in arguments else given
-    name = model_name(spec.model)
-    model = resolve_model(name, catalog.shapes, config=config, checkpoint_bytes=size, label=label, tensors=files.tensors)
+    model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label, tensors=files.tensors)
+    length = wanted_length(spec, model)
+    if options is not None and length is not None and "--max-model-len" not in arguments:
+        options = replace(options, max_length=length)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
-    length = wanted_length(spec, sizing)
-    if sizing.options is None or length is None or "--max-model-len" in arguments:
-        return sizing
-    return replace(sizing, options=replace(sizing.options, max_length=length))
+    return Sizing(model, options, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
 
 
-def wanted_length(spec: VLLMDeploymentSpec, sizing: Sizing | None) -> int | None:
+def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | None:
     """Return the context in the spec, limited to the model's context."""
     wanted = spec.sizing.context_length if spec.sizing else None
-    own = sizing.model.shape.max_length if sizing is not None and sizing.model is not None else None
+    own = model.shape.max_length if model is not None else None
     return wanted if wanted is None or own is None else min(wanted, own)
 
 
@@ -338,68 +314,3 @@ def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[
 def most_gpus(inventory: Inventory) -> int:
     """Return the largest number of whole GPUs on a node."""
     return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
-
-
-def choose(
-    candidates: Sequence[Candidate],
-    sizing: Sizing,
-    preferred: InUse | None,
-    preferred_count: int | None,
-    *,
-    ordered: bool,
-) -> list[Candidate]:
-    """Return the candidates of the size to use, the best GPU first.
-
-    Args:
-        candidates: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: The inputs of the estimates.
-        preferred: The GPU in use, which is kept if the model fits on it.
-        preferred_count: The number of GPUs in use, which is kept too.
-        ordered: Whether to keep the order, because the user gives one or the sizes are unknown.
-    """
-    own = in_use(candidates, preferred, preferred_count)
-    for group in (own, candidates):
-        for headrooms in ((Headroom.WHOLE, Headroom.SHORTENED), (Headroom.FEW,), (Headroom.SHORT,), (Headroom.TIGHT,), (Headroom.UNKNOWN,)):
-            fitting = nearest([each for each in group if each.result.headroom in headrooms])
-            if not fitting or (group is own and Headroom.UNKNOWN in headrooms):
-                continue
-            # No size holds as many requests as wanted, so use the one that holds the most.
-            first = max(fitting, key=lambda each: each.result.held or 0) if Headroom.FEW in headrooms else fitting[0]
-            same = [each for each in group if each.shape == first.shape]
-            best = [each for each in same if each.result.headroom in headrooms]
-            rest = [each for each in candidates if each.shape == first.shape and each not in best]
-            if not ordered and Headroom.UNKNOWN not in headrooms:
-                best.sort(key=lambda each: size_of(each, sizing))
-            else:
-                best.sort(key=lambda each: each.target.rank)
-            return [*best, *rest]
-    largest = candidates[-1].shape
-    return [each for each in candidates if each.shape == largest]
-
-
-def nearest(candidates: list[Candidate]) -> list[Candidate]:
-    """Return the candidates with the best (lowest) rank."""
-    lowest = min((each.target.rank for each in candidates), default=0)
-    return [each for each in candidates if each.target.rank == lowest]
-
-
-def in_use(candidates: Iterable[Candidate], preferred: InUse | None, preferred_count: int | None) -> list[Candidate]:
-    """Return the GPUs in use, in the number in use."""
-    own = (each for each in candidates if preferred == in_use_of(each.target.pool))
-    return [each for each in own if each.shape.count == preferred_count]
-
-
-def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
-    """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
-    pool = candidate.target.pool
-    family = sizing.gpus.architectures.get(pool.architecture or "")
-    unified = family is None or family.unified_memory
-    linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # a single GPU needs no NVLink and leaves it to others
-    place = (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
-    return (candidate.target.rank, *place, pool.provider is None)  # a new node is preferred to waiting for an equal GPU
-
-
-def has_nvlink(pool: Pool, gpus: GPUs) -> bool:
-    """Return whether NVLink joins the GPUs of a machine, according to their product. MIG slices have no links."""
-    product = gpus.product(pool.product)
-    return product is not None and product.links == "NVLink" and pool.mig_profile is None

@@ -8,7 +8,7 @@ from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeplo
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.inventory.pools import Pool
-from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing, choose, in_use, size_of
+from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
 from vllm_operator.planning.placement.targets import InUse, Rank, Target, in_use_of
 from vllm_operator.text.wording import count as counted
@@ -36,11 +36,6 @@ class Ranking:
         """The policy of the spec."""
         return self.accelerator.policy
 
-    @property
-    def compares_sizes(self) -> bool:
-        """Whether a candidate with more GPUs may rank above one with fewer."""
-        return self.policy not in (None, AcceleratorPolicy.SMALLEST_THAT_FITS)
-
     def key(self, target: Target, count: int) -> tuple[object, ...]:
         """Return the sort key of a GPU in the policy, apart from memory."""
         pool = target.pool
@@ -61,8 +56,39 @@ class Ranking:
 
         return tuple(sorted(targets, key=place))
 
-    def choose(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
-        """Return the candidates of the size to use, the best GPU first. The smallest size that fits is compared for each kind of GPU."""
+    def choose(self, found: Sequence[Candidate], sizing: Sizing, preferred: InUse | None, count: int | None) -> list[Candidate]:
+        """Return the candidates of the size to use, the best GPU first.
+
+        Args:
+            found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
+            sizing: The inputs of the estimates.
+            preferred: The GPU in use, which stays if the model fits on it.
+            count: The number of GPUs in use, which stays too.
+        """
+        own = [each for each in found if in_use_of(each.target.pool) == preferred and each.shape.count == count]
+        if self.policy not in (None, AcceleratorPolicy.SMALLEST_THAT_FITS):
+            return self._choose_by_policy([each for each in own if each.result.headroom <= Headroom.TIGHT] or found, sizing)
+        for group in (own, found):
+            for headrooms in USEFUL:
+                fitting = [each for each in group if each.result.headroom in headrooms]
+                if fitting and not (group is own and Headroom.UNKNOWN in headrooms):
+                    return self._choose_smallest(fitting, found, sizing, few=Headroom.FEW in headrooms)
+        return _largest(found)
+
+    def _choose_smallest(self, fitting: Sequence[Candidate], found: Sequence[Candidate], sizing: Sizing, *, few: bool) -> list[Candidate]:
+        """Choose the first size. If no size holds as many requests as wanted (`few`), choose the one that holds the most."""
+        lowest = min(each.target.rank for each in fitting)
+        nearest = [each for each in fitting if each.target.rank == lowest]
+        first = max(nearest, key=lambda each: each.result.held or 0) if few else nearest[0]
+        best = [each for each in fitting if each.shape == first.shape]
+        if self.keeps_order(sizing) or first.result.headroom is Headroom.UNKNOWN:
+            best.sort(key=lambda each: each.target.rank)
+        else:
+            best.sort(key=lambda each: size_of(each, sizing))
+        return [*best, *(each for each in found if each.shape == first.shape and each not in best)]
+
+    def _choose_by_policy(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
+        """Compare the smallest size that fits of each kind of GPU. A candidate with more GPUs may rank above one with fewer."""
         for headrooms in USEFUL:
             smallest: dict[Kind, Candidate] = {}
             for each in candidates:
@@ -75,8 +101,7 @@ class Ranking:
                 ranked = sorted(smallest.values(), key=lambda each: self._place(each, sizing))
                 same = [each for each in ranked if each.shape == ranked[0].shape]
                 return [*same, *(each for each in candidates if each.shape == ranked[0].shape and each not in same)]
-        largest = candidates[-1].shape
-        return [each for each in candidates if each.shape == largest]
+        return _largest(candidates)
 
     def _place(self, candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
         """Return the sort key of a candidate that fits: existing GPUs first; if the policy sees no difference, the smallest GPU."""
@@ -91,9 +116,14 @@ class Ranking:
 
     def preferred_order(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
         """Return the GPUs on which the model fits in the order if all were free, the best first."""
-        if keeps_order(self, sizing):
+        if self.keeps_order(sizing):
             return list(candidates)
         return sorted(candidates, key=lambda each: (self.key(each.target, each.shape.count), each.shape.count, size_of(each, sizing)[1:]))
+
+    def keeps_order(self, sizing: Sizing) -> bool:
+        """Return whether GPUs keep the order of `find_targets`: their memory is unknown, or the spec lists several without a policy."""
+        listed = any(len(given or ()) > 1 for given in (self.accelerator.architectures, self.accelerator.products))
+        return sizing.options is None or (listed and self.policy is None)
 
 
 def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
@@ -101,33 +131,19 @@ def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
     return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus)
 
 
-def choose_candidates(
-    found: Sequence[Candidate],
-    sizing: Sizing,
-    ranking: Ranking,
-    preferred: InUse | None,
-    count: int | None,
-) -> list[Candidate]:
-    """Return the candidates of the size to use, the best GPU first.
-
-    Args:
-        found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-        sizing: The inputs of the estimates.
-        ranking: The order of the policy.
-        preferred: The GPU in use, which stays if the model fits on it.
-        count: The number of GPUs in use, which stays too.
-    """
-    if ranking.compares_sizes:
-        own = [each for each in in_use(found, preferred, count) if each.result.headroom <= Headroom.TIGHT]
-        return ranking.choose(own or found, sizing)
-    return choose(found, sizing, preferred, count, ordered=keeps_order(ranking, sizing))
+def _largest(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return [each for each in candidates if each.shape == candidates[-1].shape]
 
 
-def keeps_order(ranking: Ranking, sizing: Sizing) -> bool:
-    """Return whether GPUs keep the order of `find_targets`: their memory is unknown, or the spec lists several without a policy."""
-    accelerator = ranking.accelerator
-    listed = any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
-    return sizing.options is None or (listed and ranking.policy is None)
+def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
+    """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
+    pool = candidate.target.pool
+    family, product = sizing.gpus.architectures.get(pool.architecture or ""), sizing.gpus.product(pool.product)
+    unified = family is None or family.unified_memory
+    has_nvlink = product is not None and product.links == "NVLink" and pool.mig_profile is None  # MIG slices have no links
+    linked = has_nvlink == (candidate.shape.count > 1)  # a single GPU needs no NVLink and leaves it to others
+    place = (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
+    return (candidate.target.rank, *place, pool.provider is None)  # a new node is preferred to waiting for an equal GPU
 
 
 def kind_of(target: Target) -> Kind:
@@ -150,19 +166,14 @@ def describe_candidates(
     mine = next((each for each in best if each.target == chosen), None)
     if mine is not None:
         by_kind[kind_of(chosen)] = mine
-    others = sorted(
-        (each for kind, each in by_kind.items() if kind != kind_of(chosen)),
-        key=lambda each: (
-            group_of(each.result.headroom),
-            each.target.rank,
-            ranking.key(each.target, each.shape.count),
-            each.shape.count,
-        ),
-    )
-    ordered = [*([mine] if mine is not None else ()), *others]
-    entries = (_entry(each.target, each.shape.count, _why(each, mine, sizing, ranking)) for each in ordered)
-    listed = list({(entry.gpu, entry.verdict): entry for entry in entries}.values())
     names = {gpu_name(each.target) for each in by_kind.values()}
+    by_kind.pop(kind_of(chosen), None)
+
+    def place(each: Candidate) -> tuple[object, ...]:
+        return group_of(each.result.headroom), each.target.rank, ranking.key(each.target, each.shape.count), each.shape.count
+
+    entries = [_entry(each, mine, sizing, ranking) for each in (*((mine,) if mine else ()), *sorted(by_kind.values(), key=place))]
+    listed = list({(entry.gpu, entry.verdict): entry for entry in entries}.values())
     for rejection in sorted(rejections, key=lambda each: (-each.obstacle, each.pool.nodes, each.pool.resource)):
         gpu = _name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
         if gpu not in names:
@@ -182,10 +193,6 @@ def group_of(headroom: Headroom) -> int:
     return next((place for place, headrooms in enumerate(USEFUL) if headroom in headrooms), len(USEFUL))
 
 
-def _entry(target: Target, count: int, verdict: str) -> GPUCandidate:
-    return GPUCandidate(gpu=f"{count} x {gpu_name(target)}"[:TEXT_LIMIT], count=count, verdict=verdict[:TEXT_LIMIT])
-
-
 def gpu_name(target: Target) -> str:
     """Return the name of a GPU, MIG slice or shared GPU in messages."""
     return _name(target.title, target.pool)
@@ -193,46 +200,55 @@ def gpu_name(target: Target) -> str:
 
 def _name(title: str, pool: Pool) -> str:
     name = f"{pool.mig_profile} of {title}" if pool.mig_profile else title
-    if not pool.shared:
-        return name
-    return f"{name}, shared by {pool.time_slices} Pods" if pool.time_slices else f"{name}, shared by Pods"
+    pods = f"{pool.time_slices} Pods" if pool.time_slices else "Pods"
+    return f"{name}, shared by {pods}" if pool.shared else name
+
+
+def _entry(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> GPUCandidate:
+    count, verdict = each.shape.count, _why(each, chosen, sizing, ranking)
+    return GPUCandidate(gpu=f"{count} x {gpu_name(each.target)}"[:TEXT_LIMIT], count=count, verdict=verdict[:TEXT_LIMIT])
 
 
 def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
-    made, headroom = each.result.made, each.result.headroom
-    provider = each.target.pool.provider
+    """Return why a GPU is chosen or not."""
+    made, provider = each.result.made, each.target.pool.provider
     about = "; ".join(filter(None, (ranking.about(each.target), f"{provider} would add a node" if provider else "")))
-    also = f"; {about}" if about else ""
+    also, busy = f"; {about}" if about else "", _when_busy(each.target, ranking)
     if each is chosen:
         return f"chosen{also}"
-    if headroom is Headroom.NONE:
-        return f"does not fit: {made.limit}"
-    if headroom is Headroom.UNKNOWN:
-        return f"unknown whether the model fits{_when_busy(each.target, ranking)}{also}"
-    if headroom is Headroom.TIGHT:
-        return f"may not fit: {made.limit}"
-    if headroom is Headroom.SHORT:
-        return f"fits only a context of {each.result.length} tokens{also}"
-    if headroom is Headroom.FEW:
-        return f"holds only {each.result.held or 0:.1f} of the requests wanted{also}"
-    if busy := _when_busy(each.target, ranking):
-        return f"fits{busy}{also}"
-    if about:
-        return f"fits{also}"
+    match each.result.headroom:
+        case Headroom.NONE:
+            return f"does not fit: {made.limit}"
+        case Headroom.UNKNOWN:
+            return f"unknown whether the model fits{busy}{also}"
+        case Headroom.TIGHT:
+            return f"may not fit: {made.limit}"
+        case Headroom.SHORT:
+            return f"fits only a context of {each.result.length} tokens{also}"
+        case Headroom.FEW:
+            return f"holds only {each.result.held or 0:.1f} of the requests wanted{also}"
+        case _ if busy or about:
+            return f"fits{busy}{also}"
+        case _:
+            return f"fits, but {_disadvantage(each, chosen, sizing, ranking)}"
+
+
+def _disadvantage(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
+    """Return why the chosen GPU is better than a free one on which the model fits."""
+    pool, family = each.target.pool, ranking.gpus.architectures.get(each.target.architecture or "")
     if chosen is not None and each.shape.count > chosen.shape.count:
-        return "fits, but more of them are needed"
-    family = ranking.gpus.architectures.get(each.target.architecture or "")
-    if each.target.pool.shared:
-        return "fits, but nothing isolates the memory of the Pods that share it"
+        return "more of them are needed"
+    if pool.shared:
+        return "nothing isolates the memory of the Pods that share it"
     if family is not None and family.unified_memory:
-        return "fits, but shares its memory with the CPU"
+        return "shares its memory with the CPU"
     if ranking.policy is AcceleratorPolicy.MOST_CAPABLE:
-        return "fits, but is less capable"
-    if chosen is not None and sizing is not None and sizing.is_native(chosen.target.pool) and not sizing.is_native(each.target.pool):
-        return "fits, but does not compute in the format of the weights"
-    if chosen is not None and (each.target.pool.memory_mebibytes or 0) > (chosen.target.pool.memory_mebibytes or 0):
-        return "fits, but is larger than needed"
-    return "fits, but comes later in the order of GPUs"
+        return "is less capable"
+    if chosen is not None and sizing is not None and sizing.is_native(chosen.target.pool) and not sizing.is_native(pool):
+        return "does not compute in the format of the weights"
+    if chosen is not None and (pool.memory_mebibytes or 0) > (chosen.target.pool.memory_mebibytes or 0):
+        return "is larger than needed"
+    return "comes later in the order of GPUs"
 
 
 def _when_busy(target: Target, ranking: Ranking) -> str:

@@ -8,15 +8,15 @@ from enum import IntEnum
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.text.wording import count as counted
 from vllm_operator.text.wording import listed
 
 KINDS_LIMIT = 6
 """Maximum number of kinds of nodes in a message."""
 PRODUCTS_LIMIT = 4
 """Maximum number of products in a message, the most similar ones first."""
-
-_NO_SLICE_IS_ENOUGH = "None of the MIG slices is large enough for the model. Change the MIG layout of a node, or disable MIG on it."
 
 
 class Obstacle(IntEnum):
@@ -59,55 +59,47 @@ def explain(
 ) -> str:
     """Return the message. It names the smallest of several MIG slices that are large enough."""
     if not rejections:
-        return _no_gpu_at_all(_asked(wanted, count, gpus) + _with_labels(selector))
+        return say("shortage.no-gpu", asked=_asked(wanted, count, gpus) + _with_labels(selector))
+
+    def suffices(rejection: Rejection) -> bool | None:
+        is_slice = rejection.obstacle in (Obstacle.SLICED, Obstacle.PROFILE)
+        return large_enough(rejection.pool) if is_slice and large_enough is not None else None
 
     def nearness(rejection: Rejection) -> tuple[object, ...]:
-        pool = rejection.pool
-        enough = rejection.obstacle in (Obstacle.SLICED, Obstacle.PROFILE) and large_enough is not None and large_enough(pool) is True
+        pool, enough = rejection.pool, suffices(rejection) is True
         return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
-    asked = _asked(wanted, count, gpus, whole=nearest.obstacle is Obstacle.SLICED) + _with_labels(selector)
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
-    remedy = _remedy(nearest, wanted, count, rejections, gpus)
-    if nearest.obstacle in (Obstacle.SLICED, Obstacle.PROFILE) and large_enough is not None and large_enough(nearest.pool) is False:
-        remedy = _NO_SLICE_IS_ENOUGH
+    asked = _asked(wanted, count, gpus, whole=nearest.obstacle is Obstacle.SLICED) + _with_labels(selector)
+    too_small = suffices(nearest) is False
+    remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
 
+_REASONS = {
+    Obstacle.ARCHITECTURE: "not in spec.accelerator.architectures",
+    Obstacle.UNKNOWN: "its architecture is unknown",
+    Obstacle.PRODUCT: "not in spec.accelerator.products",
+    Obstacle.ALLOCATION: "only for allocation {allocation}",
+    Obstacle.NOT_SLICED: "a whole GPU, not a MIG slice",
+    Obstacle.SLICED: "a MIG slice, not a whole GPU",
+    Obstacle.PROFILE: "another MIG profile than spec.accelerator.mig.profile",
+    Obstacle.UUID: "does not have the UUIDs in the spec",
+    Obstacle.SHARED: "shared between Pods",
+    Obstacle.HOST: "the image is not built for {pool.host}",
+    Obstacle.COUNT: "a node has only {pool.count}",
+    Obstacle.SELECTOR: "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector",
+}
+
+
 def why_rejected(rejection: Rejection) -> str:
     """Return in a few words why a pool was rejected."""
-    pool = rejection.pool
-    match rejection.obstacle:
-        case Obstacle.ARCHITECTURE:
-            return "not in spec.accelerator.architectures"
-        case Obstacle.UNKNOWN:
-            return "its architecture is unknown"
-        case Obstacle.PRODUCT:
-            return "not in spec.accelerator.products"
-        case Obstacle.ALLOCATION:
-            return f"only for allocation {'DRA' if pool.claims else 'DevicePlugin'}"
-        case Obstacle.NOT_SLICED:
-            return "a whole GPU, not a MIG slice"
-        case Obstacle.SLICED:
-            return "a MIG slice, not a whole GPU"
-        case Obstacle.PROFILE:
-            return "another MIG profile than spec.accelerator.mig.profile"
-        case Obstacle.UUID:
-            return "does not have the UUIDs in the spec"
-        case Obstacle.SHARED:
-            return "shared between Pods"
-        case Obstacle.HOST:
-            return f"the image is not built for {pool.host}"
-        case Obstacle.COUNT:
-            return f"a node has only {pool.count}"
-        case Obstacle.SELECTOR:
-            return "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector"
-        case _:
-            return rejection.detail
+    allocation = "DRA" if rejection.pool.claims else "DevicePlugin"
+    return _REASONS.get(rejection.obstacle, "{detail}").format(pool=rejection.pool, allocation=allocation, detail=rejection.detail)
 
 
 def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
@@ -128,7 +120,7 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
             nodes.setdefault(kind, set()).update(names)
     mine = set(nearest.nodes) if nearest else set()
     ordered = sorted(nodes.items(), key=lambda item: (not mine & item[1], -len(item[1]), item[0]))
-    return [f"{_nodes(len(names))} with {kind}" for kind, names in ordered]
+    return [f"{counted(len(names), 'node')} with {kind}" for kind, names in ordered]
 
 
 def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:
@@ -155,32 +147,22 @@ def _remarks(pool: Pool) -> str:
 
 def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs, *, whole: bool = False) -> str:
     if wanted.sliced:
-        profile = f" {wanted.mig.profile}" if wanted.mig and wanted.mig.profile else ""
-        what = f"{count} MIG slice{'s' if count > 1 else ''}{profile}"
+        asked = counted(count, "MIG slice") + (f" {wanted.mig.profile}" if wanted.mig and wanted.mig.profile else "")
     else:
-        what = f"{count} {'whole ' if whole or wanted.sliced is False or count > 1 else ''}GPU{'s' if count > 1 else ''}"
+        asked = counted(count, "whole GPU" if whole or wanted.sliced is False or count > 1 else "GPU")
     if wanted.architectures:
         names = [f"{name} ({known.family})" if (known := gpus.architectures.get(name)) else name for name in wanted.architectures]
-        what += f" of architecture {' or '.join(names)}"
+        asked += f" of architecture {' or '.join(names)}"
     if wanted.products:
-        what += f" of product {' or '.join(wanted.products)}"
+        asked += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
-        what += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
-    if wanted.allocation is Allocation.DRA:
-        what += " for dynamic resource allocation"
-    return what
+        asked += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
+    return f"{asked} for dynamic resource allocation" if wanted.allocation is Allocation.DRA else asked
 
 
 def _with_labels(selector: Mapping[str, str]) -> str:
     pairs = [f"{key}={value}" for key, value in sorted(selector.items())]
     return f" on nodes with labels {', '.join(pairs[:3])}{', ...' if len(pairs) > 3 else ''}" if pairs else ""
-
-
-def _no_gpu_at_all(asked: str) -> str:
-    return (
-        f"Each replica needs {asked}, and Kubernetes knows of no NVIDIA GPU in the cluster. Add GPU nodes, or install the NVIDIA GPU "
-        "Operator (or its device plugin and GPU Feature Discovery) on nodes with GPUs. The operator tries again automatically."
-    )
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
@@ -220,70 +202,41 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
-            return "Nodes with such GPUs do not have the labels in spec.podTemplate.spec.nodeSelector. Correct or remove them."
+            return say("remedy.selector")
         case Obstacle.ARCHITECTURE:
-            alternatives = _alternatives(rejections, wanted, count, gpus)
-            if not alternatives:
-                return "Add nodes with such GPUs."
-            return f"Add {listed(alternatives, 'or')} to spec.accelerator.architectures, remove that field, or add nodes with such GPUs."
+            alternatives = listed(_alternatives(rejections, wanted, count, gpus), "or")
+            return say("remedy.architecture", alternatives=alternatives) if alternatives else "Add nodes with such GPUs."
         case Obstacle.UNKNOWN:
-            return (
-                "To use the GPUs of unknown architecture, install GPU Feature Discovery, or set the label "
-                f"{ARCHITECTURE_LABEL} (for example {(wanted.architectures or ['sm_90'])[0]}) on their nodes."
-            )
+            return say("remedy.unknown", label=ARCHITECTURE_LABEL, example=(wanted.architectures or ["sm_90"])[0])
         case Obstacle.PRODUCT:
             return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or remove it."
-        case Obstacle.ALLOCATION if wanted.allocation is Allocation.DRA:
-            return "Install the NVIDIA DRA driver with GPU support, or set spec.accelerator.allocation to DevicePlugin."
         case Obstacle.ALLOCATION:
-            return "Set spec.accelerator.allocation to DRA, or install the NVIDIA device plugin."
+            return say("remedy.allocation-dra") if wanted.allocation is Allocation.DRA else say("remedy.allocation")
         case Obstacle.SLICED if count > 1:
-            return f"A replica on {count} GPUs cannot use MIG slices. Disable MIG on a node, or add nodes with whole GPUs."
-        case Obstacle.SLICED if wanted.mig is not None:
-            return "Remove spec.accelerator.mig to use MIG slices too, or disable MIG on a node."
+            return say("remedy.sliced-several", count=count)
         case Obstacle.SLICED:
-            return f"Request a MIG slice (spec.accelerator.mig.profile: {pool.mig_profile}), or disable MIG on a node."
-        case Obstacle.NOT_SLICED if not _could_be_sliced(rejections, gpus):
-            return "These GPUs do not support MIG. Remove spec.accelerator.mig to use whole GPUs, or add nodes with GPUs that do."
+            return say("remedy.sliced-excluded") if wanted.mig is not None else say("remedy.sliced", profile=pool.mig_profile)
         case Obstacle.NOT_SLICED:
-            return "Remove spec.accelerator.mig to use whole GPUs, or enable MIG on a node (node label nvidia.com/mig.config)."
+            return say("remedy.not-sliced") if _could_be_sliced(rejections, gpus) else say("remedy.no-mig")
         case Obstacle.PROFILE:
-            return f"Set spec.accelerator.mig.profile to one that nodes have ({pool.mig_profile}), or change the MIG layout of a node."
-        case Obstacle.UUID if wanted.uuids:
-            return (
-                "No ResourceSlice lists all these UUIDs for nodes of one kind. Compare them with `nvidia-smi -L`, or remove "
-                "spec.accelerator.uuids and select the node with spec.podTemplate.spec.nodeSelector."
-            )
+            return say("remedy.profile", profile=pool.mig_profile)
         case Obstacle.UUID:
-            return "No ResourceSlice lists these UUIDs for one node. They change with the MIG layout. Use the profile instead."
+            return say("remedy.uuid") if wanted.uuids else say("remedy.mig-uuid")
         case Obstacle.SHARED if count > 1 and pool.time_slices is not None:
-            return (
-                "Pods share these GPUs by time-slicing, and a replica could get the same one several times. Disable sharing on a node, or "
-                f"add nodes with {count} whole GPUs."
-            )
-        case Obstacle.SHARED:
-            return f"With a GPU that Pods share, each Pod gets an unknown part of the memory. {_share(pool)}"
+            return say("remedy.shared-several", count=count)
+        case Obstacle.SHARED if pool.product is None:
+            return say("remedy.shared-unknown")
+        case Obstacle.SHARED:  # the product must be named with the suffix
+            profile = f"-MIG-{pool.mig_profile}" if pool.mig_profile else ""
+            return say("remedy.shared", product=f"{pool.product}{profile}-SHARED")
         case Obstacle.HOST:
-            return f"The image is not built for the CPU architecture {pool.host}. Use an image that is."
+            return say("remedy.host", host=pool.host)
         case Obstacle.COUNT:
-            devices = "MIG slices" if wanted.sliced else "GPUs"
-            return f"Lower spec.parallelism or spec.accelerator.count to {pool.count} {devices}, or add nodes with {count} {devices}."
+            return say("remedy.count", available=pool.count, count=count, devices="MIG slices" if wanted.sliced else "GPUs")
         case _:
-            return "Make a node available again, or add nodes. The operator tries again automatically."
+            return say("remedy.problem")
 
 
 def _could_be_sliced(rejections: Sequence[Rejection], gpus: GPUs) -> bool:
     pools = [rejection.pool for rejection in rejections if rejection.obstacle is Obstacle.NOT_SLICED]
     return any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in pools)
-
-
-def _share(pool: Pool) -> str:
-    """Return how to accept a shared GPU. Its product must be named with the suffix."""
-    if pool.product is None:
-        return "Disable sharing on a node, or add nodes."
-    profile = f"-MIG-{pool.mig_profile}" if pool.mig_profile else ""
-    return f"To use it anyway, set spec.accelerator.products to [{pool.product}{profile}-SHARED]."
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"

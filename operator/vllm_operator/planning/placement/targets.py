@@ -32,11 +32,10 @@ from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, Images, product_key
-from vllm_operator.catalog.notes import Note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, note
 from vllm_operator.inventory.node_labels import SLICES, split_product
 from vllm_operator.inventory.pools import GPU_TAINT, Inventory, Pool, Source
-from vllm_operator.planning.engine.image import Fit, ImageOption, fit_image, show_version
+from vllm_operator.planning.engine.image import ImageFit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 
 DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
@@ -61,20 +60,11 @@ class Capacity:
         return sum(free // max(count, 1) for free in self.by_kind.get(_kind(pool), {}).values())
 
 
-UNKNOWN_CAPACITY = Capacity()
-
-
 def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations: Iterable[Any]) -> Capacity:
-    """Return the free devices.
-
-    Args:
-        inventory: The GPUs of the cluster, and the devices in use.
-        selector: Labels that the user requires on the nodes.
-        tolerations: The tolerations of `spec.podTemplate`. Any value is valid input.
-    """
+    """Return the free devices on nodes with the labels of `selector`, for Pods with these tolerations. Any value is valid input."""
     used, allocated = inventory.used, inventory.allocated
     if used is None and allocated is None:
-        return UNKNOWN_CAPACITY
+        return Capacity()
     tolerated = [*DEFAULT_TOLERATIONS, *tolerations]
     closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
     found: dict[Alike, dict[str, int]] = {}
@@ -84,7 +74,7 @@ def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations
         taken = Counter(node for node, device in pool.devices if device in allocated) if pool.claims and allocated else Counter[str]()
         free = found.setdefault(_kind(pool), {})
         for node in pool.nodes:
-            if node not in closed and selector.items() <= inventory.labels.get(node, {}).items():
+            if node not in closed and inventory.has_labels(node, selector):
                 in_use = taken[node] if pool.claims else (used or {}).get((node, pool.resource), 0)
                 free[node] = max(pool.count - in_use, 0)
     return Capacity(used is not None, allocated is not None, found)
@@ -169,16 +159,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set.
-
-    `free`: number of replicas that fit on the free devices; None if unknown.
-    """
+    """The chosen GPUs. `free`: number of replicas that fit on the free devices; None if unknown."""
 
     pool: Pool
-    resource: str
-    claims: bool
     count: int
-    fit: Fit
+    fit: ImageFit
     requirements: tuple[NodeRequirement, ...]
     title: str
     notes: tuple[Note, ...]
@@ -218,48 +203,38 @@ def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: 
     return _sort_out(request, inventory, gpus, images)[1]
 
 
-def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, Fit]], list[Rejection]]:
-    candidates: list[tuple[Pool, Fit]] = []
+def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, ImageFit]], list[Rejection]]:
+    candidates: list[tuple[Pool, ImageFit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
-        pool = _selected(whole, request.selector, inventory)
-        if pool is None:
-            rejections.append(_reject(whole, request) or Rejection(whole, Obstacle.SELECTOR))
-            continue
-        rejection = _reject(pool, request)
-        if rejection is not None:
-            rejections.append(rejection)
+        nodes = tuple(node for node in whole.nodes if inventory.has_labels(node, request.selector))
+        pool = replace(whole, nodes=nodes) if nodes else whole
+        obstacle = _obstacle(pool, request)
+        if obstacle is None and not nodes:
+            obstacle = Obstacle.SELECTOR
+        if obstacle is not None:
+            rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems) if obstacle is Obstacle.PROBLEM else ""))
             continue
         fit = fit_image(request.options, pool, gpus, images, forced=request.forced, compatible=request.compatible)
         if fit.problem is not None:
             rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
-            continue
-        candidates.append((pool, fit))
+        else:
+            candidates.append((pool, fit))
     return candidates, rejections
 
 
-def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: GPUs, capacity: Capacity) -> Target:
+def _target(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory, gpus: GPUs, capacity: Capacity) -> Target:
     free = capacity.replicas(pool, request.count)
     return Target(
         pool=pool,
-        resource=pool.resource,
-        claims=pool.claims,
         count=request.count,
         fit=fit,
-        requirements=_requirements(pool, has_older_siblings=_has_older_siblings(pool, inventory, fit)),
+        requirements=_requirements(pool, inventory, fit),
         title=gpus.title(pool.product, pool.architecture),
-        notes=_notes(pool, fit, request, shares_resource=_shares_resource(pool, inventory)),
+        notes=_notes(pool, fit, request, inventory),
         rank=_rank(pool, free, request, inventory),
         free=free,
     )
-
-
-def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> Pool | None:
-    """Return the pool with only the nodes that match the selector; None if no node matches."""
-    if not selector:
-        return pool
-    nodes = tuple(node for node in pool.nodes if selector.items() <= inventory.labels.get(node, {}).items())
-    return replace(pool, nodes=nodes) if nodes else None
 
 
 def may_run_on(pool: Pool, wanted: AcceleratorSpec) -> bool:
@@ -269,35 +244,31 @@ def may_run_on(pool: Pool, wanted: AcceleratorSpec) -> bool:
     return not wanted.products or _product_place(pool, wanted.products) is not None
 
 
-def _reject(pool: Pool, request: Request) -> Rejection | None:
+def _obstacle(pool: Pool, request: Request) -> Obstacle | None:
     """Return why a pool cannot serve the request, apart from the image. Later checks mean that the pool is nearer to the request."""
     wanted = request.accelerator
-    if wanted.architectures and pool.architecture not in wanted.architectures:
-        return Rejection(pool, Obstacle.UNKNOWN if pool.architecture is None else Obstacle.ARCHITECTURE)
-    if wanted.products and _product_place(pool, wanted.products) is None:
-        return Rejection(pool, Obstacle.PRODUCT)
-    if pool.claims != request.claims:
-        return Rejection(pool, Obstacle.ALLOCATION)
-    if pool.mig_profile is not None and not request.allows_slice(pool):
-        return Rejection(pool, Obstacle.SLICED)
-    if pool.mig_profile is None and wanted.sliced:
-        return Rejection(pool, Obstacle.NOT_SLICED)
-    if wanted.mig is not None and wanted.mig.profile and _profile_key(wanted.mig.profile) != _profile_key(pool.mig_profile or ""):
-        return Rejection(pool, Obstacle.PROFILE)
-    if not set(wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()) <= set(pool.uuids):
-        return Rejection(pool, Obstacle.UUID)
-    if pool.shared and not request.allows_sharing(pool):
-        return Rejection(pool, Obstacle.SHARED)
-    if request.host_architectures and pool.host is not None and pool.host not in request.host_architectures:
-        return Rejection(pool, Obstacle.HOST)
-    if pool.count < request.count and not (pool.problems and pool.count == 0):
-        return Rejection(pool, Obstacle.COUNT)
-    if pool.problems:
-        return Rejection(pool, Obstacle.PROBLEM, "; ".join(pool.problems))
-    return None
+    profile, uuids = wanted.mig.profile if wanted.mig else None, wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()
+    named = _product_place(pool, wanted.products) is not None if wanted.products else True
+    checks = (
+        (
+            not wanted.architectures or pool.architecture in wanted.architectures,
+            Obstacle.ARCHITECTURE if pool.architecture else Obstacle.UNKNOWN,
+        ),
+        (named, Obstacle.PRODUCT),
+        (pool.claims == request.claims, Obstacle.ALLOCATION),
+        (pool.mig_profile is None or request.allows_slice(pool), Obstacle.SLICED),
+        (pool.mig_profile is not None or not wanted.sliced, Obstacle.NOT_SLICED),
+        (not profile or _profile_key(profile) == _profile_key(pool.mig_profile or ""), Obstacle.PROFILE),
+        (set(uuids) <= set(pool.uuids), Obstacle.UUID),
+        (not pool.shared or request.allows_sharing(pool), Obstacle.SHARED),
+        (not request.host_architectures or pool.host in (None, *request.host_architectures), Obstacle.HOST),
+        (pool.count >= request.count or (pool.problems and pool.count == 0), Obstacle.COUNT),
+        (not pool.problems, Obstacle.PROBLEM),
+    )
+    return next((obstacle for passed, obstacle in checks if not passed), None)
 
 
-def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, ...]:
+def _order(pool: Pool, fit: ImageFit, request: Request, gpus: GPUs) -> tuple[object, ...]:
     wanted = request.accelerator
     architectures = wanted.architectures or []
     return (
@@ -353,19 +324,19 @@ def _profile_key(profile: str) -> str:
     return profile.lower().replace("+", ".")
 
 
-def _requirements(pool: Pool, *, has_older_siblings: bool) -> tuple[NodeRequirement, ...]:
+def _requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> tuple[NodeRequirement, ...]:
     """Return the node affinity for the pool, from labels of its nodes."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
     if pool.mig_profile is None and not pool.claims:
         # With the MIG strategy `single`, a slice has the resource name of a whole GPU.
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
-    if pool.upgrade_label and pool.cuda and has_older_siblings:
+    if pool.upgrade_label and pool.cuda and _has_older_siblings(pool, inventory, fit):
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
     return tuple(requirements)
 
 
-def _has_older_siblings(pool: Pool, inventory: Inventory, fit: Fit) -> bool:
+def _has_older_siblings(pool: Pool, inventory: Inventory, fit: ImageFit) -> bool:
     """Return whether the labels also match nodes whose driver does not support the CUDA major of the image."""
     siblings = (other for other in inventory.pools if other.resource == pool.resource and other.labels == pool.labels)
     major = fit.option.cuda[0] if fit.option.cuda else None
@@ -377,41 +348,20 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
     return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
 
 
-def _notes(pool: Pool, fit: Fit, request: Request, *, shares_resource: bool) -> tuple[Note, ...]:
+def _notes(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) -> tuple[Note, ...]:
     notes: list[Note] = []
     if _is_too_small(pool, request):
-        larger = "Use a larger MIG slice, whole GPUs" if pool.mig_profile else "Raise spec.parallelism.tensor, use larger GPUs"
         device = "MIG slice" if pool.mig_profile else "GPU"
-        text = (
-            f"The weights need about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB on each {device}, "
-            f"which has {(pool.memory_mebibytes or 0) / 1024:.0f} GiB, so the engine will probably run out of memory. {larger} or a "
-            "quantized model. If this size is wrong, set spec.model.facts.weightSize."
-        )
-        notes.append(Note(Severity.FAILURE, text))
+        larger = "Use a larger MIG slice, whole GPUs" if pool.mig_profile else "Raise spec.parallelism.tensor, use larger GPUs"
+        needed, memory = (request.weight_bytes or 0) / GIBIBYTE, (pool.memory_mebibytes or 0) / 1024
+        notes.append(note("gpu.too-small", needed=needed, device=device, memory=memory, larger=larger))
     if pool.architecture is None:
-        text = (
-            "The GPU architecture of the nodes is unknown, so vLLM chooses all backends. Install GPU Feature Discovery, or set the label "
-            f"{ARCHITECTURE_LABEL} (for example sm_90) on the nodes."
-        )
-        notes.append(Note(Severity.RISK, text))
-    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and shares_resource:
-        text = (
-            "The chosen nodes have no label that distinguishes their GPUs from those of other nodes, so Pods may run on other GPUs. Set "
-            "spec.accelerator.allocation to DRA, or install GPU Feature Discovery."
-        )
-        notes.append(Note(Severity.RISK, text))
-    if (
-        pool.provider is None
-        and pool.architecture is not None
-        and pool.cuda is None
-        and pool.driver is None
-        and fit.option.cuda is not None
-    ):
-        text = (
-            f"The GPU driver version of the nodes is unknown. {fit.option.image} needs a driver that supports CUDA "
-            f"{show_version(fit.option.cuda)}. To let the operator check it, install GPU Feature Discovery."
-        )
-        notes.append(Note(Severity.INFO, text))
+        notes.append(note("gpu.unknown", label=ARCHITECTURE_LABEL))
+    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and _shares_resource(pool, inventory):
+        notes.append(note("gpu.no-label"))
+    exists = pool.provider is None and pool.architecture is not None
+    if exists and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
+        notes.append(note("gpu.unknown-driver", image=fit.option.image, cuda=show_version(fit.option.cuda)))
     return tuple(notes)
 
 
