@@ -28,7 +28,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX, USED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, OnDelete, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights, WeightsPlace
 from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
@@ -36,7 +36,6 @@ from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.directories import first_record
 from vllm_operator.caches.jobs import has_role, is_over
 from vllm_operator.pods.owner import instance_of
 
@@ -162,7 +161,6 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
         if manifest["kind"] == _CLAIM:
             name = manifest["metadata"]["name"]
             live = context.claims.get(name)
-            manifest = _with_applied_records(manifest, live, context)
             if "ownerReferences" in manifest["metadata"] and (users := context.claim_users.get(name)):
                 metadata = {field: value for field, value in manifest["metadata"].items() if field != "ownerReferences"}
                 manifest = {**manifest, "metadata": metadata}
@@ -173,35 +171,6 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
                 notes.append(note)
         result.append(manifest)
     return result, " ".join(note for note in notes if note) or None
-
-
-def _with_applied_records(claim: dict[str, Any], live: Mapping[str, Any] | None, context: CacheContext) -> dict[str, Any]:
-    """Return a PVC with the record of its first directory. Creating both with one apply saves a write.
-
-    For an existing PVC the record is applied again, because server-side apply removes omitted fields. Another field manager writes all
-    other records.
-    """
-    if live is not None:
-        records = _applied_records(live)
-    else:
-        is_of_caches = context.address is not None and context.address.claim == claim["metadata"]["name"]
-        records = first_record(context.address.key, context.now) if context.address is not None and is_of_caches else {}
-    if not records:
-        return claim
-    metadata = claim["metadata"]
-    return {**claim, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **records}}}
-
-
-def _applied_records(live: Mapping[str, Any]) -> dict[str, str]:
-    """Return the records that the operator applied together with a PVC."""
-    annotations = reading.mapping(live, "metadata", "annotations")
-    applied = [
-        reading.mapping(entry, "fieldsV1", "f:metadata", "f:annotations")
-        for entry in reading.objects(live, "metadata", "managedFields")
-        if (entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply")
-    ]
-    names = [str(name) for name in annotations if str(name).startswith(USED_ANNOTATION_PREFIX)]
-    return {name: str(annotations[name]) for name in names if any(f"f:{name}" in fields for fields in applied)}
 
 
 def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:

@@ -91,11 +91,6 @@ def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Ch
     return {USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
 
 
-def first_record(key: str, now: datetime) -> dict[str, str]:
-    """Return the record that Pods use a directory, for a PVC created with it; empty if the key is not valid in an annotation name."""
-    return {USED_ANNOTATION_PREFIX + key: reading.stamp(now) or ""} if KEY.fullmatch(key) else {}
-
-
 def writable(record: Changes) -> Changes:
     """Return the changes whose names the API server accepts."""
     return {name: value for name, value in record.items() if KEY.fullmatch(name.partition("/")[2])}
