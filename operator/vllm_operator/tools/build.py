@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+from contextlib import suppress
 from typing import Any
 
 from vllm_operator.tools.artifact import LABEL
@@ -82,13 +83,9 @@ def describe_build(settings: dict[str, Any]) -> dict[str, str]:
         ("CUDA", CUDA_VERSIONS[0], r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"'),
         ("driver", DRIVER, r"Kernel Module(?: for \S+)?\s+([0-9]+\.[0-9.]+)"),
     ):
-        try:
-            with open(path) as file:
-                found = re.search(pattern, file.read(65536))
-        except (OSError, ValueError):
-            continue
-        if found:
-            facts[name] = found[1]
+        with suppress(OSError, ValueError), open(path) as file:
+            if found := re.search(pattern, file.read(65536)):
+                facts[name] = found[1]
     parts = {name: str(value) for name, value in dict(settings.get("parts") or {}).items() if name not in ("version", "distribution")}
     return {**facts, **parts, **(settings.get("named") or {})}
 
@@ -105,14 +102,9 @@ def differences(here: dict[str, str], text: str) -> str:
     if not isinstance(made, dict) or not made:
         return ""
     there = {name: value for name, value in list(made.items())[:MAX_FACTS] if is_plain(name) and is_plain(value)}
-    told, settings = [], []
-    for name in [*here, *(name for name in there if name not in here)]:
-        if here.get(name) == there.get(name):
-            continue
-        if name == "model" or name.startswith(("--", "VLLM_")):
-            settings.append(name)
-        else:
-            told.append(f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}")
+    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    settings = [name for name in differing if name == "model" or name.startswith(("--", "VLLM_"))]
+    told = [f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}" for name in differing if name not in settings]
     return "; ".join([*told, *([f"other values of {', '.join(settings)}"] if settings else [])])
 
 

@@ -45,12 +45,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FetchError(Exception):
-    """The weights cannot be fetched. `facts` are parts of the result."""
+    """The weights cannot be fetched. `facts` are the result: `result` is one word, `message` a sentence."""
 
-    def __init__(self, result: str, message: str, **facts: Any) -> None:
-        """`result` is one word."""
-        super().__init__(message)
-        self.facts = {"result": result, "message": message, **facts}
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(facts["message"])
+        self.facts = facts
 
 
 def choose(sizes: dict[str, int]) -> dict[str, int]:
@@ -85,15 +84,20 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     free = disk.f_bavail * disk.f_frsize
     print(f"{repository}, commit {info.sha}: {total} bytes, {missing} of them to download; {free} bytes are free", flush=True)
     if missing and missing + MARGIN_BYTES > free:
-        raise FetchError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
+        raise FetchError(result="NoSpace", message="The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
     progress = Progress(blobs, total, missing)
     threading.Thread(target=progress.report, daemon=True).start()
     names = [glob.escape(name) for name in sizes]
     folder = snapshot_download(repository, revision=info.sha, allow_patterns=names)
-    absent = [name for name, size in sizes.items() if size != size_at(os.path.join(folder, name)) and siblings[name].size is not None]
+    absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
     if absent:
-        raise FetchError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
+        raise FetchError(result="Failed", message=f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
     return {"result": "Fetched", "commit": info.sha}
+
+
+def has_size(path: str, size: int) -> bool:
+    """Return whether a file exists and has this size."""
+    return os.path.exists(path) and os.path.getsize(path) == size
 
 
 def blob_of(entry: Any) -> str | None:
@@ -106,12 +110,10 @@ def blob_of(entry: Any) -> str | None:
 
 def left(blobs: str, blob: str | None, size: int) -> int:
     """Return how many bytes of a file are not downloaded yet."""
-    if blob is None:
-        return size
-    path = os.path.join(blobs, blob)
-    if os.path.exists(path):
+    path = os.path.join(blobs, blob or "")
+    if blob is not None and os.path.exists(path):
         return 0
-    return max(0, size - used(f"{path}.incomplete"))
+    return size if blob is None else max(0, size - used(f"{path}.incomplete"))
 
 
 def remove_leftovers(blobs: str, now: float) -> None:
@@ -136,19 +138,10 @@ def stop(*_: Any) -> None:
 
 def used(path: str) -> int:
     """Return the bytes of a file on the disk. A file may have its full size before its content."""
-    try:
+    with contextlib.suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return 0
-    return min(found.st_size, found.st_blocks * 512)
-
-
-def size_at(path: str) -> int | None:
-    """Return the size of a file; None without one."""
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return None
+        return min(found.st_size, found.st_blocks * 512)
+    return 0
 
 
 class Progress:
@@ -174,18 +167,12 @@ class Progress:
         done, elapsed = min(self._total, self._before + fetched), now - self._begun
         rest = clock(elapsed / fetched * (self._total - done)) if fetched and elapsed > 1 else "?"
         percent = done * 100 // self._total
-        return (
-            f"Downloading weights: {percent:3}%|{'#' * (percent // 10):10}| {amount(done)}/{amount(self._total)} [{clock(elapsed)}<{rest}]"
-        )
+        amounts = f"{done / 10**6:.1f}M/{self._total / 10**6:.1f}M"  # in this unit, small models show progress, too
+        return f"Downloading weights: {percent:3}%|{'#' * (percent // 10):10}| {amounts} [{clock(elapsed)}<{rest}]"
 
     def _used(self) -> int:
         with os.scandir(self._blobs) as entries:
             return sum(used(entry.path) for entry in entries)
-
-
-def amount(number: int) -> str:
-    """Return bytes in millions, a unit in which small models show progress."""
-    return f"{number / 10**6:.1f}M"
 
 
 def clock(seconds: float) -> str:

@@ -111,8 +111,7 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
     Raises:
         ArtifactError: Changing: a file vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
     """
-    patterns, unfiltered = tuple(excluded), frozenset(whole)
-    found: list[Entry] = []
+    patterns, found = tuple(excluded), list[Entry]()
     with opened_root(root) as top:
         for name in sorted(folders):
             try:
@@ -121,35 +120,35 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
                 if error.errno in REPLACED:
                     continue
                 raise
-            try:
-                walk(folder, name, () if name in unfiltered else patterns, found)
-            finally:
-                os.close(folder)
+            walk(folder, name, () if name in whole else patterns, found)
     return sorted(found, key=lambda entry: entry.path)
 
 
 def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) -> None:
-    """Add an open directory and its content. No path is used, because the engine may replace a directory by a symbolic link at any time."""
-    if path.count("/") >= MAX_LEVELS:
-        raise ArtifactError("TooLarge", f"There are more than {MAX_LEVELS} directories in each other.")
-    found.append(Entry(path, True, 0, os.fstat(folder).st_mtime_ns, True))
-    for name in sorted(os.listdir(folder)):
-        inner = f"{path}/{name}"
-        if any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(inner, pattern) for pattern in patterns) or not name.isprintable():
-            continue
-        with unchanged(inner):
-            at = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if stat.S_ISDIR(at.st_mode):
+    """Add an open directory and its content, and close it.
+
+    No path is used, because the engine may replace a directory by a symbolic link at any time.
+    """
+    try:
+        if path.count("/") >= MAX_LEVELS:
+            raise ArtifactError("TooLarge", f"There are more than {MAX_LEVELS} directories in each other.")
+        found.append(Entry(path, True, 0, os.fstat(folder).st_mtime_ns, True))
+        for name in sorted(os.listdir(folder)):
+            inner = f"{path}/{name}"
+            is_excluded = any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(inner, pattern) for pattern in patterns)
+            if is_excluded or not name.isprintable():
+                continue
             with unchanged(inner):
-                opened = os.open(name, FOLDER_FLAGS, dir_fd=folder)
-            try:
+                at = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                opened = os.open(name, FOLDER_FLAGS, dir_fd=folder) if stat.S_ISDIR(at.st_mode) else None
+            if opened is not None:
                 walk(opened, inner, patterns, found)
-            finally:
-                os.close(opened)
-        elif stat.S_ISREG(at.st_mode):
-            found.append(Entry(inner, False, at.st_size, at.st_mtime_ns, bool(at.st_mode & stat.S_IXUSR)))
-        if len(found) > MAX_FILES:
-            raise ArtifactError("TooLarge", f"There are more than {MAX_FILES} files.")
+            elif stat.S_ISREG(at.st_mode):
+                found.append(Entry(inner, False, at.st_size, at.st_mtime_ns, bool(at.st_mode & stat.S_IXUSR)))
+            if len(found) > MAX_FILES:
+                raise ArtifactError("TooLarge", f"There are more than {MAX_FILES} files.")
+    finally:
+        os.close(folder)
 
 
 @contextmanager
@@ -163,28 +162,23 @@ def unchanged(path: str) -> Iterator[None]:
         raise
 
 
-class Digesting(io.RawIOBase):
+class Digesting:
     """Counts and digests the bytes written to a file."""
 
-    def __init__(self, file: IO[bytes] | None = None) -> None:
-        self._file, self.sha256, self.size = file, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
+    def __init__(self, file: Any) -> None:
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
         """Write to the file."""
-        self.sha256.update(data)
+        self._sha256.update(data)
         self.size += len(data)
-        if self._file is not None:
-            self._file.write(data)
+        self._file.write(data)
         return len(data)
 
     @property
     def digest(self) -> str:
         """Digest of the written bytes."""
-        return f"sha256:{self.sha256.hexdigest()}"
+        return f"sha256:{self._sha256.hexdigest()}"
 
 
 def write_layer(
@@ -203,32 +197,25 @@ def write_layer(
         ArtifactError: SecretsFound, or Changing: a file differs from the inventory.
     """
     packed = Digesting(file)
-    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=LEVEL, mtime=0) as squeezed:
-        plain = Digesting(squeezed)  # type: ignore[arg-type]  # it only writes
-        with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-            add(archive, CACHE_PREFIX, None)
-            is_split = False
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=LEVEL, mtime=0) as squeezed:  # type: ignore[call-overload]
+        plain = Digesting(squeezed)
+        with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
+            add(archive, CACHE_PREFIX)
+            others = f"{CACHE_PREFIX}/{OTHERS}"
             for entry in inventory:
                 if entry.path == VLLM_FOLDER:
                     continue
                 name = layer_name(entry.path)
-                if name.startswith(f"{CACHE_PREFIX}/{OTHERS}/") and not is_split:
-                    is_split = True
-                    add(archive, f"{CACHE_PREFIX}/{OTHERS}", None)
+                if others and name.startswith(f"{others}/"):
+                    add(archive, others)
+                    others = ""
                 if entry.is_folder:
-                    add(archive, name, None, mtime=entry.mtime_ns // 10**9)
+                    add(archive, name, mtime=entry.mtime_ns)
                     continue
-                patterns = TOKENS if entry.path.partition("/")[0] != BYTECODE else None
                 with open_unchanged(root, entry) as source:
-                    add(
-                        archive,
-                        name,
-                        Scanned(source, entry, secrets, patterns),
-                        size=entry.size,
-                        mtime=entry.mtime_ns // 10**9,
-                        entry=entry,
-                    )
-            add(archive, MANIFEST_PREFIX, None)
+                    scanned = Scanned(source, entry, secrets)
+                    add(archive, name, scanned, size=entry.size, mtime=entry.mtime_ns, is_executable=entry.executable)
+            add(archive, MANIFEST_PREFIX)
             add(archive, f"{MANIFEST_PREFIX}/manifest.json", io.BytesIO(index), size=len(index))
     return packed.digest, packed.size, plain.digest
 
@@ -239,12 +226,12 @@ def layer_name(path: str) -> str:
     return f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{path}"
 
 
-def add(archive: tarfile.TarFile, name: str, source: Any, *, size: int = 0, mtime: int = 0, entry: Entry | None = None) -> None:
-    """Add a file, or a directory if `source` is None."""
+def add(archive: tarfile.TarFile, name: str, source: Any = None, *, size: int = 0, mtime: int = 0, is_executable: bool = False) -> None:
+    """Add a file, or a directory if `source` is None. `mtime` is in nanoseconds."""
     info = tarfile.TarInfo(name)
     info.type = tarfile.REGTYPE if source is not None else tarfile.DIRTYPE
-    info.size, info.mtime = size, max(0, mtime)
-    info.mode = 0o755 if source is None or (entry is not None and entry.executable) else 0o644
+    info.size, info.mtime = size, max(0, mtime // 10**9)
+    info.mode = 0o755 if source is None or is_executable else 0o644
     try:
         archive.addfile(info, source)
     except OSError as error:
@@ -265,8 +252,9 @@ def open_unchanged(root: int, entry: Entry) -> IO[bytes]:
 class Scanned:
     """Reads a file, and raises ArtifactError where it contains a secret."""
 
-    def __init__(self, source: IO[bytes], entry: Entry, secrets: tuple[bytes, ...], patterns: re.Pattern[bytes] | None) -> None:
-        self._source, self._entry, self._secrets, self._patterns = source, entry, secrets, patterns
+    def __init__(self, source: IO[bytes], entry: Entry, secrets: tuple[bytes, ...]) -> None:
+        self._source, self._entry, self._secrets = source, entry, secrets
+        self._has_tokens = entry.path.partition("/")[0] != BYTECODE
         self._overlap = max([100, *map(len, secrets)])
         self._tail = b""
 
@@ -274,7 +262,7 @@ class Scanned:
         """Read some bytes."""
         data = self._source.read(count)
         text = self._tail + data
-        if any(secret in text for secret in self._secrets) or (self._patterns is not None and self._patterns.search(text)):
+        if any(secret in text for secret in self._secrets) or (self._has_tokens and TOKENS.search(text)):
             raise ArtifactError("SecretsFound", f"{self._entry.path} contains a secret of the Pod, or something in the form of a token.")
         self._tail = text[-self._overlap :]
         return data
