@@ -6,7 +6,7 @@ only the user's is passed.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
@@ -47,7 +47,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "command": ["vllm", "serve", plan.model],
         **({"args": arguments} if arguments else {}),
-        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource), *_api_key(resource)], (engine and engine.env) or ()),
+        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_credentials(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(plan.deadline_seconds, PORT_NAME),
@@ -94,19 +94,13 @@ def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     return {**requests, **({"limits": {plan.resource: str(plan.count)}} if plan.count else {})}
 
 
-def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
-    if resource.spec.model.token_secret_ref is None:
-        return []
-    return [EnvironmentVariable(name=TOKEN_VARIABLE, value=f"{TOKEN_ROOT}/{TOKEN_FILE}")]
-
-
-def _api_key(resource: VLLMDeployment) -> list[EnvironmentVariable]:
-    """Return the variable of the clients' key. It is not a flag, because other users of the node can read the flags of a process."""
-    if resource.spec.auth is None:
-        return []
-    reference = resource.spec.auth.api_key_secret_ref
-    source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
-    return [EnvironmentVariable(name=API_KEY_VARIABLE, value_from=source)]
+def _credentials(resource: VLLMDeployment) -> Iterator[EnvironmentVariable]:
+    """Return the variables of the token and the clients' key. The key is no flag, which other users of the node could read."""
+    if resource.spec.model.token_secret_ref is not None:
+        yield EnvironmentVariable(name=TOKEN_VARIABLE, value=f"{TOKEN_ROOT}/{TOKEN_FILE}")
+    if resource.spec.auth is not None:
+        reference = resource.spec.auth.api_key_secret_ref
+        yield EnvironmentVariable(name=API_KEY_VARIABLE, value_from={"secretKeyRef": {"name": reference.name, "key": reference.key}})
 
 
 def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:
@@ -135,14 +129,13 @@ def render_probes(deadline: int, port: str) -> dict[str, Any]:
     """Render the three probes of the engine container. `deadline` is the deadline of a start in seconds, `port` the name of the port."""
     get = {"path": HEALTH_PATH, "port": port}
     return {
-        "startupProbe": {
-            "httpGet": dict(get),
-            "periodSeconds": STARTUP_PERIOD_SECONDS,
-            "timeoutSeconds": 5,
-            "failureThreshold": math.ceil(deadline / STARTUP_PERIOD_SECONDS),
-        },
-        "readinessProbe": {"httpGet": dict(get), "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 3},
+        "startupProbe": _probe(get, STARTUP_PERIOD_SECONDS, 5, math.ceil(deadline / STARTUP_PERIOD_SECONDS)),
+        "readinessProbe": _probe(get, 5, 10, 3),
         # An engine that fails exits. This probe is for an engine that hangs. It fails after ten minutes without a response, so that it does
         # not kill a busy engine.
-        "livenessProbe": {"httpGet": dict(get), "periodSeconds": 30, "timeoutSeconds": 30, "failureThreshold": 20},
+        "livenessProbe": _probe(get, 30, 30, 20),
     }
+
+
+def _probe(get: dict[str, str], period: int, timeout: int, failures: int) -> dict[str, Any]:
+    return {"httpGet": dict(get), "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}

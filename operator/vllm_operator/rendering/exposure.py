@@ -30,16 +30,16 @@ def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
     return [*policy, *pool, _route(resource, gateway)]
 
 
+def _object(resource: VLLMDeployment, api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata_of(resource, resource.metadata.name), "spec": spec}
+
+
 def _network_policy(resource: VLLMDeployment) -> dict[str, Any]:
     """Render the NetworkPolicy. It closes all other ports: ports between the processes of an engine are random, and stay inside the Pod."""
     peers = resource.spec.network_policy.ingress_from if resource.spec.network_policy is not None else None
     allowed: dict[str, Any] = {"ports": [{"port": PORT, "protocol": "TCP"}], **({"from": peers} if peers else {})}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata_of(resource, resource.metadata.name),
-        "spec": {"podSelector": {"matchLabels": selector_of(resource)}, "policyTypes": ["Ingress"], "ingress": [allowed]},
-    }
+    spec = {"podSelector": {"matchLabels": selector_of(resource)}, "policyTypes": ["Ingress"], "ingress": [allowed]}
+    return _object(resource, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def _inference_pool(resource: VLLMDeployment, pool: InferencePoolSpec) -> dict[str, Any]:
@@ -47,16 +47,8 @@ def _inference_pool(resource: VLLMDeployment, pool: InferencePoolSpec) -> dict[s
     reference: dict[str, Any] = {"name": picker.name, "port": {"number": picker.port}}
     if picker.failure_mode is not None:
         reference["failureMode"] = picker.failure_mode.value
-    return {
-        "apiVersion": f"{POOL_GROUP}/v1",
-        "kind": "InferencePool",
-        "metadata": metadata_of(resource, resource.metadata.name),
-        "spec": {
-            "selector": {"matchLabels": selector_of(resource)},
-            "targetPorts": [{"number": PORT}],
-            "endpointPickerRef": reference,
-        },
-    }
+    spec = {"selector": {"matchLabels": selector_of(resource)}, "targetPorts": [{"number": PORT}], "endpointPickerRef": reference}
+    return _object(resource, f"{POOL_GROUP}/v1", "InferencePool", spec)
 
 
 def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
@@ -64,21 +56,14 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
     backend: dict[str, Any] = {"name": name, "port": (service.port if service else None) or PORT}
     if gateway.inference_pool is not None:
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": name}
-    rule = {
-        "backendRefs": [backend],
-        # A streamed response may take longer than the default timeout of a gateway. 0s means no timeout.
-        "timeouts": {"request": "0s", "backendRequest": "0s"},
+    # A streamed response may take longer than the default timeout of a gateway. 0s means no timeout.
+    rule = {"backendRefs": [backend], "timeouts": {"request": "0s", "backendRequest": "0s"}}
+    spec = {
+        "parentRefs": [reference.to_json() for reference in gateway.parent_refs],
+        **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
+        "rules": [rule],
     }
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": metadata_of(resource, name),
-        "spec": {
-            "parentRefs": [reference.to_json() for reference in gateway.parent_refs],
-            **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
-            "rules": [rule],
-        },
-    }
+    return _object(resource, "gateway.networking.k8s.io/v1", "HTTPRoute", spec)
 
 
 DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
@@ -104,16 +89,8 @@ def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
     autoscaling = resource.spec.autoscaling
     if max(resource.spec.replicas, autoscaling.max_replicas if autoscaling is not None else 0) < 2:
         return None
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata_of(resource, resource.metadata.name),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": selector_of(resource)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_of(resource)}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return _object(resource, "policy/v1", "PodDisruptionBudget", spec)
 
 
 def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
@@ -126,18 +103,14 @@ def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
     metric = {"name": load_engine_facts().metrics[_metric(autoscaling)]}
     # the average of the Pods; starting Pods have no metrics and count as idle
     target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata_of(resource, resource.metadata.name),
-        "spec": {
-            "scaleTargetRef": _target(resource),
-            "minReplicas": _min_replicas(autoscaling),
-            "maxReplicas": autoscaling.max_replicas,
-            "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": target}}],
-            "behavior": _behavior(resource),
-        },
+    spec = {
+        "scaleTargetRef": _target(resource),
+        "minReplicas": _min_replicas(autoscaling),
+        "maxReplicas": autoscaling.max_replicas,
+        "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": target}}],
+        "behavior": _behavior(resource),
     }
+    return _object(resource, "autoscaling/v2", "HorizontalPodAutoscaler", spec)
 
 
 def period_seconds(resource: VLLMDeployment) -> int:
@@ -162,19 +135,15 @@ def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda:
     if keda.activation_query is not None:
         # this only creates the first replica, which then reports how many are needed
         triggers.append(_trigger("activation", keda, keda.activation_query, _NO_LIMIT, null_is_zero=True))
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata_of(resource, resource.metadata.name),
-        "spec": {
-            "scaleTargetRef": _target(resource),
-            "minReplicaCount": _min_replicas(autoscaling),
-            "maxReplicaCount": autoscaling.max_replicas,
-            **({"cooldownPeriod": _window_seconds(resource)} if to_zero else {}),
-            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(resource)}},
-            "triggers": triggers,
-        },
+    spec = {
+        "scaleTargetRef": _target(resource),
+        "minReplicaCount": _min_replicas(autoscaling),
+        "maxReplicaCount": autoscaling.max_replicas,
+        **({"cooldownPeriod": _window_seconds(resource)} if to_zero else {}),
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(resource)}},
+        "triggers": triggers,
     }
+    return _object(resource, "keda.sh/v1alpha1", "ScaledObject", spec)
 
 
 def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_zero: bool) -> dict[str, Any]:
@@ -202,15 +171,8 @@ def _series(resource: VLLMDeployment, name: str) -> str:
 
 def _behavior(resource: VLLMDeployment) -> dict[str, Any]:
     period = period_seconds(resource)
-    return {
-        "scaleUp": {
-            "policies": [
-                {"type": "Pods", "value": 1, "periodSeconds": period},
-                {"type": "Percent", "value": 50, "periodSeconds": period},
-            ]
-        },
-        "scaleDown": {"stabilizationWindowSeconds": _window_seconds(resource)},
-    }
+    policies = [{"type": kind, "value": value, "periodSeconds": period} for kind, value in (("Pods", 1), ("Percent", 50))]
+    return {"scaleUp": {"policies": policies}, "scaleDown": {"stabilizationWindowSeconds": _window_seconds(resource)}}
 
 
 def _window_seconds(resource: VLLMDeployment) -> int:
@@ -225,7 +187,7 @@ def _metric(autoscaling: AutoscalingSpec) -> ScalingMetric:
     return autoscaling.metric or ScalingMetric.WAITING_REQUESTS
 
 
-def _target_of(autoscaling: AutoscalingSpec) -> int:
+def _target_value(autoscaling: AutoscalingSpec) -> int:
     return autoscaling.target or DEFAULT_TARGETS[_metric(autoscaling)]
 
 
@@ -235,12 +197,12 @@ def _min_replicas(autoscaling: AutoscalingSpec) -> int:
 
 def _quantity(autoscaling: AutoscalingSpec) -> str:
     """Return the target in the canonical form of the API server: a number of requests, or a fraction of 1."""
-    target = _target_of(autoscaling)
+    target = _target_value(autoscaling)
     if _metric(autoscaling) is not ScalingMetric.KV_CACHE_USAGE:
         return f"{target // 1000}k" if target % 1000 == 0 else str(target)
     return "1" if target == 100 else f"{10 * target}m"
 
 
 def _threshold(autoscaling: AutoscalingSpec) -> str:
-    target = _target_of(autoscaling)
+    target = _target_value(autoscaling)
     return str(target / 100) if _metric(autoscaling) is ScalingMetric.KV_CACHE_USAGE else str(target)

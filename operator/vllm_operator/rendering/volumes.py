@@ -4,6 +4,7 @@ The engine writes only to volumes: caches and weights to the storage of the spec
 with a size limit. So it runs with a read-only root file system and with any user ID.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm_operator.api.operation import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
@@ -32,16 +33,13 @@ TEMPORARY_SIZE = "16Gi"
 _PVC_SCHEME = "pvc://"
 
 
-def adapter_claims(resource: VLLMDeployment) -> list[str]:
-    """Return the names of the PVCs with adapters, sorted."""
-    uris = (adapter.uri for adapter in resource.spec.adapters or ())
+def _claims_in(uris: Iterable[str]) -> list[str]:
+    """Return the names of the PVCs in URIs, sorted."""
     return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
 
 
-def model_claim(resource: VLLMDeployment) -> str | None:
-    """Return the name of the PVC with the model; None for a model on the hub."""
-    uri = resource.spec.model.uri
-    return uri.removeprefix(_PVC_SCHEME).partition("/")[0] if uri.startswith(_PVC_SCHEME) else None
+def _adapter_claims(resource: VLLMDeployment) -> list[str]:
+    return _claims_in(adapter.uri for adapter in resource.spec.adapters or ())
 
 
 def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
@@ -51,12 +49,10 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
         {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory_size(plan.count)}},
         {"name": TEMPORARY_VOLUME, "emptyDir": {"sizeLimit": TEMPORARY_SIZE}},
     ]
-    model = model_claim(resource)
-    if model and _volume_of_claim(volumes, model) is None:
-        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
-    for number, claim in enumerate(adapter_claims(resource)):
+    adapters = [(f"{ADAPTER_VOLUME}-{number}", claim) for number, claim in enumerate(_adapter_claims(resource))]
+    for name, claim in (*((MODEL_VOLUME, claim) for claim in _claims_in([resource.spec.model.uri])), *adapters):
         if _volume_of_claim(volumes, claim) is None:
-            volumes.append({"name": f"{ADAPTER_VOLUME}-{number}", "persistentVolumeClaim": {"claimName": claim}})
+            volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
     if token := resource.spec.model.token_secret_ref:
         items = [{"key": token.key, "path": TOKEN_FILE}]
         volumes.append({"name": TOKEN_VOLUME, "secret": {"secretName": token.name, "items": items}})
@@ -72,12 +68,10 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
     ]
-    model = model_claim(resource)
-    if model:
-        mounts.append({"name": _volume_of_claim(kept, model) or MODEL_VOLUME, "mountPath": MODEL_ROOT, "readOnly": True})
-    for claim in adapter_claims(resource):
-        volume = _volume_of_claim(render_volumes(resource, plan), claim)
-        mounts.append({"name": volume, "mountPath": f"{ADAPTER_CLAIM_ROOT}/{claim}", "readOnly": True})
+    paths = [(claim, MODEL_ROOT) for claim in _claims_in([resource.spec.model.uri])]
+    paths += [(claim, f"{ADAPTER_CLAIM_ROOT}/{claim}") for claim in _adapter_claims(resource)]
+    volumes = render_volumes(resource, plan)
+    mounts += [{"name": _volume_of_claim(volumes, claim), "mountPath": path, "readOnly": True} for claim, path in paths]
     if resource.spec.model.token_secret_ref:
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts
@@ -99,8 +93,7 @@ def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
         case Storage.SHARED_CLAIM:
             return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
         case Storage.CLAIM_PER_REPLICA:
-            template = {"spec": claim_spec(spec.volume if spec else None)}
-            return {"name": name, "ephemeral": {"volumeClaimTemplate": template}}
+            return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": claim_spec(spec.volume if spec else None)}}}
         case Storage.HOST_PATH:
             path = (spec and spec.host_path) or DEFAULT_HOST_PATH
             return {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
@@ -135,7 +128,12 @@ def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     if weights is not None:
         desired.append((weights, weights_claim_name(resource), Role.WEIGHTS))
     return [
-        _claim(resource, spec or StorageSpec(), name, component)
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata_of(resource, name, component, owned=spec is not None and spec.on_delete is OnDelete.DELETE),
+            "spec": claim_spec(spec.volume if spec else None),
+        }
         for spec, name, component in desired
         if storage_of(spec) is Storage.SHARED_CLAIM and not (spec and spec.claim_name)
     ]
@@ -151,13 +149,3 @@ def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
     if volume.storage_class_name is not None:
         spec["storageClassName"] = volume.storage_class_name
     return spec
-
-
-def _claim(resource: VLLMDeployment, storage: StorageSpec, name: str, component: Role) -> dict[str, Any]:
-    owned = storage.on_delete is OnDelete.DELETE
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata_of(resource, name, component, owned=owned),
-        "spec": claim_spec(storage.volume),
-    }
