@@ -126,7 +126,7 @@ def _size(weight_bytes: int | None) -> str:
 
 
 _CLAIM = "PersistentVolumeClaim"
-_FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
+_FIXED = {"accessModes": "access mode", "storageClassName": "storage class"}
 
 
 def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
@@ -134,14 +134,9 @@ def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
 
     This also holds for PVCs that `kubectl delete --cascade=orphan` left behind.
     """
-    is_created = False
-    for entry in reading.objects(claim, "metadata", "managedFields"):
-        if "f:accessModes" not in reading.mapping(entry, "fieldsV1", "f:spec"):
-            continue
-        if (entry.get("manager"), entry.get("operation")) != (FIELD_MANAGER, "Apply"):
-            return False
-        is_created = True
-    return is_created
+    entries = reading.objects(claim, "metadata", "managedFields")
+    writers = [entry for entry in entries if "f:accessModes" in reading.mapping(entry, "fieldsV1", "f:spec")]
+    return bool(writers) and all((entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply") for entry in writers)
 
 
 def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext) -> tuple[str, ...]:
@@ -158,33 +153,29 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
     result: list[dict[str, Any]] = []
     notes: list[str | None] = [*context.lender_notes]
     for manifest in manifests:
-        if manifest["kind"] == _CLAIM:
-            name = manifest["metadata"]["name"]
-            live = context.claims.get(name)
-            if "ownerReferences" in manifest["metadata"] and (users := context.claim_users.get(name)):
-                metadata = {field: value for field, value in manifest["metadata"].items() if field != "ownerReferences"}
-                manifest = {**manifest, "metadata": metadata}
-                notes.append(describe_users(name, users))
-            if live is not None:
-                spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(context.resource, manifest))
-                manifest = {**manifest, "spec": spec}
-                notes.append(note)
+        metadata, name = manifest["metadata"], manifest["metadata"]["name"]
+        if manifest["kind"] == _CLAIM and "ownerReferences" in metadata and (users := context.claim_users.get(name)):
+            manifest = {**manifest, "metadata": {field: value for field, value in metadata.items() if field != "ownerReferences"}}
+            notes.append(describe_users(name, users))
+        if manifest["kind"] == _CLAIM and (live := context.claims.get(name)) is not None:
+            resource = context.resource
+            given = resource.spec.weights if name == weights_claim_name(resource) else resource.spec.cache
+            is_asked = given is not None and given.volume is not None and given.volume.size is not None
+            spec, note = _fit(manifest["spec"], live, is_asked=is_asked)
+            manifest = {**manifest, "spec": spec}
+            notes.append(note)
         result.append(manifest)
     return result, " ".join(note for note in notes if note) or None
 
 
-def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:
-    """Return whether the spec sets the size. A default or an estimate below the actual size needs no note."""
-    spec = resource.spec.weights if claim["metadata"]["name"] == weights_claim_name(resource) else resource.spec.cache
-    return spec is not None and spec.volume is not None and spec.volume.size is not None
-
-
 def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool) -> tuple[dict[str, Any], str | None]:
+    """Return what can be applied of the spec of a PVC, and a note about the rest.
+
+    `is_asked`: the user sets the size. A default or an estimate below the actual size needs no note.
+    """
     name, present = reading.text(live, "metadata", "name"), reading.mapping(live, "spec")
-    spec = dict(desired)
-    changed = [(field, word) for field, word in _FIXED if field in desired and desired[field] != present.get(field)]
-    for field, _ in changed:
-        spec[field] = present.get(field)
+    changed = {field: word for field, word in _FIXED.items() if field in desired and desired[field] != present.get(field)}
+    spec = {field: present.get(field) if field in changed else value for field, value in desired.items()}
     spec = {field: value for field, value in spec.items() if value is not None}
     size, is_size = desired["resources"]["requests"]["storage"], reading.text(present, "resources", "requests", "storage")
     difference = (read_bytes(size) or 0) - (read_bytes(is_size) or 0) if is_size else 0
@@ -192,10 +183,9 @@ def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool)
     if difference < 0 or (difference and not bound):
         spec["resources"] = {"requests": {"storage": is_size}}
     if changed:
-        words = " and ".join(word for _, word in changed)
         return spec, (
-            f"Kubernetes cannot change the {words} of PersistentVolumeClaim {name}, so it stays as it is. To replace it, set spec.replicas "
-            f"to 0 and delete the PVC, which deletes its data."
+            f"Kubernetes cannot change the {' and '.join(changed.values())} of PersistentVolumeClaim {name}, so it stays as it is. To "
+            f"replace it, set spec.replicas to 0 and delete the PVC, which deletes its data."
         )
     if difference < 0:
         return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot shrink. It keeps its size."
@@ -252,7 +242,7 @@ def find_other_owners(claim: Mapping[str, Any], uid: str) -> tuple[int, ...]:
 
 def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
     """Return the VLLMDeployments with another uid that have recorded themselves on a PVC."""
-    users = []
+    users: list[ClaimUser] = []
     for annotation, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
         user = str(annotation).removeprefix(SHARED_ANNOTATION_PREFIX)
         if user not in (annotation, uid):
@@ -341,7 +331,10 @@ def is_terminating(claim: Mapping[str, Any] | None) -> bool:
 
 def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collection[str] = ()) -> tuple[ClaimHolder, ...]:
     """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace, `orphaned` uids of Jobs without an owner."""
-    holders = (_holder(pod, orphaned) for pod in _users(claim, pods))
+    holders = []
+    for pod in _users(claim, pods):
+        name, is_orphaned = reading.text(pod, "metadata", "name"), reading.text(controller_of(pod), "uid") in orphaned
+        holders.append(ClaimHolder(name, None if is_orphaned else instance_of(pod), not is_orphaned and _is_removable(pod)))
     return tuple(sorted(holders, key=lambda holder: holder.pod))
 
 
@@ -353,12 +346,6 @@ def find_jobs(claim: str, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 def _users(claim: str, pods: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (pod for pod in pods if claim in claims_of(pod.get("spec")) and reading.text(pod, "spec", "nodeName"))
-
-
-def _holder(pod: Mapping[str, Any], orphaned: Collection[str]) -> ClaimHolder:
-    is_orphaned = reading.text(controller_of(pod), "uid") in orphaned
-    instance = None if is_orphaned else instance_of(pod)
-    return ClaimHolder(reading.text(pod, "metadata", "name"), instance, not is_orphaned and _is_removable(pod))
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +371,4 @@ def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
 
 
 def _is_removable(pod: Mapping[str, Any]) -> bool:
-    if instance_of(pod) is None:
-        return False
-    return has_role(pod, Role.CLEANING, Role.PUBLISHING, Role.FETCHING) or is_over(pod)
+    return instance_of(pod) is not None and (has_role(pod, Role.CLEANING, Role.PUBLISHING, Role.FETCHING) or is_over(pod))

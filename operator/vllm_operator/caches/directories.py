@@ -110,12 +110,10 @@ def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | Non
     """Return the missing records of the directories that the status lists as quarantined."""
     record: Changes = {}
     for entry in (status.quarantined if status else None) or ():
-        if claim is None or is_quarantined(claim, entry.key):
-            continue
-        record[QUARANTINED_ANNOTATION_PREFIX + entry.key] = entry.time
-        for prefix in (PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX):
-            if _annotation(claim, prefix + entry.key):
-                record[prefix + entry.key] = None
+        if claim is not None and not is_quarantined(claim, entry.key):
+            ended = (prefix + entry.key for prefix in (PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX))
+            record |= {QUARANTINED_ANNOTATION_PREFIX + entry.key: entry.time}
+            record |= {name: None for name in ended if _annotation(claim, name)}
     return record
 
 

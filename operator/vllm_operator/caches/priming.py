@@ -91,7 +91,8 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
     """
     address = context.address
     if address is None:
-        is_wanted = is_asked(context) or _priming(context) is not Priming.NEVER
+        cache = context.resource.spec.cache
+        is_wanted = is_asked(context) or cache is None or cache.priming is not Priming.NEVER
         activity = publish_before_rollout(context) if is_wanted else CacheActivity()
         return PrimingDecision(replace(activity, skipped=activity.skipped or remembered_skip(context)))
     if (record := _filled(context, address)) is not None:
@@ -103,7 +104,14 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
     if not priming.activity.is_priming:
         return PrimingDecision(priming.activity, record={PRIMING_ANNOTATION_PREFIX + address.key: None} if is_holder else {})
     if lease is not None and not is_holder and _is_active(context, lease, address):
-        return _elsewhere(context, priming.activity, lease)
+        waiting = CacheActivity(  # running Pods stay, and no Pod is added
+            step=PrimingStep.ELSEWHERE,
+            because=priming.activity.because,
+            holder=lease.name,
+            held=(reading.integer(context.deployment, "spec", "replicas") or 0) > 0,
+            recheck_seconds=HOLDER_RECHECK_SECONDS,
+        )
+        return PrimingDecision(waiting, replicas=0)
     if is_holder or context.claim is None:
         return priming
     taken = PrimingLease(context.resource.metadata.name, uid, context.now)
@@ -135,11 +143,6 @@ def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
     )
 
 
-def _priming(context: CacheContext) -> Priming:
-    cache = context.resource.spec.cache
-    return (cache.priming if cache is not None else None) or Priming.AUTO
-
-
 def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
     """Decide which Pod fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
@@ -167,19 +170,11 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
 
 
 def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
+    """Return why `priming: Auto` primes; None if it does not."""
     plan = context.plan
     backends = [choice.backend for choice in plan.backends]
     found = (r for r in rules if r.applies(version=plan.engine_version, backends=backends, one_node=context.is_one_node))
     return next((rule.because for rule in found), None)
-
-
-def _elsewhere(context: CacheContext, activity: CacheActivity, lease: PrimingLease) -> PrimingDecision:
-    """Wait for another VLLMDeployment to fill the cache: running Pods stay, and no Pod is added."""
-    runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
-    waiting = CacheActivity(
-        step=PrimingStep.ELSEWHERE, because=activity.because, holder=lease.name, held=runs, recheck_seconds=HOLDER_RECHECK_SECONDS
-    )
-    return PrimingDecision(waiting, replicas=0)
 
 
 def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress) -> bool:
@@ -195,6 +190,7 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
 
 
 def _makes_progress(context: CacheContext, view: PodView) -> bool:
+    """Return whether the Pod of a holder can still become Ready."""
     if view.phase not in _IN_PROGRESS or view.restarts >= HOLDER_RESTARTS:
         return False
     is_created = view.phase in (Phase.STARTING, Phase.READY)  # the startup probe ends a start that hangs
@@ -217,17 +213,11 @@ def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> di
     spec |= {"replicas": 1, "strategy": {"type": "Recreate"}, "revisionHistoryLimit": 0}
     template["spec"].setdefault("hostname", f"{instance}-primer")  # the Pod's name contains a dot, which a hostname should not
     if beside_replicas:
-        _stay_beside(template["spec"], instance)
+        selector = {"matchLabels": {INSTANCE_LABEL: instance, COMPONENT_LABEL: Role.ENGINE.value}}
+        affinity = template["spec"].setdefault("affinity", {}).setdefault("podAffinity", {})
+        terms = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+        terms.append({"topologyKey": HOST_LABEL, "labelSelector": selector})
     return primer
-
-
-def _stay_beside(pod_spec: dict[str, Any], instance: str) -> None:
-    term = {
-        "topologyKey": HOST_LABEL,
-        "labelSelector": {"matchLabels": {INSTANCE_LABEL: instance, COMPONENT_LABEL: Role.ENGINE.value}},
-    }
-    affinity = pod_spec.setdefault("affinity", {}).setdefault("podAffinity", {})
-    affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(term)
 
 
 def apply_priming(
@@ -247,7 +237,8 @@ def apply_priming(
             primer = render_primer(manifest, beside_replicas=beside)
             result.append(add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
         if not priming.activity.held:
-            result.append(_with_replicas(manifest, priming.replicas))
+            replicas = manifest["spec"]["replicas"] if priming.replicas is None else priming.replicas
+            result.append({**manifest, "spec": {**manifest["spec"], "replicas": replicas}})
     return result
 
 
@@ -263,12 +254,6 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
     is_being_filled = priming.activity.step is PrimingStep.ELSEWHERE and context.live_address == context.address
     return min(live, desired) if is_being_filled else desired
-
-
-def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:
-    if replicas is None:
-        return deployment
-    return {**deployment, "spec": {**deployment["spec"], "replicas": replicas}}
 
 
 SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Pods are filled."
@@ -303,14 +288,14 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
     if not is_before_rollout:
         if is_asked(context) and context.replicas and _is_for_one_pod(context):
             return CacheActivity(skipped=ONE_POD)
-        is_due = is_asked(context) and not _is_over(publication)
+        is_due = is_asked(context) and publication.state is not PublicationState.DONE
         return CacheActivity(step=PrimingStep.PRIMER, because=WAS_REQUESTED) if is_due else CacheActivity()
     views = [read_pod(pod) for pod in context.primers_of_plan if not reading.text(pod, "metadata", "deletionTimestamp")]
     skipped = remembered_skip(context) or _failure(context, publication) or _obstacle(context, views)
     if skipped is not None:
         return CacheActivity(skipped=skipped)
     fetched = any((found := read_fetch(pod)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
-    if _is_over(publication) or fetched or _is_crashing(context):
+    if publication.state is PublicationState.DONE or fetched or _is_crashing(context):
         return CacheActivity()
     return _primer(context, views, SERVES_UNTIL_PUBLISHED)
 
@@ -332,19 +317,16 @@ def _changes_tag(context: CacheContext) -> bool:
     )
 
 
-def _is_over(publication: Publication) -> bool:
-    return publication.state is PublicationState.DONE
-
-
 def _failure(context: CacheContext, publication: Publication) -> str | None:
     """Return why the primer could not publish the caches; None if it has published them or is still trying."""
-    if not _is_over(publication):
+    if publication.state is not PublicationState.DONE:
         return None
     known = context.resource.status.cache.artifact if context.resource.status.cache else None
-    word = publication.result.result if publication.result is not None else known.publish_result if known is not None else None
+    word, message = (known.publish_result, known.publish_message) if known is not None else (None, None)
+    if publication.result is not None:
+        word, message = publication.result.result, publication.result.message
     if word in PUBLISHED:
         return None
-    message = publication.result.message if publication.result is not None else known.publish_message if known is not None else None
     return f"They could not be published: {wording.clean(message or word or 'the result is unknown', 300)}"
 
 
@@ -354,6 +336,7 @@ def _is_crashing(context: CacheContext) -> bool:
 
 
 def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> CacheActivity:
+    """Hold the rollout for a primer; its Pods are `views`."""
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
     until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
     recheck = (until - context.now).total_seconds() if until is not None else None
@@ -382,10 +365,9 @@ def _is_for_one_pod(context: CacheContext) -> bool:
 def _has_passed_deadline(context: CacheContext) -> bool:
     """Return whether the Deployment of the primer has made no progress within its `progressDeadlineSeconds`."""
     condition = reading.named(context.primer, "Progressing", "status", "conditions")
-    seen, generation = (
-        reading.integer(context.primer, *path) or 0 for path in (("status", "observedGeneration"), ("metadata", "generation"))
-    )
-    return condition.get("reason") == "ProgressDeadlineExceeded" and seen >= generation
+    seen = reading.integer(context.primer, "status", "observedGeneration") or 0
+    is_seen = seen >= (reading.integer(context.primer, "metadata", "generation") or 0)
+    return condition.get("reason") == "ProgressDeadlineExceeded" and is_seen
 
 
 def _age(context: CacheContext, since: datetime) -> float:
