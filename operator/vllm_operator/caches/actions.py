@@ -7,7 +7,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
-from vllm_operator.caches.artifacts import PublicationNeed, describe_publication
+from vllm_operator.caches.artifacts import describe_publication
 from vllm_operator.caches.claims import fit_claims, unowned_claims
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
@@ -35,7 +35,8 @@ class CacheActions:
     record: Changes
     activity: CacheActivity
     cleaning: CleaningNeed | None = None
-    publication: PublicationNeed | None = None
+    publishing: dict[str, Any] | None = None
+    """The Job that publishes, if it should run now."""
     fetching: FetchingPlan = NO_FETCHING
     scale: int | None = None
     """Desired replicas of a Deployment that is held; None if it is not held."""
@@ -76,7 +77,7 @@ def plan_cache_actions(
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     cleaning = describe_cleaning(context, full)
-    publication, publication_need = describe_publication(context)
+    publication, publishing = describe_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     activity = replace(
         priming.activity,
@@ -91,7 +92,7 @@ def plan_cache_actions(
         writable(record),
         activity,
         need,
-        publication_need,
+        publishing,
         fetching,
         held_replicas(priming, context),
     )

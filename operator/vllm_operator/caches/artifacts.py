@@ -17,21 +17,21 @@ the Pod of a primer when the engine is ready (`vllm_operator.caches.priming` say
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
-from vllm_operator.api.labels import CONTAINER, PACKER, PRIME_ANNOTATION, PUBLISHER
-from vllm_operator.api.operation import ArtifactSpec, Publish
+from vllm_operator.api.labels import PACKER, PRIME_ANNOTATION, PUBLISHER
+from vllm_operator.api.operation import Publish
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, publishing_prefix
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
-from vllm_operator.caches.address import FETCH_CONTAINER, read_portability_settings, template_spec
+from vllm_operator.caches.address import FETCH_CONTAINER, CacheAddress, read_portability_settings
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import is_primed, is_quarantined
@@ -63,7 +63,7 @@ def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: D
 def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
     """Return the digests that must not be fetched again."""
     known = resource.status.cache.artifact if resource.status.cache else None
-    return list((known.rejected if known else None) or ())
+    return list(known.rejected or ()) if known else []
 
 
 def portability_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,13 +74,14 @@ def portability_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[s
         plan: Its plan.
         engine: The rendered container of the engine.
     """
-    parts = {part.name: part.value for part in plan.cache_key_parts if part.name not in _NOT_IN_PORTABILITY_KEY}
-    readable = "-".join(word for word in plan.cache_key.rpartition("-")[0].split("-") if not _is_local(word, plan))
+    parts = {part.name: part.value for part in plan.cache_key_parts}
+    local = (f"u{parts.get('user')}", f"g{parts.get('generation')}")  # they do not matter on another node
+    readable = "-".join(word for word in plan.cache_key.rpartition("-")[0].split("-") if word not in local)
     return {
         "repository": resource.spec.cache.artifact.repository or "" if resource.spec.cache and resource.spec.cache.artifact else "",
         "readable": readable,
         "image": plan.image,
-        "parts": parts,
+        "parts": {name: value for name, value in parts.items() if name not in _NOT_IN_PORTABILITY_KEY},
         "settings": digest(_settings(resource, plan, engine), 12),
         "named": _named_settings(resource, plan, engine),
     }
@@ -104,12 +105,6 @@ def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
 def hub_variables(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the engine's variables for the client of the model hub."""
     return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).startswith("HF_")]
-
-
-def _is_local(word: str, plan: Plan) -> bool:
-    """Return whether a word of the cache key stands for the user or the generation."""
-    parts = {part.name: part.value for part in plan.cache_key_parts}
-    return word in (f"u{parts.get('user')}", f"g{parts.get('generation')}")
 
 
 def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> list[Any]:
@@ -210,49 +205,37 @@ FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 _REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 
 
-@dataclass(frozen=True, slots=True)
-class PublicationNeed:
-    """A Job that should run, on the node where the volume is mounted."""
-
-    occasion: str
-    node: str
-
-
-def describe_publication(context: CacheContext) -> tuple[Publication | None, PublicationNeed | None]:
+def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publication | None, dict[str, Any] | None]:
     """Return the state of the publication (None if none is requested) and the Job that should run now."""
-    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    artifact, address = context.artifact, context.address
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
         return None, None
-    address = context.address
     if is_published_by_primer(context):
         return describe_primer_publication(context), None
     if address is None or "ReadWriteOncePod" in context.access_modes:
         return Publication(state=PublicationState.NOT_PUBLISHABLE), None
     occasion = publication_occasion(context)
-    if (attempt := _attempt(context, occasion)) is not None:
-        return attempt, None
-    if (earlier := _earlier(context, occasion)) is not None:
-        return earlier, None
+    if (known := _attempt(context, occasion) or _earlier(context, occasion)) is not None:
+        return known, None
     view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
     is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
     if view is None or not is_filled or is_terminating(context.claim):
         return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion), None
     if (seconds := _seconds_to_settle(context, view)) > 0:
         return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion, recheck_seconds=seconds), None
-    return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, view.node)
+    return Publication(state=PublicationState.RUNNING, occasion=occasion), render_publishing(context, address, occasion, view.node, caches)
 
 
 def _earlier(context: CacheContext, occasion: str) -> Publication | None:
     """Return the attempt in the status; None if there is none, or if another attempt is due."""
-    known = context.resource.status.cache.artifact if context.resource.status.cache else None
+    known = context.known_artifact
     if known is None or known.publication != occasion:
         return None
+    if known.publish_result in FINAL:
+        return Publication(state=PublicationState.DONE, occasion=occasion)
     then = reading.moment(known.publish_time)
-    left = PAUSE - (context.now - then) if then is not None else timedelta(0)
-    if known.publish_result not in FINAL and left <= timedelta(0):
-        return None
-    recheck = None if known.publish_result in FINAL else left.total_seconds()
-    return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck)
+    left = (then + PAUSE - context.now).total_seconds() if then is not None else 0.0
+    return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=left) if left > 0 else None
 
 
 def is_asked(context: CacheContext) -> bool:
@@ -263,13 +246,13 @@ def is_asked(context: CacheContext) -> bool:
 
 def is_published_by_primer(context: CacheContext) -> bool:
     """Return whether the spec requests a publication and only a container in the primer's Pod can read the caches."""
-    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    artifact = context.artifact
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
         return False
-    template = template_spec(context.desired)
-    is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(template, "containers"))
-    fetches = read_portability_settings(template) is not None
-    return context.address is None and context.plan.cache_artifact is not None and fetches and not is_named and bool(_probe(context))
+    is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(context.template, "containers"))
+    if context.address is not None or context.plan.cache_artifact is None or is_named:
+        return False
+    return read_portability_settings(context.template) is not None and bool(readiness_request(context.engine))
 
 
 def describe_primer_publication(context: CacheContext) -> Publication:
@@ -304,27 +287,21 @@ def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
     The artifact contains this duration.
     """
     known = context.resource.status.cache
-    is_known = known is not None and known.key == context.plan.cache_key
-    if is_known and known is not None and (known.cold_start_seconds is not None or known.warm_start_seconds is not None):
+    if known is not None and known.key == context.plan.cache_key and (known.cold_start_seconds, known.warm_start_seconds) != (None, None):
         return 0.0
     return SETTLE_SECONDS - (context.now - view.ready_at).total_seconds() if view.ready_at is not None else 0.0
 
 
 def publication_occasion(context: CacheContext) -> str:
     """Return a digest of everything that identifies a publication. Equal occasions are published once."""
-    settings = portability_settings(context.resource, context.plan, _engine(context))
+    settings = portability_settings(context.resource, context.plan, context.engine)
     key = context.address.key if context.address else context.plan.cache_key
-    content = [settings["repository"], key, settings["settings"]]
-    return digest(content, 12)
+    return digest([settings["repository"], key, settings["settings"]], 12)
 
 
 def publishing_name(name: str, occasion: str) -> str:
     """Return the name of the Job for an occasion."""
     return f"{publishing_prefix(name)}{occasion}"
-
-
-def _engine(context: CacheContext) -> Mapping[str, Any]:
-    return reading.named(template_spec(context.desired), CONTAINER, "containers", key="name")
 
 
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
@@ -344,19 +321,18 @@ def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     return None
 
 
-def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
-    """Render the Job."""
-    assert context.address is not None
-    resource, template = context.resource, template_spec(context.desired)
+def render_publishing(context: CacheContext, address: CacheAddress, occasion: str, node: str, caches: Caches) -> dict[str, Any]:
+    """Render the Job. It runs on the node where the volume is mounted."""
+    resource = context.resource
     cold = (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0
-    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
+    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": address.key, "readOnly": True}
     fields = {
-        "nodeName": need.node,
+        "nodeName": node,
         "initContainers": [_packer(context, caches, mount, {"coldSeconds": cold})],
         "containers": [_publisher(context, {})],
-        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": address.claim}}, *_volumes(context)],
     }
-    name, spec = publishing_name(resource.metadata.name, need.occasion), render_pod_spec(template, context.plan.tools_image, fields)
+    name, spec = publishing_name(resource.metadata.name, occasion), render_pod_spec(context.template, context.plan.tools_image, fields)
     return render_job(resource, name, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
 
 
@@ -365,8 +341,8 @@ def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches)
 
     The template cannot make them share processes or the Secret for pushing with the engine.
     """
-    mount = {**reading.named(_engine(context), CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
-    when = {"ready": _probe(context)}
+    mount = {**reading.named(context.engine, CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
+    when = {"ready": readiness_request(context.engine)}
     template = primer["spec"]["template"]
     spec = template["spec"]
     added = {
@@ -378,19 +354,9 @@ def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches)
     return {**primer, "spec": {**primer["spec"], "template": {**template, "spec": added}}}
 
 
-def _probe(context: CacheContext) -> dict[str, Any]:
-    return readiness_request(_engine(context))
-
-
-def _artifact_of(context: CacheContext) -> ArtifactSpec:
-    assert context.resource.spec.cache is not None
-    assert context.resource.spec.cache.artifact is not None
-    return context.resource.spec.cache.artifact
-
-
 def _volumes(context: CacheContext) -> list[dict[str, Any]]:
     """Return the volumes of the two containers, except the cache volume."""
-    secret = _artifact_of(context).push_secret_ref
+    secret = context.artifact.push_secret_ref if context.artifact else None
     account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret.name, "optional": True}}] if secret else []
     return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]
 
@@ -400,7 +366,7 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     plan = context.plan
     assert plan.cache_artifact is not None
     settings = {
-        **portability_settings(context.resource, plan, _engine(context)),
+        **portability_settings(context.resource, plan, context.engine),
         "root": CACHE_ROOT,
         "output": PACKED_ROOT,
         "folders": plan.cache_artifact.folders,
@@ -414,25 +380,25 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     secrets = secret_variables(context)
     env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
     mounts = [mount, {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}]
-    return render_program(_engine(context), PACKER, "pack-caches", env=env, mounts=mounts, requests=_REQUESTS, **secrets)
+    return render_program(context.engine, PACKER, "pack-caches", env=env, mounts=mounts, requests=_REQUESTS, **secrets)
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the container that pushes the packed caches, with the Secret for pushing."""
-    secret = _artifact_of(context).push_secret_ref
+    secret = context.artifact.push_secret_ref if context.artifact else None
     settings = {
-        **portability_settings(context.resource, context.plan, _engine(context)),
+        **portability_settings(context.resource, context.plan, context.engine),
         "output": PACKED_ROOT,
         "deadline": PROGRAM_SECONDS,
         **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
         **more,
     }
-    env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(_engine(context))]
+    env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(context.engine)]
     mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
     mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []
     return {
         "name": PUBLISHER,
-        **operator_container(template_spec(context.desired), context.plan.tools_image, "publish-caches"),
+        **operator_container(context.template, context.plan.tools_image, "publish-caches"),
         "env": env,
         "resources": {"requests": dict(_REQUESTS)},
         "volumeMounts": mounts,
@@ -444,16 +410,12 @@ def secret_variables(context: CacheContext) -> dict[str, Any]:
 
     The kubelet resolves them, and the program that packs looks for them in the files.
     """
-    engine = _engine(context)
+    engine = context.engine
     sources = [
         {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
         for number, entry in enumerate(engine.get("envFrom") or ())
         if entry.get("secretRef")
     ]
-    return {"env": list(_secrets(context, engine)), **({"envFrom": sources} if sources else {})}
-
-
-def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     references: list[dict[str, Any]] = []
     for entry in reading.objects(engine, "env"):
         if found := reading.mapping(entry, "valueFrom", "secretKeyRef"):
@@ -462,8 +424,8 @@ def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[
             references.append({"value": str(entry["value"])})
     if (token := context.resource.spec.model.token_secret_ref) is not None:
         references.append({"valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key, "optional": True}}})
-    for number, reference in enumerate(references):
-        yield {"name": f"{SECRET_PREFIX}{number}", **reference}
+    env = [{"name": f"{SECRET_PREFIX}{number}", **reference} for number, reference in enumerate(references)]
+    return {"env": env, **({"envFrom": sources} if sources else {})}
 
 
 def cache_mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:

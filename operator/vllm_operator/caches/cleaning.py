@@ -29,7 +29,7 @@ from vllm_operator.api.labels import (
 from vllm_operator.api.reading import format_bytes, read_bytes
 from vllm_operator.api.resource import Role, cleaning_prefix
 from vllm_operator.caches.activity import Cleaning, CleaningState
-from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
+from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, recorded_keys
@@ -212,7 +212,7 @@ def cleaning_name(name: str, occasion: str) -> str:
 
 def render_cleaning(context: CacheContext, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
     """Render the Job. `keep` are the directories in use."""
-    template, address = template_spec(context.desired), context.address
+    template, address = context.template, context.address
     assert address is not None
     variables = {
         "CLEAN_ROOT": ROOT,

@@ -8,8 +8,10 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
+from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
@@ -67,9 +69,29 @@ class CacheContext:
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
 
     @cached_property
+    def template(self) -> Manifest:
+        """The Pod spec as rendered."""
+        return template_spec(self.desired)
+
+    @cached_property
+    def engine(self) -> Manifest:
+        """The container of the engine as rendered."""
+        return reading.named(self.template, CONTAINER, "containers", key="name")
+
+    @property
+    def artifact(self) -> ArtifactSpec | None:
+        """The artifact in the spec."""
+        return self.resource.spec.cache.artifact if self.resource.spec.cache else None
+
+    @property
+    def known_artifact(self) -> ArtifactStatus | None:
+        """The artifact in the status."""
+        return self.resource.status.cache.artifact if self.resource.status.cache else None
+
+    @cached_property
     def address(self) -> CacheAddress | None:
         """Address of the caches of the plan; None if they are on no PVC."""
-        return cache_address(template_spec(self.desired))
+        return cache_address(self.template)
 
     @cached_property
     def live_address(self) -> CacheAddress | None:
@@ -124,7 +146,7 @@ class CacheContext:
     @cached_property
     def primers_of_plan(self) -> tuple[Manifest, ...]:
         """Pods of primers that fetch, and therefore publish, the artifact of the plan."""
-        desired = read_portability_settings(template_spec(self.desired))
+        desired = read_portability_settings(self.template)
         return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_portability_settings(pod.get("spec")) == desired)
 
     @cached_property

@@ -120,7 +120,7 @@ def needs_gpu_nodes(context: CacheContext) -> bool:
     claim = context.claims.get(_claim_name(context.resource, context.desired) or "")
     if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
         return False
-    return reading.is_one_node(reading.access_modes(claim)) and bool(template_spec(context.desired).get("resourceClaims"))
+    return reading.is_one_node(reading.access_modes(claim)) and bool(context.template.get("resourceClaims"))
 
 
 def is_outdated(live: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
@@ -183,8 +183,7 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
 
 
 def _pod_spec(context: CacheContext) -> dict[str, Any]:
-    template, model = template_spec(context.desired), context.resource.spec.model
-    engine = reading.named(template, CONTAINER, "containers", key="name")
+    template, engine, model = context.template, context.engine, context.resource.spec.model
     settings = {"repository": model.uri.removeprefix("hf://"), **({"revision": model.revision} if model.revision else {})}
     mounts = [mount for mount in reading.objects(engine, "volumeMounts") if mount.get("mountPath") in (WEIGHTS_ROOT, TOKEN_ROOT)]
     names = {mount.get("name") for mount in mounts}
@@ -209,7 +208,7 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
 
 
 def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
-    template = template_spec(context.desired)
+    template = context.template
     if nodes := _nodes_of_users(context, claim):
         # The volume is mounted on that node, regardless of the node selection in the current spec.
         anywhere = {"operator": "Exists", "effect": "NoSchedule"}

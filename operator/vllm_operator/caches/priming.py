@@ -308,7 +308,7 @@ def remembered_skip(context: CacheContext) -> str | None:
 
 def _changes_tag(context: CacheContext) -> bool:
     """Return whether serving Pods will be replaced by Pods that fetch another artifact."""
-    desired = read_portability_settings(template_spec(context.desired))
+    desired = read_portability_settings(context.template)
     if context.deployment is None or read_portability_settings(template_spec(context.deployment)) == desired:
         return False
     return any(
@@ -321,7 +321,7 @@ def _failure(context: CacheContext, publication: Publication) -> str | None:
     """Return why the primer could not publish the caches; None if it has published them or is still trying."""
     if publication.state is not PublicationState.DONE:
         return None
-    known = context.resource.status.cache.artifact if context.resource.status.cache else None
+    known = context.known_artifact
     word, message = (known.publish_result, known.publish_message) if known is not None else (None, None)
     if publication.result is not None:
         word, message = publication.result.result, publication.result.message

@@ -23,7 +23,6 @@ from vllm_operator.caches.activity import (
     PublicationState,
 )
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
-from vllm_operator.caches.artifacts import PublicationNeed, render_publishing
 from vllm_operator.caches.claims import Removal, claims_of_others, find_removals, is_terminating
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
@@ -146,7 +145,7 @@ class CacheReconciler:
         if (need := cache_actions.cleaning) is not None and (need.is_full or is_recorded):
             cleaning, claim = await self._clean(context, need, jobs, claim)
             activity = replace(activity, cleaning=cleaning or activity.cleaning)
-        if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication, jobs)) is not None:
+        if cache_actions.publishing is not None and (why := await self._publish(cache_actions.publishing, jobs)) is not None:
             activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=why))
         if (fetching := await self._fetch(snapshot, context, cache_actions.fetching, jobs)) != activity.fetching:
             activity = replace(activity, fetching=fetching)
@@ -360,10 +359,10 @@ class CacheReconciler:
             return plan.state  # the claim has changed since; the next reconciliation sees it
         return plan.state
 
-    async def _publish(self, context: CacheContext, need: PublicationNeed, jobs: list[Manifest]) -> str | None:
+    async def _publish(self, job: Manifest, jobs: list[Manifest]) -> str | None:
         """Create the Job that publishes the caches. Return why it cannot be created; None if it exists."""
         try:
-            await self._create_job(render_publishing(context, need, self._catalog.shipped.caches), jobs)
+            await self._create_job(job, jobs)
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that publishes caches: %s", error)
             return str(error)
