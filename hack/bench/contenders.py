@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import aiohttp
 import yaml
 
-from bench.byte_code import with_byte_code
 from bench.load import ROOT, model
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -51,7 +51,7 @@ class Contender:
             self.profile.mkdir(parents=True, exist_ok=True)
             command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
         if self._starts == 1 and not self.is_floor:
-            self.environment = await asyncio.to_thread(with_byte_code, os.environ | self.environment, self.command[0])
+            self.environment = await asyncio.to_thread(_with_byte_code, os.environ | self.environment, self.command[0])
         environment = os.environ | self.environment | {"KUBECONFIG": str(kubeconfig)}
         self.process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
         ready = asyncio.Event()
@@ -130,6 +130,14 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _with_byte_code(environment: Mapping[str, str], python: str) -> dict[str, str]:
+    """Complete the environment of an operator so that Python finds its byte code, as in an image. It is compiled by importing it now."""
+    folder = Path(tempfile.gettempdir()) / f"vllm-operator-byte-code-{os.getuid()}"
+    complete = {**environment, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
+    subprocess.run([python, "-c", "import vllm_operator.controller.app"], env=complete, check=True)
+    return complete
 
 
 OPERATOR_ENVIRONMENT = {

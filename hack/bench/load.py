@@ -6,7 +6,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,12 @@ class Seen:
         """The watch begins at a resourceVersion, or now."""
         self.at: dict[str, float] = {}
         self._task = asyncio.create_task(self._watch(api, path, wanted, version))
-        self._news = asyncio.Event()
 
     async def _watch(self, api: Api, path: str, wanted: Any, version: str) -> None:
         async for moment, event in api.watch(path, version):
             name = event["object"]["metadata"]["name"]
             if name not in self.at and wanted(event["object"]):
                 self.at[name] = moment
-                self._news.set()
-
-    async def until(self, names: Sequence[str], seconds: float = 180) -> None:
-        async with asyncio.timeout(seconds):
-            while not set(names) <= set(self.at):
-                self._news.clear()
-                await self._news.wait()
 
     def stop(self) -> None:
         self._task.cancel()
@@ -100,15 +92,6 @@ def model(name: str, version: str = "0.20.1", **spec: Any) -> Any:
 def spec_of(*, volumes: bool) -> dict[str, Any]:
     """Fields of all objects: with PersistentVolumeClaims, or with caches on the node."""
     return {} if volumes else {"cache": {"hostPath": "/var/cache/vllm"}}
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"p50 {quantile(values, 0.5):.2f} s, p95 {quantile(values, 0.95):.2f} s, max {max(values):.2f} s"
 
 
 async def prepare(api: Api, checkout: Path = ROOT, **annotations: str) -> None:

@@ -12,8 +12,8 @@ from rich.live import Live
 from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
 from demo.history import History
 from demo.record import is_compiling, record
+from demo.screen import Lines, draw
 from demo.situations import SITUATIONS, Situation, failures
-from demo.table import Lines, draw
 from testenv.binaries import BuildError
 from testenv.controlplane import ControlPlaneError
 from testenv.processes import ProcessGroup
@@ -70,7 +70,7 @@ class Show:
     def table(self) -> RenderableType:
         """The table at this moment."""
         title = f"{self._now:.0f} s, recorded starts are replayed {self._speed:.0f} times as fast"
-        return draw(self._in_order(), now=self._now, speed=self._speed, title=title)
+        return draw(self._in_order(), title=title, width=self._console.width)
 
     def _in_order(self) -> list[History]:
         return [self.histories[situation.name] for situation in SITUATIONS if situation.name in self.histories]

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-BEFORE_THE_ENGINE = ("Scheduling", "ImagePull")
-
 
 @dataclass
 class History:
@@ -17,7 +15,6 @@ class History:
     name: str
     resource: Mapping[str, Any] = field(default_factory=dict)
     applied_at: float | None = None
-    started_at: float | None = None
     settled_at: float | None = None
     stages: list[str] = field(default_factory=list)
     progress: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -31,8 +28,6 @@ class History:
         stage = startup.get("stage")
         if stage and (not self.stages or self.stages[-1] != stage):
             self.stages.append(stage)
-        if self.started_at is None and stage and stage not in BEFORE_THE_ENGINE:
-            self.started_at = now
         if stage and startup.get("total"):
             steps = self.progress.setdefault(stage, [])
             step = (startup.get("completed", 0), startup["total"])
@@ -45,11 +40,6 @@ class History:
     def status(self) -> Mapping[str, Any]:
         """`status`, empty as long as there is none."""
         return self.resource.get("status") or {}
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """`spec`."""
-        return self.resource.get("spec") or {}
 
     @property
     def is_settled(self) -> bool:
@@ -66,11 +56,4 @@ class History:
 
     def elapsed(self, now: float) -> float:
         """Seconds since it was applied, until it settled."""
-        return self._until(now) - (now if self.applied_at is None else self.applied_at)
-
-    def replayed(self, now: float, speed: float) -> float | None:
-        """Seconds that the recorded engine took so far; None if no engine was started."""
-        return None if self.started_at is None else (self._until(now) - self.started_at) * speed
-
-    def _until(self, now: float) -> float:
-        return now if self.settled_at is None else self.settled_at
+        return (now if self.settled_at is None else self.settled_at) - (now if self.applied_at is None else self.applied_at)
