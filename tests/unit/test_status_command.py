@@ -16,7 +16,7 @@ from support.operators import llama
 from vllm_operator.cli import terminal
 from vllm_operator.cli.live import screens
 from vllm_operator.cli.status import newest, read_object, stage_bar, status_page, top_page
-from vllm_operator.cli.terminal import RED, Line, Span, age, bar, grid, line, plain
+from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, line, plain
 from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)
@@ -91,7 +91,7 @@ def test_events_are_in_the_order_of_their_last_occurrence() -> None:
 
 
 def test_a_table_has_aligned_columns_and_no_empty_cell() -> None:
-    rows = [(Span("a"), Span("long", RED)), (Span(""), Span("x"))]
+    rows = [(Span("a"), Span("long", Style.RED)), (Span(""), Span("x"))]
     assert plain(grid(("NAME", "B"), rows)) == "NAME  B\na     long\n-     x"
     assert plain([bar(7, 0)]) == "░" * 24
     assert [age(datetime.fromtimestamp(NOW.timestamp() - s, UTC), NOW) for s in (5, 61, 7300, 200_000)] == ["5 s", "1 min", "2 h", "2 d"]
@@ -111,7 +111,7 @@ def test_only_a_terminal_gets_colours(stream: io.StringIO, no_colour: str, escap
     for name, value in (("NO_COLOR", no_colour), ("TERM", "xterm-256color")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "stdout", stream)
-    terminal.show([line(Span("bad", RED)), line("plain [red]not markup[/red]")])
+    terminal.show([line(Span("bad", Style.RED)), line("plain [red]not markup[/red]")])
     said = stream.getvalue()
     assert ("\x1b[31m" in said) is escapes
     assert "[red]not markup[/red]" in said

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_operator.api.reading import text
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.live import connected, find_if_there
-from vllm_operator.cli.terminal import BOLD, DIM, GREEN, RED, YELLOW, Line, Span, grid, labelled, line, screen_width, show
+from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
 from vllm_operator.inventory.devices import deployment_of, has_ended, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
@@ -69,7 +69,7 @@ def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gp
     notes += [f"Unavailable: {_shortened(pool.nodes)} ({' and '.join(pool.problems)})." for pool in inventory.pools if pool.problems]
     waiting = [_waiting(pod) for pod in all_pods or () if not text(pod, "spec", "nodeName") and requested_devices(pod)]
     for note in (*notes, *waiting, *inventory.notes):
-        lines += labelled("", note, style=YELLOW, label_width=0, width=width)
+        lines += labelled("", note, style=Style.YELLOW, label_width=0, width=width)
     return lines
 
 
@@ -95,14 +95,14 @@ def _row(node: str, pool: Pool, holders: Holders | None, gpus: GPUs) -> Sequence
     is_known = holders is not None and not pool.claims
     free = max(0, pool.count - used)
     return (
-        Span(node, RED if pool.problems else ""),
+        Span(node, Style.RED if pool.problems else ""),
         Span(_title(pool, gpus)),
         Span(pool.mig_profile or ""),
         Span(f"{pool.memory_mebibytes / 1024:.0f} GiB" if pool.memory_mebibytes else ""),
         Span(str(pool.count)),
         Span(str(used) if is_known else "?"),
-        Span(str(free) if is_known else "?", (GREEN if free else RED) if is_known else DIM),
-        Span(_shortened([f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]), DIM),
+        Span(str(free) if is_known else "?", (Style.GREEN if free else Style.RED) if is_known else Style.DIM),
+        Span(_shortened([f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]), Style.DIM),
     )
 
 
@@ -126,7 +126,7 @@ def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: 
         free, total = sums.get(kind, (0, 0))
         sums[kind] = free + max(0, pool.count - used), total + pool.count
     counts = {kind: f"{total}" if holders is None else f"{free} of {total} free" for kind, (free, total) in sorted(sums.items())}
-    return [line(Span(kind, BOLD), f": {shown}") for kind, shown in counts.items()]
+    return [line(Span(kind, Style.BOLD), f": {shown}") for kind, shown in counts.items()]
 
 
 def _waiting(pod: Mapping[str, Any]) -> str:

@@ -18,26 +18,7 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import of_kind, read_objects
-from vllm_operator.cli.terminal import (
-    BOLD,
-    CYAN,
-    DIM,
-    GREEN,
-    RED,
-    YELLOW,
-    Line,
-    Span,
-    age,
-    bar,
-    grid,
-    is_terminal,
-    labelled,
-    line,
-    screen_width,
-    show,
-    show_each,
-    table,
-)
+from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
 from vllm_operator.text.wording import clean, count, duration
 
 if TYPE_CHECKING:
@@ -147,10 +128,10 @@ class _StatusPage:
         created = age(moment(self.resource, "metadata", "creationTimestamp"), self.now)
         reason, style = state_of(self.resource)
         is_crashed = named(self.status, CRASHED, "conditions").get("status") == "True"
-        head = (Span("/".join(_name(self.resource)), BOLD), "  ", Span(reason, style))
+        head = (Span("/".join(_name(self.resource)), Style.BOLD), "  ", Span(reason, style))
         self.lines = [
-            line(*head, Span(f"  created {created} ago" if created else "", DIM)),
-            line(Span(text(self.resource, "spec", "model", "uri"), DIM)),
+            line(*head, Span(f"  created {created} ago" if created else "", Style.DIM)),
+            line(Span(text(self.resource, "spec", "model", "uri"), Style.DIM)),
             (),
         ]
         if not is_crashed:
@@ -163,7 +144,7 @@ class _StatusPage:
         self._add("Replicas", self._replicas())
         self._add_caches()
         if not is_crashed and (signature := text(self.last, "signature")):
-            self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), DIM)
+            self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
         self._add_events(events)
         return self.lines
 
@@ -180,12 +161,14 @@ class _StatusPage:
         if not stage:
             return
         spans, pods = stage_bar(startup, self.now), list(objects(startup, "pods"))
-        self.lines.append(line(Span(f"{'Start':<{_LABEL}}", BOLD), Span(stage, CYAN), Span(f" for {since}" if since else "", DIM)))
+        self.lines.append(
+            line(Span(f"{'Start':<{_LABEL}}", Style.BOLD), Span(stage, Style.CYAN), Span(f" for {since}" if since else "", Style.DIM))
+        )
         self.lines += [line(" " * _LABEL, *spans)] if spans else []
         for pod in pods if len(pods) > 1 else ():
             completed, total = integer(pod, "completed"), integer(pod, "total")
             done = f" {completed}/{total}" if completed is not None and total else ""
-            self.lines.append(line(" " * _LABEL, Span(f"{text(pod, 'name')}: {text(pod, 'stage')}{done}", DIM)))
+            self.lines.append(line(" " * _LABEL, Span(f"{text(pod, 'name')}: {text(pod, 'stage')}{done}", Style.DIM)))
 
     def _since_crash(self) -> str:
         since = age(moment(self.last, "time"), self.now)
@@ -195,14 +178,14 @@ class _StatusPage:
         message = _COMMAND_IN_STATUS.sub("", self._message(CRASHED))
         link = _LINK.search(message)
         cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
-        self._add("Crash", f"{text(named(self.status, CRASHED, 'conditions'), 'reason')}{self._since_crash()}", RED)
+        self._add("Crash", f"{text(named(self.status, CRASHED, 'conditions'), 'reason')}{self._since_crash()}", Style.RED)
         self._add("Cause", text(self.last, "cause") or cause)
-        self._add("What to do", text(self.last, "remedy") or remedy, BOLD)
+        self._add("What to do", text(self.last, "remedy") or remedy, Style.BOLD)
         if command := text(self.status, "remediation", "command") or text(self.last, "command"):
             # on one line, so that it can be copied
-            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", BOLD), Span(command, GREEN)))
-        self._add("See", link[1] if link else "", DIM)
-        self._add("Log", clean(text(self.last, "excerpt")), DIM)
+            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", Style.BOLD), Span(command, Style.GREEN)))
+        self._add("See", link[1] if link else "", Style.DIM)
+        self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
     def _add_gpu(self) -> None:
         message = self._message(PLANNED).removeprefix("Planned for ")
@@ -212,7 +195,7 @@ class _StatusPage:
         plan = mapping(self.status, "pinnedPlan")
         self._add("GPU", gpu)
         for part in (*parts, _memory(plan)):
-            self._add("", part, DIM)
+            self._add("", part, Style.DIM)
         self._add("Image", text(plan, "image"))
 
     def _replicas(self) -> str:
@@ -234,13 +217,13 @@ class _StatusPage:
 
     def _add_events(self, events: Iterable[Manifest]) -> None:
         shown = newest(events)[:EVENTS_SHOWN]
-        self.lines += [(), line(Span("Events", BOLD))] if shown else []
+        self.lines += [(), line(Span("Events", Style.BOLD))] if shown else []
         for when, event in shown:
-            style = YELLOW if text(event, "type") == "Warning" else ""
+            style = Style.YELLOW if text(event, "type") == "Warning" else ""
             times = integer(event, "count") or 1
             head = f"  {age(when, self.now) or '?':>7}  {clean(text(event, 'reason'), 64)}{f' ({times} times)' if times > 1 else ''}"
             room = max(0, self.width - len(head) - 2)
-            self.lines.append(line(Span(head, style), Span(f"  {clean(text(event, 'message'), room)}", DIM)))
+            self.lines.append(line(Span(head, style), Span(f"  {clean(text(event, 'message'), room)}", Style.DIM)))
 
 
 def _memory(plan: Manifest) -> str:
@@ -270,21 +253,21 @@ def _time_of(event: Manifest) -> datetime | None:
 # what `status` and `top` show
 
 
-def state_of(resource: Manifest) -> tuple[str, str]:
+def state_of(resource: Manifest) -> tuple[str, Style]:
     """Return the reason of the condition Ready, and a style for its severity."""
     ready, *bad = (named(resource, name, "status", "conditions") for name in (READY, CRASHED, PLANNED, "Stalled"))
     reason = text(ready, "reason") or "Waiting for the operator"
     if ready.get("status") == "True":
-        return reason, GREEN
+        return reason, Style.GREEN
     is_bad = any(found.get("status") == state for found, state in zip(bad, ("True", "False", "True"), strict=True))
-    return reason, RED if is_bad else YELLOW
+    return reason, Style.RED if is_bad else Style.YELLOW
 
 
 def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
     """Return the bar of the current stage with its count and estimate, based on time if the engine does not count."""
     completed, total = integer(startup, "completed"), integer(startup, "total")
     left = _seconds_left(startup, now)
-    estimate = Span(f"  about {duration(left)} left" if left is not None else "", DIM)
+    estimate = Span(f"  about {duration(left)} left" if left is not None else "", Style.DIM)
     if completed is not None and total:
         return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
     since = moment(startup, "stageSince")
@@ -316,7 +299,7 @@ def _name(resource: Manifest) -> tuple[str, str]:
 # the table of `top`
 
 TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
-_SEVERITIES = {RED: "failed", YELLOW: "not ready", GREEN: "serving"}
+_SEVERITIES = {Style.RED: "failed", Style.YELLOW: "not ready", Style.GREEN: "serving"}
 _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 
@@ -350,22 +333,22 @@ def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: in
     return [head, (), *grid(TOP_HEADER, [_top_row(reason, style, resource, now) for (reason, style), resource in states])]
 
 
-def _top_row(reason: str, style: str, resource: Mapping[str, Any], now: datetime) -> Sequence[Span]:
+def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: datetime) -> Sequence[Span]:
     startup = mapping(resource, "status", "startup")
     left = _seconds_left(startup, now)
     namespace, name = _name(resource)
     cache = text(resource, "status", "cache", "state")
     return (
-        Span(namespace, DIM),
+        Span(namespace, Style.DIM),
         Span(name),
         Span(clean(reason, 40), style),
         Span("/".join(map(str, _ready(resource)))),
         Span(text(resource, "status", "pinnedPlan", "architecture")),
-        Span(text(startup, "stage"), CYAN),
+        Span(text(startup, "stage"), Style.CYAN),
         Span(_progress(startup, now)),
-        Span(duration(left) if left is not None else "", DIM),
-        Span(cache, GREEN if cache == "Warm" else ""),
-        Span(age(moment(resource, "metadata", "creationTimestamp"), now), DIM),
+        Span(duration(left) if left is not None else "", Style.DIM),
+        Span(cache, Style.GREEN if cache == "Warm" else ""),
+        Span(age(moment(resource, "metadata", "creationTimestamp"), now), Style.DIM),
     )
 
 

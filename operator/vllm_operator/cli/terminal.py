@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from vllm_operator.text.wording import duration
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 WIDTH, NARROWEST = 110, 60
 """Maximum and minimum width of paragraphs and screens, in characters. Tables may be wider."""
 BAR_WIDTH = 24
-GREEN, YELLOW, RED, CYAN, BOLD, DIM = "green", "yellow", "red", "cyan", "bold", "dim"
+
+
+class Style(StrEnum):
+    """Styles of rich."""
+
+    GREEN, YELLOW, RED, CYAN, BOLD, DIM = "green", "yellow", "red", "cyan", "bold", "dim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,21 @@ def labelled(label: str, text: str, *, style: str = "", label_width: int, width:
     """Return a paragraph with a label on its left, wrapped to `width` characters."""
     room = max(20, width - label_width)
     rows = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
-    return [line(Span(f"{label if number == 0 else '':<{label_width}}", BOLD), Span(row, style)) for number, row in enumerate(rows)]
+    return [line(Span(f"{label if number == 0 else '':<{label_width}}", Style.BOLD), Span(row, style)) for number, row in enumerate(rows)]
 
 
 def bar(completed: float, total: float) -> tuple[Span, Span]:
     """Return a progress bar as two spans: the completed and the remaining part."""
     filled = round(BAR_WIDTH * min(1.0, max(0.0, completed / total))) if total > 0 else 0
-    return Span("█" * filled, CYAN), Span("░" * (BAR_WIDTH - filled), DIM)
+    return Span("█" * filled, Style.CYAN), Span("░" * (BAR_WIDTH - filled), Style.DIM)
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[Span]]) -> list[Line]:
     """Return a table with aligned columns. An empty cell is shown as a dash."""
-    shown = [tuple(Span(name, BOLD) for name in header), *(tuple(cell if cell.text else Span("-", DIM) for cell in row) for row in rows)]
+    shown = [
+        tuple(Span(name, Style.BOLD) for name in header),
+        *(tuple(cell if cell.text else Span("-", Style.DIM) for cell in row) for row in rows),
+    ]
     widths = [max(len(row[column].text) for row in shown) for column in range(len(header))]
     return [tuple(Span(f"{cell.text:<{width}}  ", cell.style) for cell, width in zip(row, widths, strict=True)) for row in shown]
 
