@@ -67,18 +67,6 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
         raise EntryError(explain(error)) from None
 
 
-def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -> tuple[EntryType, ...]:
-    """Read a list of entries that ships with the operator. Raises EntryError if one is malformed; the message names it and `source`."""
-    entries = []
-    for number, entry in enumerate(written):
-        try:
-            entries.append(parse_entry(model, entry))
-        except EntryError as error:
-            name = entry.get("id") or entry.get("name") if isinstance(entry, dict) else None
-            raise EntryError(f"{source}: {name or f'entry {number}'}: {error}") from None
-    return tuple(entries)
-
-
 def load_file(model: type[EntryType], name: str) -> EntryType:
     """Read a data file that is one mapping. Raises EntryError if it is malformed; the message names it."""
     try:
@@ -87,9 +75,20 @@ def load_file(model: type[EntryType], name: str) -> EntryType:
         raise EntryError(f"{name}: {error}") from None
 
 
-def load_list(model: type[EntryType], name: str) -> tuple[EntryType, ...]:
-    """Read a data file that is a list of entries. Raises EntryError if one is malformed; the message names the file and the entry."""
-    return parse_entries(model, read_data(name), name)
+def load_list(model: type[EntryType], name: str, key: str | None = None) -> tuple[EntryType, ...]:
+    """Read a data file that is a list of entries, or has it under a key.
+
+    Raises EntryError if an entry is malformed; the message names the file and the entry.
+    """
+    written = read_data(name) if key is None else read_data(name)[key]
+    entries = []
+    for number, entry in enumerate(written):
+        try:
+            entries.append(parse_entry(model, entry))
+        except EntryError as error:
+            of = entry.get("id") or entry.get("name") if isinstance(entry, dict) else None
+            raise EntryError(f"{name}: {of or f'entry {number}'}: {error}") from None
+    return tuple(entries)
 
 
 def read_data(name: str) -> Any:

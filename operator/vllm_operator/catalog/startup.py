@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from packaging.specifiers import SpecifierSet
 from pydantic import StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, load_file, parse_entries, read_data
+from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
 
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
@@ -289,7 +289,7 @@ class StartupKnowledge:
 @cache
 def load_signatures() -> tuple[Signature, ...]:
     """Read the signatures that ship with the operator."""
-    return parse_entries(Signature, read_data("signatures.yaml")["signatures"], "signatures.yaml")
+    return load_list(Signature, "signatures.yaml", "signatures")
 
 
 def load_signature_samples() -> tuple[Sample, ...]:
@@ -300,8 +300,7 @@ def load_signature_samples() -> tuple[Sample, ...]:
 
 def load_remedies() -> Mapping[str, Remedy]:
     """Read the remedies that the operator may apply itself, by signature."""
-    remedies = parse_entries(Remedy, read_data("remedies.yaml")["remedies"], "remedies.yaml")
-    return {remedy.signature: remedy for remedy in remedies}
+    return {remedy.signature: remedy for remedy in load_list(Remedy, "remedies.yaml", "remedies")}
 
 
 @cache

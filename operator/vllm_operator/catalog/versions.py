@@ -5,7 +5,6 @@ of the next lower version. A version older than all files has no table, and no v
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -111,7 +110,6 @@ class Resolution:
 class Versions:
     """The known versions, oldest first."""
 
-    releases: tuple[Release, ...]
     tables: tuple[VersionTable, ...]
 
     @property
@@ -124,25 +122,18 @@ class Versions:
         release = parse_release(version)
         if release is None:
             raise ValueError(f"{version!r} is not a version")
-        place = bisect_right(self.releases, release) - 1
-        if place < 0:
-            return Resolution(
-                None,
-                f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
-                "backends and makes only settings that are safe in every version.",
-            )
-        table = self.tables[place]
-        if self.releases[place] == release:
+        table = next((known for known in reversed(self.tables) if known.release <= release), None)
+        if table is None:
+            note = f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
+            note += "backends and makes only settings that are safe in every version."
+        elif table.release == release:
             return Resolution(table)
-        if place == len(self.releases) - 1:
-            return Resolution(
-                table,
-                f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
-                f"The operator treats it like {table.version}.",
-            )
-        return Resolution(
-            table, f"vLLM {version} is not in the catalog. The operator treats it like {table.version}, the next lower version."
-        )
+        elif table is self.newest:
+            note = f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
+            note += f"The operator treats it like {table.version}."
+        else:
+            note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}, the next lower version."
+        return Resolution(table, note)
 
 
 def build_versions(tables: Iterable[VersionTable]) -> Versions:
@@ -150,10 +141,9 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     ordered = tuple(sorted(tables, key=lambda table: table.release))
     if not ordered:
         raise ValueError("no vLLM version is known")
-    releases = tuple(table.release for table in ordered)
-    if len(set(releases)) != len(ordered):
+    if len({table.release for table in ordered}) != len(ordered):
         raise ValueError("two tables of the same vLLM version")
-    return Versions(releases, ordered)
+    return Versions(ordered)
 
 
 class GuardedPaths(Entry):
