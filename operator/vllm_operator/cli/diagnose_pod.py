@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
 from vllm_operator.cli.inputs import SIZE_LIMIT
-from vllm_operator.cli.live import connected, namespace_or_current
+from vllm_operator.cli.live import namespace_or_current, with_client
 from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.logs.parser import StartupParser
@@ -50,19 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis of a Pod. Return 0, or 3 with `--exit-code` if it crashed."""
-    found = asyncio.run(_read(arguments))
+    knowledge = load_knowledge(known_crashes(arguments.signatures))
+    name, namespace = arguments.pod.removeprefix("pod/"), namespace_or_current(arguments.namespace)
+    found = with_client(
+        f"Pod {name} in the namespace {namespace}",
+        lambda client: diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous),
+    )
     if arguments.output == "json":
         print(json.dumps(as_json(found.state) | {"pod": found.note}))
     else:
         print(f"{found.note}\n\n{page(found.parser, found.state, colours=sys.stdout.isatty())}" if found.state.lines else found.note)
     return exit_code(found.state) if arguments.exit_code else 0
-
-
-async def _read(arguments: argparse.Namespace) -> Diagnosis:
-    knowledge = load_knowledge(known_crashes(arguments.signatures))
-    name, namespace = arguments.pod.removeprefix("pod/"), await namespace_or_current(arguments.namespace)
-    async with connected(f"Pod {name} in the namespace {namespace}") as client:
-        return await diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous)
 
 
 async def diagnose_pod(

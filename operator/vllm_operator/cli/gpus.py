@@ -4,19 +4,18 @@ Exit status: 0, or 2 if the nodes cannot be read.
 """
 
 import argparse
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.reading import text
 from vllm_operator.catalog.gpus import GPUs, load_gpus
-from vllm_operator.cli.live import connected, find_if_there
+from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
 from vllm_operator.inventory.devices import deployment_of, has_ended, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory, Pool
-from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, Forbidden
+from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean
 
 READ_STATUS = 0
@@ -29,20 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the devices. Return the exit status."""
-    show(asyncio.run(_page()))
+    show(with_client("list of nodes", _page))
     return READ_STATUS
 
 
-async def _page() -> list[Line]:
+async def _page(client: ClusterClient) -> list[Line]:
     gpus = load_gpus()
-    async with connected("list of nodes") as client:
-        nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-        inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE), gpus)
-        try:
-            pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
-        except Forbidden:
-            pods = None
-        return gpus_page(inventory, pods, gpus, width=screen_width())
+    nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+    inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE), gpus)
+    try:
+        pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
+    except Forbidden:
+        pods = None
+    return gpus_page(inventory, pods, gpus, width=screen_width())
 
 
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")

@@ -7,7 +7,6 @@ Exit status: 0, or 2 if the input cannot be read or cannot be converted.
 """
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,19 +62,17 @@ def report_lines(source: str, manifest: Mapping[str, Any], report: Report) -> li
     return [*lines, "", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", ""]
 
 
-def _read(source: str, namespace: str | None) -> Sequence[Mapping[str, Any]]:
-    kind = next((kind for kind in _LIVE if source.startswith(kind)), None)
-    return read_objects(source) if kind is None else [asyncio.run(_read_live(source.removeprefix(kind), namespace))]
-
-
-async def _read_live(name: str, given: str | None) -> Mapping[str, Any]:
+def _read(source: str, given: str | None) -> Sequence[Mapping[str, Any]]:
+    prefix = next((prefix for prefix in _LIVE if source.startswith(prefix)), None)
+    if prefix is None:
+        return read_objects(source)
     # imported only here, because the Kubernetes client is slow to import
-    from vllm_operator.cli.live import connected, namespace_or_current
+    from vllm_operator.cli.live import namespace_or_current, with_client
     from vllm_operator.kube.client import DEPLOYMENT
 
-    namespace = await namespace_or_current(given)
-    async with connected(f"Deployment {name} in the namespace {namespace}") as client:
-        return {**await client.get(DEPLOYMENT, name, namespace), "kind": DEPLOYMENT.kind}
+    name, namespace = source.removeprefix(prefix), namespace_or_current(given)
+    found = with_client(f"Deployment {name} in the namespace {namespace}", lambda client: client.get(DEPLOYMENT, name, namespace))
+    return [{**found, "kind": DEPLOYMENT.kind}]
 
 
 def _check(manifest: Mapping[str, Any]) -> None:

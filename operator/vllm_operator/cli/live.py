@@ -47,32 +47,33 @@ CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 """The operator's settings (without `_config_map`) that name a ConfigMap for plans, with the flags for a file instead."""
 
 
+def with_client(what: str, use: Callable[[KubeClient], Awaitable[Read]]) -> Read:
+    """Use a client with the user's account, as `connected`, and return the result."""
+
+    async def run() -> Read:
+        async with connected(what) as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
 def read_live(namespace: str, name: str) -> ClusterObjects:
-    """Read a VLLMDeployment and the input of its plan, as the operator reads it.
+    """Read a VLLMDeployment and the input of its plan, as the operator reads it. Raises InputError."""
 
-    Raises InputError if the object does not exist, or the cluster cannot be read.
-    """
+    async def read(client: KubeClient) -> ClusterObjects:
+        resource, objects = await _deployment(client, namespace, name)
+        objects += [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+        for kind in (RESOURCE_SLICE, NODE_POOL, RESOURCE_CLAIM):
+            objects += await find_if_there(client, kind)
+        objects += await _presets(client, resource)
+        return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
 
-    async def read() -> ClusterObjects:
-        async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-            resource, objects = await _deployment(client, namespace, name)
-            objects += [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-            for kind in (RESOURCE_SLICE, NODE_POOL, RESOURCE_CLAIM):
-                objects += await find_if_there(client, kind)
-            objects += await _presets(client, resource)
-            return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
-
-    return asyncio.run(read())
+    return with_client(f"{KIND} {name} in the namespace {namespace}", read)
 
 
 def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
     """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
-
-    async def read() -> tuple[dict[str, Any], Objects]:
-        async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-            return await _deployment(client, namespace, name)
-
-    return asyncio.run(read())
+    return with_client(f"{KIND} {name} in the namespace {namespace}", lambda client: _deployment(client, namespace, name))
 
 
 async def _deployment(client: ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
@@ -103,9 +104,9 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
         await client.close()
 
 
-async def namespace_or_current(given: str | None) -> str:
+def namespace_or_current(given: str | None) -> str:
     """Return the given namespace, else the namespace of the current context."""
-    return given if given is not None else await asyncio.to_thread(context_namespace)
+    return given if given is not None else context_namespace()
 
 
 async def screens(
@@ -136,7 +137,7 @@ async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     return [{**entry, "kind": kind.kind} for entry in found]
 
 
-async def find_if_there(client: KubeClient, kind: Kind) -> Objects:
+async def find_if_there(client: ClusterClient, kind: Kind) -> Objects:
     """Return all objects of a kind; empty if the cluster does not have the kind, or without permission."""
     try:
         return list(await client.find(kind, cached=True))

@@ -10,13 +10,14 @@ import argparse
 import asyncio
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import API_VERSION, KIND, PRIME_ANNOTATION
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.live import connected
+from vllm_operator.cli.live import with_client
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
 
 FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
@@ -42,13 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Request priming and wait. Return the exit status."""
-
-    async def wait() -> int:
-        async with connected(f"{KIND} {arguments.name} in the namespace {arguments.namespace}") as client:
-            return await prime(client, arguments.namespace, arguments.name, timeout_seconds=arguments.timeout)
-
+    wait = partial(prime, namespace=arguments.namespace, name=arguments.name, timeout_seconds=arguments.timeout)
     try:
-        return asyncio.run(wait())
+        return with_client(f"{KIND} {arguments.name} in the namespace {arguments.namespace}", wait)
     except KeyboardInterrupt:
         print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
         return NOT_FILLED_STATUS

@@ -5,13 +5,12 @@ the Kubernetes client, because that is slow.
 """
 
 import argparse
-import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
@@ -24,6 +23,7 @@ from vllm_operator.text.wording import clean, count, duration
 if TYPE_CHECKING:
     from vllm_operator.kube.client import ClusterClient
 
+Read = TypeVar("Read")
 READ_STATUS = 0
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
 _MEBIBYTE = 2**20
@@ -34,14 +34,14 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
     parser.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
     parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
-    parser.set_defaults(run=lambda arguments: _run(_show_status(arguments), is_endless=arguments.watch))
+    parser.set_defaults(run=_show_status)
 
 
 def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
     _add_scope(parser)
     parser.add_argument("--once", action="store_true", help="print the table once, also on a terminal")
-    parser.set_defaults(run=lambda arguments: _run(_show_top(arguments), is_endless=True))
+    parser.set_defaults(run=_show_top)
 
 
 def add_caches_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +59,19 @@ def _add_scope(parser: argparse.ArgumentParser) -> Any:
     return scope
 
 
-def _run(screens: Any, *, is_endless: bool) -> int:
-    """Show screens. Return the exit status. Ctrl-C is the way to end endless ones."""
+def _show(what: str, read: "Callable[[ClusterClient], Awaitable[Read]]", draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
+    """Show a screen, or screens until Ctrl-C. Return the exit status."""
+    from vllm_operator.cli.live import screens, with_client
+
+    async def use(client: "ClusterClient") -> None:
+        pages = screens(lambda: read(client), draw)
+        if is_endless:
+            await show_each(pages)
+        else:
+            show(await anext(pages))
+
     try:
-        asyncio.run(screens)
+        with_client(what, use)
     except KeyboardInterrupt:
         if not is_endless:
             raise
@@ -70,19 +79,34 @@ def _run(screens: Any, *, is_endless: bool) -> int:
     return READ_STATUS
 
 
-async def _show_status(arguments: argparse.Namespace) -> None:
-    from vllm_operator.cli.live import connected, namespace_or_current, screens
+def _show_status(arguments: argparse.Namespace) -> int:
+    from vllm_operator.cli.live import namespace_or_current
 
-    namespace = await namespace_or_current(arguments.namespace)
-    async with connected(f"{KIND} {arguments.name} in the namespace {namespace}") as client:
-        pages = screens(
-            lambda: read_object(client, arguments.name, namespace),
-            lambda found: status_page(*found, datetime.now(UTC), width=screen_width()),
-        )
-        if arguments.watch:
-            await show_each(pages)
-        else:
-            show(await anext(pages))
+    namespace = namespace_or_current(arguments.namespace)
+    return _show(
+        f"{KIND} {arguments.name} in the namespace {namespace}",
+        lambda client: read_object(client, arguments.name, namespace),
+        lambda found: status_page(*found, datetime.now(UTC), width=screen_width()),
+        is_endless=arguments.watch,
+    )
+
+
+def _show_top(arguments: argparse.Namespace) -> int:
+    return _show(
+        _NOT_INSTALLED,
+        _find_all(arguments),
+        lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
+        is_endless=is_terminal() and not arguments.once,
+    )
+
+
+def _find_all(arguments: argparse.Namespace) -> "Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]":
+    """Return a function that finds the VLLMDeployments of the namespaces that the user asks for."""
+    from vllm_operator.cli.live import namespace_or_current
+    from vllm_operator.kube.client import VLLM_DEPLOYMENT
+
+    namespace = None if arguments.all_namespaces else namespace_or_current(arguments.namespace)
+    return lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
 async def read_object(client: "ClusterClient", name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
@@ -304,22 +328,6 @@ _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 
 
-async def _show_top(arguments: argparse.Namespace) -> None:
-    from vllm_operator.cli.live import connected, namespace_or_current, screens
-    from vllm_operator.kube.client import VLLM_DEPLOYMENT
-
-    namespace = None if arguments.all_namespaces else await namespace_or_current(arguments.namespace)
-    async with connected(_NOT_INSTALLED) as client:
-        tables = screens(
-            lambda: client.find(VLLM_DEPLOYMENT, namespace, cached=True),
-            lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
-        )
-        if is_terminal() and not arguments.once:
-            await show_each(tables)
-        else:
-            show(await anext(tables))
-
-
 def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: int) -> list[Line]:
     """Return the page. Objects may have any content."""
     states = [(state_of(resource), resource) for resource in resources]
@@ -373,22 +381,15 @@ def _show_caches(arguments: argparse.Namespace) -> int:
     if arguments.filename is not None:
         resources: Sequence[Mapping[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
     else:
-        resources = asyncio.run(_read_all(arguments))
+        from vllm_operator.cli.live import with_client
+
+        resources = with_client(_NOT_INSTALLED, _find_all(arguments))
     rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))
     if arguments.output == "json":
         print(json.dumps(rows, indent=2))
     else:
         print("\n".join(table(CACHES_HEADER, [_cells(row) for row in rows])) if rows else "No VLLMDeployment has caches yet.")
     return READ_STATUS
-
-
-async def _read_all(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    from vllm_operator.cli.live import connected, namespace_or_current
-    from vllm_operator.kube.client import VLLM_DEPLOYMENT
-
-    namespace = None if arguments.all_namespaces else await namespace_or_current(arguments.namespace)
-    async with connected(_NOT_INSTALLED) as client:
-        return await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
 def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
