@@ -10,7 +10,7 @@ from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of
+from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, labels_of
 from vllm_operator.api.rules import NAME
 from vllm_operator.caches.artifacts import publishing_name
 from vllm_operator.caches.cleaning import cleaning_name
@@ -37,7 +37,7 @@ PLAN: dict[str, Any] = {
 
 
 def job_names(name: str) -> list[str]:
-    return [cleaning_name(name, "occasion"), publishing_name(name, DIGEST), f"{fetching_prefix(name)}{DIGEST[:10]}"]
+    return [cleaning_name(name, "occasion"), publishing_name(name, DIGEST), f"{job_prefix(name, Role.FETCHING)}{DIGEST[:10]}"]
 
 
 def children(name: str) -> set[tuple[str, str]]:

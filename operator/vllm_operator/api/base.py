@@ -15,6 +15,14 @@ from vllm_operator.api.labels import NAME_LIMIT, NAME_PATTERN
 
 DEPTH_LIMIT = 100
 """Maximum depth of an object without a schema, in levels. Deeper levels are not read."""
+LIST_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+"""Schema markers of a list with unique values."""
+LIST_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+"""Schema markers of a list that is replaced as a whole."""
+MAP_ATOMIC: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
+"""Schema markers of an object that is replaced as a whole, with one field owner for all of it."""
+OPEN_MAP: dict[str, Any] = {**MAP_ATOMIC, "x-kubernetes-preserve-unknown-fields": True}
+"""Schema markers of an object that is replaced as a whole and that the API server neither validates nor prunes."""
 
 
 class Model(BaseModel):
@@ -34,26 +42,6 @@ class Model(BaseModel):
 def list_map(*keys: str) -> dict[str, Any]:
     """Return the schema markers of a list whose entries are identified by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
-
-
-def list_set() -> dict[str, Any]:
-    """Return the schema markers of a list with unique values."""
-    return {"x-kubernetes-list-type": "set"}
-
-
-def list_atomic() -> dict[str, Any]:
-    """Return the schema markers of a list that is replaced as a whole."""
-    return {"x-kubernetes-list-type": "atomic"}
-
-
-def map_atomic() -> dict[str, Any]:
-    """Return the schema markers of an object that is replaced as a whole, with one field owner for all of it."""
-    return {"x-kubernetes-map-type": "atomic"}
-
-
-def open_map() -> dict[str, Any]:
-    """Return the schema markers of an object that is replaced as a whole and that the API server neither validates nor prunes."""
-    return {**map_atomic(), "x-kubernetes-preserve-unknown-fields": True}
 
 
 def open_objects(**fields: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import SPACES, Model, Name, checked_by, form, list_atomic, open_objects, optional
+from vllm_operator.api.base import LIST_ATOMIC, SPACES, Model, Name, checked_by, form, open_objects, optional
 
 Repository = Annotated[
     str,
@@ -263,7 +263,7 @@ class NetworkPolicySpec(Model):
     ingress_from: Annotated[list[Peer], Field(max_length=32)] | None = optional(
         "Who may connect to the engine, as in `ingress[].from` of a NetworkPolicy. It includes the scraper of metrics. Default: everybody "
         "who can reach the Pods.",
-        list_atomic(),
+        LIST_ATOMIC,
     )
 
 
@@ -302,9 +302,9 @@ class GatewaySpec(Model):
     """An HTTPRoute from a Gateway to the engine. The chart of the operator must allow it (`integrations.gateway`)."""
 
     parent_refs: list[GatewayReference] = Field(
-        min_length=1, max_length=8, description="Gateways that serve the route.", json_schema_extra=list_atomic()
+        min_length=1, max_length=8, description="Gateways that serve the route.", json_schema_extra=LIST_ATOMIC
     )
-    hostnames: list[Hostname] | None = optional("Hosts of the route. Default: all hosts of the Gateway.", list_atomic(), max_length=16)
+    hostnames: list[Hostname] | None = optional("Hosts of the route. Default: all hosts of the Gateway.", LIST_ATOMIC, max_length=16)
     inference_pool: InferencePoolSpec | None = optional("Route to an InferencePool instead of to the Service.")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map, optional, repeated
+from vllm_operator.api.base import LIST_ATOMIC, OPEN_MAP, Model, Text, list_map, optional, repeated
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
@@ -33,7 +33,7 @@ class BackendChoice(Model):
     reason: Text = Field(description="Reason for the choice, in one sentence.")
     source: str | None = optional("Source of this knowledge.", max_length=512)
     alternatives: list[Annotated[str, Field(max_length=128)]] | None = optional(
-        "Backends that vLLM may select instead at run time.", list_atomic(), max_length=4
+        "Backends that vLLM may select instead at run time.", LIST_ATOMIC, max_length=4
     )
     observed: str | None = optional("Backend that the log of the engine reports. Not recorded with the plan.", max_length=128)
 
@@ -60,7 +60,7 @@ class PlannedArgument(Model):
     name: str = Field(max_length=128, description="Flag with its leading dashes.")
     value: str | None = optional("Value. Absent for a flag without a value.", max_length=4096)
     values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
-        "Values of a flag that takes several.", list_atomic(), max_length=64
+        "Values of a flag that takes several.", LIST_ATOMIC, max_length=64
     )
     reason: Text | None = optional("Reason for the flag.")
 
@@ -75,7 +75,7 @@ class NodeRequirement(Model):
 
     key: str = Field(max_length=317, description="Key of the label.")
     operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
-    values: list[Annotated[str, Field(max_length=63)]] | None = optional("Values for In and NotIn.", list_atomic(), max_length=64)
+    values: list[Annotated[str, Field(max_length=63)]] | None = optional("Values for In and NotIn.", LIST_ATOMIC, max_length=64)
 
 
 class ModelFact(Model):
@@ -128,10 +128,10 @@ class PlannedArtifact(Model):
     """How Pods fetch caches from a registry. Pinned, so that a new catalog does not change Pods."""
 
     folders: list[Annotated[str, Field(max_length=64)]] = Field(
-        max_length=64, description="Folders of the cache directory that an artifact may fill.", json_schema_extra=list_atomic()
+        max_length=64, description="Folders of the cache directory that an artifact may fill.", json_schema_extra=LIST_ATOMIC
     )
     rejected: list[Annotated[str, Field(max_length=71)]] = repeated(
-        "Digests of artifacts that are not fetched again, because a start with them crashed.", list_atomic(), max_length=8
+        "Digests of artifacts that are not fetched again, because a start with them crashed.", LIST_ATOMIC, max_length=8
     )
 
 
@@ -140,9 +140,9 @@ class PlannedPreset(Model):
 
     kind: PresetKind = Field(description="VLLMPreset or ClusterVLLMPreset.")
     name: str = Field(max_length=253, description="Name of the preset.")
-    spec: dict[str, Any] = Field(description="Spec of the preset when the plan was made.", json_schema_extra=open_map())
+    spec: dict[str, Any] = Field(description="Spec of the preset when the plan was made.", json_schema_extra=OPEN_MAP)
     fields: list[Annotated[str, Field(max_length=512)]] = repeated(
-        "Fields of the spec that come from the preset.", list_atomic(), max_length=256
+        "Fields of the spec that come from the preset.", LIST_ATOMIC, max_length=256
     )
 
     def __str__(self) -> str:
@@ -168,10 +168,9 @@ class Plan(Model):
     resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
     count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
     uuids: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] | None = optional(
-        "UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.",
-        list_atomic(),
+        "UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.", LIST_ATOMIC
     )
-    node_requirements: list[NodeRequirement] = repeated("Node affinity of the Pods.", list_atomic(), max_length=32)
+    node_requirements: list[NodeRequirement] = repeated("Node affinity of the Pods.", LIST_ATOMIC, max_length=32)
     cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
     cache_key_parts: list[PlannedVariable] = repeated("Inputs of the cache key.", list_map("name"), max_length=16)
     cache_artifact: PlannedArtifact | None = optional("How Pods fetch caches from a registry. Absent without `spec.cache.artifact`.")
@@ -193,7 +192,7 @@ class Plan(Model):
     memory: PlannedMemory | None = optional("Predicted memory of one GPU. Absent if the sizes of the model are unknown.")
     policy: AcceleratorPolicy | None = optional("`spec.accelerator.policy` when the GPUs were chosen.")
     candidates: Annotated[list[GPUCandidate], Field(max_length=16)] | None = optional(
-        "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", list_atomic()
+        "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", LIST_ATOMIC
     )
     model_facts: list[ModelFact] = repeated(
         "Facts about the model that were known when the plan was made, each with its source.", list_map("name"), max_length=16
@@ -205,7 +204,7 @@ class Plan(Model):
     env: list[PlannedVariable] = repeated("Variables that the operator sets.", list_map("name"), max_length=128)
     args: list[PlannedArgument] = repeated("Flags that the operator sets.", list_map("name"), max_length=64)
     notes: list[Text] = repeated(
-        "Warnings and remarks, for example an approximated version or a user's value that overrides a rule.", list_atomic(), max_length=32
+        "Warnings and remarks, for example an approximated version or a user's value that overrides a rule.", LIST_ATOMIC, max_length=32
     )
 
     @property
@@ -236,5 +235,5 @@ class PlanSummary(Model):
         "Backends that the log of the engine reports and that are not those of the plan.", list_map("component"), max_length=32
     )
     unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = optional(
-        "LoRA adapters of the spec that the engine has not loaded, according to its log.", list_atomic(), max_length=64
+        "LoRA adapters of the spec that the engine has not loaded, according to its log.", LIST_ATOMIC, max_length=64
     )

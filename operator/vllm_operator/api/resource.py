@@ -109,23 +109,12 @@ def primer_name(name: str) -> str:
     return f"{name}.primer"
 
 
-def _job_owner(name: str) -> str:
-    if len(name) <= _JOB_OWNER_LIMIT:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
-    return f"{name[: _JOB_OWNER_LIMIT - 11].rstrip('-.')}.{digest}"
+JOB_PURPOSES = {Role.CLEANING: "clean", Role.PUBLISHING: "publish", Role.FETCHING: "fetch"}
 
 
-def cleaning_prefix(name: str) -> str:
-    """Return the prefix of the names of the cleaning Jobs of a VLLMDeployment."""
-    return f"{_job_owner(name)}-clean-"
-
-
-def publishing_prefix(name: str) -> str:
-    """Return the prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
-    return f"{_job_owner(name)}-publish-"
-
-
-def fetching_prefix(name: str) -> str:
-    """Return the prefix of the names of the Jobs that download the weights of a VLLMDeployment."""
-    return f"{_job_owner(name)}-fetch-"
+def job_prefix(name: str, role: Role) -> str:
+    """Return the prefix of the names of the Jobs of a VLLMDeployment with one of `JOB_PURPOSES`."""
+    owner = name
+    if len(name) > _JOB_OWNER_LIMIT:
+        owner = f"{name[: _JOB_OWNER_LIMIT - 11].rstrip('-.')}.{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    return f"{owner}-{JOB_PURPOSES[role]}-"

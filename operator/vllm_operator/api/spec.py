@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import SPACES, Model, Name, checked_by, cut_depth, form, list_atomic, list_map, list_set, open_objects, optional
+from vllm_operator.api.base import LIST_ATOMIC, LIST_SET, SPACES, Model, Name, checked_by, cut_depth, form, list_map, open_objects, optional
 from vllm_operator.api.operation import (
     AuthSpec,
     AutoscalingSpec,
@@ -198,7 +198,7 @@ class EngineArgument(Model):
     name: FlagName = Field(description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.")
     value: str | None = optional("Value. Absent for a flag without a value.", max_length=16384)
     values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
-        "Values of a flag that takes several, such as `--cudagraph-capture-sizes`.", list_atomic(), min_length=1, max_length=64
+        "Values of a flag that takes several, such as `--cudagraph-capture-sizes`.", LIST_ATOMIC, min_length=1, max_length=64
     )
 
     @property
@@ -238,7 +238,7 @@ class EngineSpec(Model):
     )
     extra_args: Annotated[list[CommandLineWord], Field(max_length=64)] | None = optional(
         'The same as `args`, as words of a command line: `["--seed", "7"]`. A flag can be in one of the two lists.',
-        list_atomic(),
+        LIST_ATOMIC,
         checked_by(*rules.EXTRA_ARGUMENTS),
     )
     env: list[EnvironmentVariable] | None = optional(
@@ -266,9 +266,7 @@ class MigSpec(Model):
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.MIG))
     mode: Toggle | None = optional("Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.")
     profile: MigProfile | None = optional("MIG profile, for example 1g.10gb.")
-    uuids: list[MigUUID] | None = optional(
-        "Use only these MIG devices. Requires `allocation: DRA`.", list_set(), min_length=1, max_length=64
-    )
+    uuids: list[MigUUID] | None = optional("Use only these MIG devices. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
 
 
 class AcceleratorPolicy(StrEnum):
@@ -284,10 +282,10 @@ class AcceleratorSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.ACCELERATOR))
     architectures: Annotated[list[Architecture], Field(min_length=1, max_length=16)] | None = optional(
-        "Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.", list_atomic()
+        "Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.", LIST_ATOMIC
     )
     products: Annotated[list[Product], Field(min_length=1, max_length=32)] | None = optional(
-        "Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.", list_atomic()
+        "Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.", LIST_ATOMIC
     )
     policy: AcceleratorPolicy | None = optional(
         "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with the "
@@ -299,9 +297,7 @@ class AcceleratorSpec(Model):
         "Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which the model "
         "fits. An entry in `products` without the suffix of a slice is the whole GPU."
     )
-    uuids: list[GpuUUID] | None = optional(
-        "Use only these whole GPUs. Requires `allocation: DRA`.", list_set(), min_length=1, max_length=64
-    )
+    uuids: list[GpuUUID] | None = optional("Use only these whole GPUs. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
     allocation: Allocation | None = optional("DevicePlugin: extended resources. DRA: dynamic resource allocation. Default: DevicePlugin.")
     runtime_class_name: Name | None = optional(
         "RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
@@ -423,8 +419,8 @@ class PresetEngineSpec(Model):
 class PresetAcceleratorSpec(Model):
     """Defaults for the choice of GPUs."""
 
-    architectures: list[Architecture] | None = optional("Allowed GPU architectures.", list_atomic(), min_length=1, max_length=16)
-    products: list[Product] | None = optional("Allowed GPU products.", list_atomic(), min_length=1, max_length=32)
+    architectures: list[Architecture] | None = optional("Allowed GPU architectures.", LIST_ATOMIC, min_length=1, max_length=16)
+    products: list[Product] | None = optional("Allowed GPU products.", LIST_ATOMIC, min_length=1, max_length=32)
     policy: AcceleratorPolicy | None = optional("Which GPUs are taken, as in a VLLMDeployment.")
     runtime_class_name: Name | None = optional("RuntimeClass of the Pods.")
 

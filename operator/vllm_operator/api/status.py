@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map, map_atomic, optional, repeated
+from vllm_operator.api.base import LIST_ATOMIC, MAP_ATOMIC, Model, Text, list_map, optional, repeated
 from vllm_operator.api.plan import PlanSummary
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
@@ -74,7 +74,7 @@ class ArtifactStatus(Model):
     published_digest: str | None = optional("Digest of the artifact that the tag has.", max_length=71)
     publish_time: Timestamp | None = optional("Time of the last publication.", {"format": "date-time"})
     rejected: list[Annotated[str, Field(max_length=71)]] | None = optional(
-        "Digests that are not fetched again, because a start with them crashed.", list_atomic(), max_length=8
+        "Digests that are not fetched again, because a start with them crashed.", LIST_ATOMIC, max_length=8
     )
 
 
@@ -97,9 +97,9 @@ class CacheStatus(Model):
     )
     counted_until: Timestamp | None = optional("Time when the last of these starts ended.", {"format": "date-time"})
     cold_stage_seconds: StageSeconds | None = optional(
-        "Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.", map_atomic()
+        "Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.", MAP_ATOMIC
     )
-    warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of that warm start, in seconds.", map_atomic())
+    warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of that warm start, in seconds.", MAP_ATOMIC)
     quarantined: list[QuarantinedCache] | None = optional(
         "Damaged cache directories that are no longer used, newest last.", list_map("key"), max_length=8
     )
@@ -178,7 +178,7 @@ class AppliedRemedy(Model):
 
     attempt: int = Field(ge=1, le=10, description="Attempt number, from 1.")
     signature: str = Field(max_length=128, description="Name of the crash that the remedy is for.")
-    changes: list[RemedyChange] = Field(max_length=16, description="Changes to the plan.", json_schema_extra=list_atomic())
+    changes: list[RemedyChange] = Field(max_length=16, description="Changes to the plan.", json_schema_extra=LIST_ATOMIC)
     reason: Text = Field(description="Reason for the remedy.")
     since: Timestamp = Field(description="Time when the remedy was applied.", json_schema_extra={"format": "date-time"})
 
@@ -207,9 +207,9 @@ class RemediationStatus(Model):
     signature: str | None = optional("Name of the crash that led to this state.", max_length=128)
     pod: str | None = optional("Name of the Pod that crashed.", max_length=253)
     restarts: int | None = optional("Number of restarts of that Pod before the crash.", ge=0)
-    applied: list[AppliedRemedy] = repeated("Remedies in force, oldest first.", list_atomic(), max_length=10)
+    applied: list[AppliedRemedy] = repeated("Remedies in force, oldest first.", LIST_ATOMIC, max_length=10)
     stalled_pods: list[Annotated[str, Field(max_length=253)]] = repeated(
-        "Pods that the operator deleted because their start stalled.", list_atomic(), max_length=10
+        "Pods that the operator deleted because their start stalled.", LIST_ATOMIC, max_length=10
     )
 
     @model_serializer(mode="wrap")
@@ -233,7 +233,7 @@ class VLLMDeploymentStatus(Model):
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )
     # Both change as a whole. With one field owner per field, each write would cost the API server 50 % more.
-    pinned_plan: PlanSummary | None = optional("The pinned plan in short.", map_atomic())
+    pinned_plan: PlanSummary | None = optional("The pinned plan in short.", MAP_ATOMIC)
     cache: CacheStatus | None = optional("Observed state of the caches.")
     startup: StartupStatus | None = optional("The start in progress.")
     last_crash: CrashStatus | None = optional("The last crash.")

@@ -28,7 +28,7 @@ from vllm_operator.api.labels import PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import Publish
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, publishing_prefix
+from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
 from vllm_operator.caches.address import FETCH_CONTAINER, CacheAddress, read_portability_settings
@@ -301,7 +301,7 @@ def publication_occasion(context: CacheContext) -> str:
 
 def publishing_name(name: str, occasion: str) -> str:
     """Return the name of the Job for an occasion."""
-    return f"{publishing_prefix(name)}{occasion}"
+    return f"{job_prefix(name, Role.PUBLISHING)}{occasion}"
 
 
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:

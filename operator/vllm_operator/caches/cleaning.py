@@ -27,7 +27,7 @@ from vllm_operator.api.labels import (
     USED_ANNOTATION_PREFIX,
 )
 from vllm_operator.api.reading import format_bytes, read_bytes
-from vllm_operator.api.resource import Role, cleaning_prefix
+from vllm_operator.api.resource import Role, job_prefix
 from vllm_operator.caches.activity import Cleaning, CleaningState
 from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
@@ -207,7 +207,7 @@ def _advice(context: CacheContext, weights: str | None = None) -> str:
 
 def cleaning_name(name: str, occasion: str) -> str:
     """Return the name of the Job for an occasion. Equal occasions share one Job."""
-    return f"{cleaning_prefix(name)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
+    return f"{job_prefix(name, Role.CLEANING)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
 
 
 def render_cleaning(context: CacheContext, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:

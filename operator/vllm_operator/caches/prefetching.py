@@ -29,7 +29,7 @@ from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTAT
 from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix
+from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
@@ -177,7 +177,7 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
     resource = context.resource
     spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
-    name = f"{fetching_prefix(resource.metadata.name)}{_digest(identity)[:10]}"
+    name = f"{job_prefix(resource.metadata.name, Role.FETCHING)}{_digest(identity)[:10]}"
     placed = {**spec, **_placement(context, claim)}
     return render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
 

@@ -191,13 +191,9 @@ def load_logged_names() -> LoggedNames:
 class Selection:
     """The answer of a selector for one layer.
 
-    Attributes:
-        takes: The default backend; None if it raises because none fits, or if unknown.
-        accepts: The backends that it accepts on request.
-        refuses: The backends that it refuses, each with the selector's reason.
-        ignores: The backends that it replaces without an error, each with the replacement.
-        raises: Why it raises without a request; None if it does not, or if unknown.
-        others: The default backends for the other cases of the layer.
+    `takes` is the default backend; None if it raises because none fits, or if unknown. It `accepts` backends on request, `refuses` others,
+    each with its reason, and `ignores` others without an error, each with the replacement. `raises` is why it raises without a request;
+    None if it does not, or if unknown. `others` are the default backends for the other cases of the layer.
     """
 
     takes: str | None

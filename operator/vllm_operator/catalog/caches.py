@@ -99,11 +99,8 @@ class KeyedArgument(Entry):
 class PublishedCaches(Entry):
     """The parts of the caches that are published as an artifact.
 
-    Attributes:
-        home_folders: Folders of the home directory, which do not belong to a cache with a variable.
-        excluded: Patterns of names of files and folders that are left out.
-        whole: Folders in which nothing is left out.
-        source: Where this is known from.
+    `home_folders` are folders of the home directory, which do not belong to a cache with a variable. `excluded` are patterns of names of
+    files and folders that are left out, and `whole` folders in which nothing is left out.
     """
 
     home_folders: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
 from vllm_operator.api.reading import controller_of, mapping, read_text
-from vllm_operator.api.resource import Role, cleaning_prefix, fetching_prefix, primer_name, publishing_prefix
+from vllm_operator.api.resource import JOB_PURPOSES, Role, job_prefix, primer_name
 
 HASH_LABEL = "pod-template-hash"
 """Label of the Deployment controller. The name of a ReplicaSet consists of the name of the Deployment and this hash."""
@@ -30,12 +30,8 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
             is_owned = kind == "ReplicaSet" and owner == f"{name}-{suffix}"
         case Role.PRIMER:
             is_owned = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
-        case Role.CLEANING:
-            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(cleaning_prefix(name))
-        case Role.PUBLISHING:
-            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(publishing_prefix(name))
-        case Role.FETCHING:
-            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(fetching_prefix(name))
+        case role if role in JOB_PURPOSES:
+            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(job_prefix(name, Role(role)))
         case _:
             is_owned = False
     return name if is_owned else None

@@ -39,22 +39,10 @@ class Report:
 class Engine:
     """One engine. A text is empty if the manifest does not contain it.
 
-    Attributes:
-        source: What was read, for the report.
-        name: Name of the object.
-        namespace: Its namespace.
-        image: Image of the engine.
-        words: Command line.
-        container: The engine's container as in a Pod, for what is not in the other fields.
-        pod: The Pod spec.
-        replicas: Number of Pods.
-        model: Where the tool gets the model from, if not from the command line: hf://, pvc://, or what the operator cannot read.
-        served_name: Name for clients, if not from the command line.
-        token: Name and key of the Secret with the token for the hub.
-        service: `spec.service` of the VLLMDeployment.
-        weights: `spec.weights` of the VLLMDeployment.
-        dropped: Settings without a counterpart.
-        advice: What the user should know.
+    `source` is what was read, for the report. `container` and `pod` are as in a Pod, for what is not in the other fields. `model` is where
+    the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name for clients, if they are not
+    in `words`. `token` is name and key of the Secret with the token for the hub. `service` and `weights` are parts of the VLLMDeployment's
+    spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
     """
 
     source: str
