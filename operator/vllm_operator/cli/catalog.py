@@ -99,7 +99,6 @@ def _plain(value: Any) -> Any:
 
 
 def _versions(catalog: Catalog) -> dict[str, Any]:
-    """Return a summary of each version, oldest first."""
     return {
         table.version: {
             "bundle": _bundle(table),
@@ -112,7 +111,6 @@ def _versions(catalog: Catalog) -> dict[str, Any]:
 
 
 def _find_version(catalog: Catalog, name: str) -> Any:
-    """Return all facts about a version, with the changes since the previous one; None if there is no such version."""
     if parse_release(name) is None:
         return None
     resolution = catalog.versions.resolve(name)

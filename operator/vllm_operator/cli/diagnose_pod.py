@@ -121,7 +121,6 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
 
 
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    """Add the container's exit code, signal and OOMKilled status to the state."""
     ended = view.termination
     if ended is None:
         return state

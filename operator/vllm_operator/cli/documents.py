@@ -114,7 +114,6 @@ def _rule_texts(path: str) -> Mapping[str, str]:
 
 
 def _config_maps(path: str, objects: Sequence[dict[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the name and the data of each ConfigMap."""
     maps = [(name_of(entry), entry.get("data") or {}) for entry in of_kind(objects, "ConfigMap")]
     if any(not isinstance(data, Mapping) for _, data in maps):
         raise InputError(f"{path}: the data of a ConfigMap must be an object with fields")

@@ -114,7 +114,6 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: GPUs) -> list[Line]:
-    """Return the free devices of each kind in the whole cluster."""
     sums: dict[str, tuple[int, int]] = {}
     for node, pool in entries:
         if pool.claims or pool.problems:

@@ -180,7 +180,6 @@ async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
 
 
 def _config_map_name(operator: Mapping[str, Any], variable: str) -> tuple[str, str] | None:
-    """Return namespace and name of the ConfigMap that a variable of the operator's container names."""
     containers = objects(operator, "spec", "template", "spec", "containers")
     values = (text(each, "value") for container in containers for each in objects(container, "env") if each.get("name") == variable)
     named = next((value for value in values if value), "")

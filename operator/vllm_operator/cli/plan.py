@@ -311,7 +311,6 @@ def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, An
 
 
 def _causes(before: Plan, made: Plan) -> Iterator[str]:
-    """Yield the reasons for a new plan that a comparison with the previous plan shows."""
     if made.replan_token != before.replan_token:
         yield "A new plan was requested."
     if made.spec_digest != before.spec_digest:
@@ -338,7 +337,6 @@ def _plan_page(
     *,
     nodes_given: bool,
 ) -> list[str]:
-    """Return the plan with its reasons, or the reason why there is none."""
     lines = [_title(resource), "", *([] if nodes_given else [*wrap(_NO_NODES, ""), ""])]
     if outcome.refusal is not None:
         lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]

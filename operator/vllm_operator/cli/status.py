@@ -101,7 +101,6 @@ def _show_top(arguments: argparse.Namespace) -> int:
 
 
 def _find_all(arguments: argparse.Namespace) -> "Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]":
-    """Return a function that finds the VLLMDeployments of the namespaces that the user asks for."""
     from vllm_operator.cli.live import namespace_or_current
     from vllm_operator.kube.client import VLLM_DEPLOYMENT
 
@@ -173,7 +172,6 @@ class _StatusPage:
         return self.lines
 
     def _add(self, label: str, words: str, style: str = "") -> None:
-        """Add a paragraph, unless it is empty."""
         self.lines += labelled(label, words, style=style, label_width=_LABEL, width=self.width) if words else []
 
     def _message(self, condition: str) -> str:
@@ -377,7 +375,6 @@ CACHES_HEADER = (
 
 
 def _show_caches(arguments: argparse.Namespace) -> int:
-    """Print locations, savings, fetched and published artifacts of all VLLMDeployments. Return the exit status."""
     if arguments.filename is not None:
         resources: Sequence[Mapping[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
     else:

@@ -109,7 +109,6 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
 
 
 def _of_llm_inference_service(manifest: Manifest) -> Engine:
-    """Return the engine of an LLMInferenceService of KServe."""
     spec = mapping(manifest, "spec")
     pod, parallelism = mapping(spec, "template"), mapping(spec, "parallelism")
     container = _container(pod)
@@ -171,7 +170,6 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
 
 
 def _of_model_spec(each: Manifest, common: Manifest, *, has_router: bool) -> Engine:
-    """Return the engine of one model in values of the chart of the vLLM production stack."""
     config, secret = mapping(each, "vllmConfig"), each.get("hf_token")
     requests = {name: each[key] for name, key in (("cpu", "requestCPU"), ("memory", "requestMemory")) if each.get(key)}
     limits = {name: each[key] for name, key in (("cpu", "limitCPU"), ("memory", "limitMemory")) if each.get(key)}
