@@ -11,7 +11,7 @@ from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
 from vllm_operator.controller.object_cache import ObjectCache, name_of
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Gone, Kind, NotFound, Unavailable
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
 OF_LLAMA = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: "llama"}
@@ -159,19 +159,6 @@ async def test_a_list_of_several_pages_is_kept_whole_and_read_from_memory_only_a
     world.cluster.calls.clear()
     assert await world.names() == ["b", "c", "d", "e"]
     assert world.calls() == 0
-
-
-async def test_a_list_whose_version_is_forgotten_in_the_middle_is_begun_again() -> None:
-    world = World()
-    world.cluster.page = 2
-    for name in "abcde":
-        world.cluster.put(child(name=name))
-    world.cluster.fail("page", DEPLOYMENT, Gone("the provided continue parameter is too old"), times=2)
-    await world.load()
-    assert await world.names() == ["a", "b", "c", "d", "e"]
-    world.cluster.fail("page", DEPLOYMENT, Gone("the provided continue parameter is too old"), times=3)
-    with pytest.raises(Gone):
-        await world.load()
 
 
 async def test_a_list_that_fails_leaves_what_was_known(world: World) -> None:

@@ -1,8 +1,8 @@
 """Metrics of the operator in Prometheus format."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -10,6 +10,7 @@ from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.kube.client import Key
 from vllm_operator.logs.state import Stage
 from vllm_operator.status.starts import StartClock
 
@@ -18,15 +19,15 @@ RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
 """Results of a reconciliation."""
 OTHER = "Other"
 """Label value for undocumented reasons. Names of users' crash signatures must not become label values."""
-_OBJECT = ("namespace", "name")
-Key = tuple[str, str]
-_MetricFamily = CounterMetricFamily | GaugeMetricFamily
 _Sample = tuple[str, tuple[str, ...], float]
 """Name of the metric without its prefix, label values without the object's, and value."""
 
 
-class Metrics:
-    """The metrics, in a separate registry, not in the global one of prometheus_client."""
+class Metrics(Collector):
+    """The metrics, in a separate registry, not in the global one of prometheus_client.
+
+    It collects the samples of VLLMDeployments itself: all samples of an object are replaced together, so that no outdated one remains.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -46,8 +47,9 @@ class Metrics:
             f"{PREFIX}_writes", "Number of writes to the API server by verb and kind.", ["verb", "kind"], registry=self.registry
         )
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
-        self._deployments = _Deployments(documented_reasons())
-        self.registry.register(self._deployments)
+        self._reasons = documented_reasons()
+        self._samples: dict[Key, tuple[_Sample, ...]] = {}
+        self.registry.register(self)
         self._restarts = Counter(
             f"{PREFIX}_task_restarts",
             "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.",
@@ -68,8 +70,6 @@ class Metrics:
             for what in ("rules", "signatures", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
-        # looking up a counter by its labels takes most of the time of a watch event
-        self._watched: dict[str, Counter] = {}
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
@@ -85,8 +85,7 @@ class Metrics:
 
     def watched(self, kind: str) -> None:
         """Count a watch event."""
-        counter = self._watched.get(kind) or self._watched.setdefault(kind, self._watch_events.labels(kind))
-        counter.inc()
+        self._watch_events.labels(kind).inc()
 
     def restarted(self, task: str) -> None:
         """Count the restart of a task that ended unexpectedly."""
@@ -122,35 +121,22 @@ class Metrics:
 
     def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
         """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, and the start in progress."""
-        self._deployments.show((namespace, name), status, start)
+        self._samples[namespace, name] = tuple(_samples(status, start, self._reasons))
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove the samples of a deleted VLLMDeployment."""
-        self._deployments.forget((namespace, name))
+        self._samples.pop((namespace, name), None)
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
-
-class _Deployments(Collector):
-    """The samples of all VLLMDeployments. All samples of an object are replaced together, so that no outdated one remains."""
-
-    def __init__(self, reasons: Collection[str]) -> None:
-        self._reasons = reasons
-        self._samples: dict[Key, tuple[_Sample, ...]] = {}
-
-    def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
-        self._samples[key] = tuple(_samples(status, start, self._reasons))
-
-    def forget(self, key: Key) -> None:
-        self._samples.pop(key, None)
-
-    def collect(self) -> Iterator[_MetricFamily]:
-        families: dict[str, _MetricFamily] = {}
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of VLLMDeployments, for the registry."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, (documentation, labels) in _FAMILIES.items():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            families[name] = family(f"{PREFIX}_{name}", documentation, labels=(*_OBJECT, *labels))
+            families[name] = family(f"{PREFIX}_{name}", documentation, labels=("namespace", "name", *labels))
         for key, samples in self._samples.items():
             for name, labels, value in samples:
                 families[name].add_metric((*key, *labels), value)
@@ -209,13 +195,13 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
     cold, warm = cache.cold_start_seconds, cache.warm_start_seconds
     of_artifact = cache.artifact.cold_start_seconds if cache.artifact is not None else None
     before = cold if cold is not None else of_artifact
-    shown: Iterable[tuple[str, tuple[str, ...], int | None]] = (
-        ("start_seconds", ("cold",), cold),
-        ("start_seconds", ("warm",), warm),
-        ("start_saved_seconds", (), max(0, before - warm) if before is not None and warm is not None else None),
-        # including 0, because `increase` needs an earlier sample
-        ("warm_starts_total", (), cache.warm_starts or 0),
-        ("saved_seconds_total", (), cache.saved_seconds or 0),
-        ("quarantined_caches", (), cache.generation or 0),
-    )
-    yield from ((name, labels, value) for name, labels, value in shown if value is not None)
+    if cold is not None:
+        yield "start_seconds", ("cold",), cold
+    if warm is not None:
+        yield "start_seconds", ("warm",), warm
+    if before is not None and warm is not None:
+        yield "start_saved_seconds", (), max(0, before - warm)
+    # including 0, because `increase` needs an earlier sample
+    yield "warm_starts_total", (), cache.warm_starts or 0
+    yield "saved_seconds_total", (), cache.saved_seconds or 0
+    yield "quarantined_caches", (), cache.generation or 0

@@ -35,7 +35,6 @@ from vllm_operator.kube.client import (
     VLLM_DEPLOYMENT,
     ClusterClient,
     ClusterError,
-    Gone,
     Key,
     Kind,
     LogRequest,
@@ -52,8 +51,6 @@ log = logging.getLogger(__name__)
 ObjectName = tuple[str, str]
 """Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
-LIST_TRIES = 3
-"""Maximum number of tries of a list that takes so long that the API server drops its version."""
 SETTLE_SECONDS = 0.1
 """Delay between the start of a watch and the list. After an outage, several watches start together."""
 RETRY_SECONDS = 2.0
@@ -107,13 +104,14 @@ class ObjectCache:
         """List all objects of a kind; return the keys of the objects that differ from the cache (see `note`).
 
         Raises:
-            ClusterError: The kind could not be listed. The cached objects stay.
+            ClusterError: The kind could not be listed. The cached objects stay. Gone: it took so long that the API server has dropped the
+                version of the list.
         """
         objects = self._objects.setdefault(kind, {})
         before = dict(objects)
         changed, listed = set[Key](), set[ObjectName]()
         for namespace in namespaces if kind.namespaced and namespaces else (None,):
-            async for page in self._pages(kind, namespace):
+            async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
                 for item in page:
                     listed.add(name_of(item))
                     changed |= self.note(kind, item)
@@ -219,17 +217,6 @@ class ObjectCache:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
-
-    async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Sequence[Manifest]]:
-        """Yield the pages of a list. A list that takes too long is restarted; objects that were listed twice are stored once."""
-        for attempt in range(1, LIST_TRIES + 1):
-            try:
-                async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
-                    yield page
-                return
-            except Gone:
-                if attempt == LIST_TRIES:
-                    raise
 
     @contextmanager
     def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
