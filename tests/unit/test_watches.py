@@ -8,13 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import kopf
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.controller import watches
-from vllm_operator.controller.watches import Sessions, make_settings, register_events
 from vllm_operator.kube.client import POD, Kind, Manifest
 from vllm_operator.kube.connection import ssl_context
 
@@ -106,16 +104,9 @@ class Seen:
 
     async def operate(self, configuration: Configuration) -> None:
         """Run kopf with the handlers of the operator."""
-        registry, stop, loop = kopf.OperatorRegistry(), asyncio.Event(), asyncio.get_running_loop()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
-        register_events(registry, [POD], self)
-        sessions = Sessions(lambda: configuration, [POD], listed=self.listed.append)
-        kopf.on.login(registry=registry)(sessions.login)
-        settings = make_settings([POD])
-        try:
-            await kopf.operator(registry=registry, settings=settings, clusterwide=True, standalone=True, stop_flag=stop)
-        finally:
-            await sessions.close()
+        await watches.Watches([POD], lambda: configuration, notice=self, listed=self.listed.append).run(stop)
 
     @asynccontextmanager
     async def watching(self, configuration: Configuration) -> AsyncIterator[None]:

@@ -25,13 +25,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import kopf
 import uvloop
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.controller import watches
 from vllm_operator.controller.cache_reconciler import CacheReconciler
 from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
@@ -48,6 +46,7 @@ from vllm_operator.controller.queue import Priority, WorkQueue
 from vllm_operator.controller.reconciler import Reconciler
 from vllm_operator.controller.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
+from vllm_operator.controller.watches import Watches
 from vllm_operator.controller.workers import Workers
 from vllm_operator.hub.client import HttpHub
 from vllm_operator.inventory.nodes import read_inventory
@@ -230,11 +229,10 @@ class Operator:
         self._stop = stop
         host, port = self._settings.http_host, self._settings.http_port
         try:
-            await self._health.start(host, port)
+            log.info("probes and metrics on port %d", await self._health.start(host, port))
         except OSError as error:
             log.error("cannot listen on %s:%d for probes and metrics: %s", host, port, error.strerror)
             return 1
-        log.info("probes and metrics on port %d", self._health.port)
         self._start("connection", self._client.watch_connection())
         if self.leadership is not None:
             self._start("leadership", self.leadership.run())
@@ -271,21 +269,16 @@ class Operator:
 
     async def _watch(self, kinds: Sequence[Kind]) -> None:
         """Run kopf with the operator's handlers until a signal or until a part ends."""
-        settings, registry = self._settings, kopf.OperatorRegistry()
-        sessions = watches.Sessions(lambda: self._client.configuration, kinds, namespaces=settings.namespaces, listed=self.updater.recheck)
-        watches.register_events(registry, kinds, self._notice)
-        kopf.on.login(registry=registry)(sessions.login)
-        kopf.on.startup(registry=registry, id="start")(partial(self._start_parts, kinds))
-        kopf.on.cleanup(registry=registry, id="stop")(self._end_parts)
-        operator = kopf.operator(
-            registry=registry,
-            settings=watches.make_settings(kinds),
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            standalone=True,
-            stop_flag=self._stop,
+        watches = Watches(
+            kinds,
+            lambda: self._client.configuration,
+            notice=self._notice,
+            listed=self.updater.recheck,
+            namespaces=self._settings.namespaces,
+            started=partial(self._start_parts, kinds),
+            stopped=self._end_parts,
         )
-        watching = asyncio.create_task(operator, name="kopf")
+        watching = asyncio.create_task(watches.run(self._stop), name="kopf")
         ended = asyncio.create_task(self._ended.wait(), name="end of the parts")
         try:
             await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +291,6 @@ class Operator:
             await watching
         finally:
             ended.cancel()
-            await sessions.close()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
         self._start("object cache", self.updater.run(kinds))

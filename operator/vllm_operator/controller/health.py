@@ -47,29 +47,23 @@ class HealthServer:
         self._metrics = metrics
         self._readiness = readiness
         self._stuck = stuck
-        self._runner: web.AppRunner | None = None
-        self.port = 0
+        app = web.Application()
+        app.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics_page)])
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
 
-    async def start(self, host: str, port: int) -> None:
-        """Start to listen. With port 0, the system chooses a port (see `port`).
+    async def start(self, host: str, port: int) -> int:
+        """Start to listen. Return the port, which the system chooses if `port` is 0.
 
         Raises:
             OSError: The port is in use.
         """
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics_page)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        await web.TCPSite(self._runner, host, port).start()
+        return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._runner.cleanup()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         reason = self._stuck()

@@ -11,7 +11,8 @@ Nodes are not watched, because they are large and change with every heartbeat.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,9 +33,6 @@ IDLE_SECONDS = 0.05
 PAGE = 50
 """Page size of a list, in objects."""
 
-Notice = Callable[[Kind, Manifest, bool], None]
-"""Takes the kind and the object of a watch event, and whether the object was deleted."""
-
 
 class NoDiffBase(kopf.DiffBaseStorage):
     """Stores nothing. Otherwise kopf copies the object of each event."""
@@ -51,20 +49,91 @@ class NoDiffBase(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-def register_events(registry: kopf.OperatorRegistry, kinds: Collection[Kind], notice: Notice) -> None:
-    """Register a handler for the events of each kind."""
+async def _nothing(**_: object) -> None:
+    """Do nothing."""
 
-    def register(kind: Kind) -> None:
+
+@dataclass(slots=True)
+class Watches:
+    """Watches of the operator.
+
+    Attributes:
+        kinds: The watched kinds.
+        configuration: Returns the current connection settings.
+        notice: Takes the kind and the object of each watch event, and whether the object was deleted.
+        listed: Called with the kind of each list, which starts a watch.
+        namespaces: The watched namespaces; all if empty.
+        started: Called when kopf has started.
+        stopped: Called before kopf ends.
+    """
+
+    kinds: Sequence[Kind]
+    configuration: Callable[[], Configuration]
+    notice: Callable[[Kind, Manifest, bool], None]
+    listed: Callable[[Kind], None]
+    namespaces: Sequence[str] = ()
+    started: Callable[..., Awaitable[None]] = _nothing
+    stopped: Callable[..., Awaitable[None]] = _nothing
+    _session: aiohttp.ClientSession | None = None
+    _opened_at: float = -SESSION_SECONDS
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run kopf until `stop` is set. Raises any error of a watch."""
+        registry = kopf.OperatorRegistry()
+        for kind in self.kinds:
+            self._register(registry, kind)
+        kopf.on.login(registry=registry)(self._login)
+        kopf.on.startup(registry=registry, id="start")(self.started)
+        kopf.on.cleanup(registry=registry, id="stop")(self.stopped)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=_settings(self.kinds),
+                clusterwide=not self.namespaces,
+                namespaces=self.namespaces,
+                standalone=True,
+                stop_flag=stop,
+            )
+        finally:
+            await self._close()  # kopf closes its session only if it ends without an error
+
+    def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
         @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)
         async def changed(event: Mapping[str, Any], **_: object) -> None:
             if event["type"] is not None:  # None: from kopf's initial list; the cache lists objects itself
-                notice(kind, dict(event["object"]), event["type"] == "DELETED")
+                self.notice(kind, dict(event["object"]), event["type"] == "DELETED")
 
-    for kind in kinds:
-        register(kind)
+    async def _login(self, **_: object) -> kopf.AiohttpSession:
+        """Open a session with the configuration of the operator's client. kopf asks for one at its start and after each 401."""
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._opened_at + SESSION_SECONDS - clock()))
+        self._opened_at = clock()
+        await self._close()
+        configuration = self.configuration()
+        base = urlsplit(configuration.host).path.rstrip("/")
+        lists = {
+            base + kind.path(namespace): kind
+            for kind in self.kinds
+            for namespace in (self.namespaces if kind.namespaced else ()) or (None,)
+        }
+
+        async def report_list(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+            response = await send(request)
+            kind = lists.get(request.url.path)
+            if kind is not None and request.method == "GET" and response.ok and not {"watch", "continue"} & request.url.query.keys():
+                self.listed(kind)
+            return response
+
+        token = await authorization(configuration)
+        self._session = open_session(configuration, headers={"Authorization": token} if token else {}, middlewares=(report_list,))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
 
-def make_settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:
+def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoDiffBase()
@@ -81,48 +150,3 @@ def make_settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:
             text = ",".join(f"{label}={value}" for label, value in selector.items())
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = text
     return settings
-
-
-class Sessions:
-    """Opens kopf's connections to the API server with the configuration of the operator's client, and reports each list."""
-
-    def __init__(
-        self,
-        configuration: Callable[[], Configuration],
-        kinds: Sequence[Kind],
-        *,
-        namespaces: Sequence[str] = (),
-        listed: Callable[[Kind], None],
-    ) -> None:
-        """Initialize without a session. `listed` is called with the kind of each list, which starts a watch."""
-        self._configuration = configuration
-        self._listed = listed
-        self._lists = {kind.path(namespace): kind for kind in kinds for namespace in (namespaces if kind.namespaced else ()) or (None,)}
-        self._opened_at = -SESSION_SECONDS
-        self._session: aiohttp.ClientSession | None = None
-
-    async def login(self, **_: object) -> kopf.AiohttpSession:
-        """Open a session. kopf asks for one at its start and after each 401."""
-        clock = asyncio.get_running_loop().time
-        await asyncio.sleep(max(0.0, self._opened_at + SESSION_SECONDS - clock()))
-        self._opened_at = clock()
-        await self.close()
-        configuration = self._configuration()
-        base = urlsplit(configuration.host).path.rstrip("/")
-
-        async def report_list(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-            response = await send(request)
-            query = request.url.query
-            kind = self._lists.get(request.url.path.removeprefix(base))
-            if kind is not None and request.method == "GET" and response.ok and not {"watch", "continue"} & query.keys():
-                self._listed(kind)
-            return response
-
-        token = await authorization(configuration)
-        self._session = open_session(configuration, headers={"Authorization": token} if token else {}, middlewares=(report_list,))
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=self._session)
-
-    async def close(self) -> None:
-        """Close the session. kopf closes it only if it ends without an error."""
-        if self._session is not None:
-            await self._session.close()
