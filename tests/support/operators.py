@@ -15,15 +15,17 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.controller.cache_reconciler import CacheReconciler
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
-from vllm_operator.controller.reconciler import Reconciler, Result
+from vllm_operator.controller.presets import Presets
+from vllm_operator.controller.reconciler import Reconciler
+from vllm_operator.controller.report import Result
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.logs.state import StartupState, UnreadLog
+from vllm_operator.planning.validation import ArtifactTrust
 from vllm_operator.rendering.revision import read_revision
 
 Manifest = dict[str, Any]
@@ -81,6 +83,7 @@ class Bench:
             self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
         self.logs = FakeLogs()
         self.integrations: tuple[str, ...] = ()
+        self.trust = ArtifactTrust()
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
         self.restart()
@@ -96,16 +99,16 @@ class Bench:
     ) -> Reconciler:
         """A reconciler with what ships with the operator, or with this catalog; with this hub, and this way to the cluster."""
         client = client or self.cluster
-        catalog, crashes = catalog or known_catalog(), known_crashes()
         return Reconciler(
             client,
-            catalog,
-            crashes,
-            caches=CacheReconciler(client, catalog, crashes, inventory=self.inventory, count=self.metrics.wrote, now=lambda: self.now),
+            catalog or known_catalog(),
+            known_crashes(),
             inventory=self.inventory,
             logs=self.logs,
             metrics=self.metrics,
+            presets=Presets(client),
             configs=configs,
+            trust=self.trust,
             integrations=self.integrations,
             now=lambda: self.now,
         )

@@ -28,7 +28,8 @@ ONE = f"registry.example/team/caches@sha256:{'1' * 64}"
 async def test_only_what_the_administrator_allows_is_accepted(
     fleet: Fleet, bench: Bench, artifact: dict[str, Any], trust: ArtifactTrust, allowed: bool
 ) -> None:
-    bench.reconciler._trust = trust
+    bench.trust = trust
+    bench.restart()
     await fleet.serve(cache={"artifact": artifact})
     condition = bench.condition("Accepted")
     assert (condition.status, condition.reason) == (("True", "Valid") if allowed else ("False", "ArtifactNotAllowed"))

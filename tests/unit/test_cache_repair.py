@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from support.fleet import Fleet
-from support.operators import KEY, Bench, known_catalog, known_crashes, llama
+from support.operators import KEY, Bench, known_catalog, llama
 from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.key import key_with_image
-from vllm_operator.controller.cache_reconciler import CacheReconciler
-from vllm_operator.controller.observe import observe
 from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.planning.planner import plan
@@ -234,7 +232,9 @@ async def test_a_lock_that_nobody_holds_is_quarantined_with_its_caches(bench: Be
 
 
 @pytest.mark.timeout(30)
-async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined_directory(bench: Bench) -> None:
+async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined_directory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No generation of such a plan leads out of a directory that is quarantined."""
     bench.cluster.put(llama())
     outcome = plan(VLLMDeployment.parse(bench.resource()), await bench.inventory.read(), known_catalog().shipped)
@@ -247,11 +247,6 @@ async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined
     annotations = {labels.QUARANTINED_ANNOTATION_PREFIX + directory: "2026-11-21T12:00:00Z"}
     metadata = {"name": "llama-cache", "namespace": "default", "annotations": annotations}
     bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": {}})
-    snapshot = await observe(bench.cluster, *KEY)
-    assert snapshot is not None
-    caches = CacheReconciler(
-        bench.cluster, known_catalog(), known_crashes(), inventory=bench.inventory, count=bench.metrics.wrote, now=lambda: bench.now
-    )
-    found = await caches.reconcile(VLLMDeployment.parse(bench.resource()), snapshot, outcome, lambda generation: outcome)
-    assert found.outcome.plan is not None
-    assert found.outcome.plan.cache_key == directory
+    monkeypatch.setattr("vllm_operator.controller.decide.plan", lambda *_, **__: outcome)
+    await bench.reconciler.reconcile(KEY)
+    assert bench.plan().cache_key == directory

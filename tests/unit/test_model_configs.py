@@ -12,7 +12,8 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.model_configs import FAILURES, READERS, TROUBLE_SECONDS, ModelConfigs
-from vllm_operator.controller.reconciler import HUB_SECONDS, Result
+from vllm_operator.controller.observe import HUB_SECONDS
+from vllm_operator.controller.report import Result
 from vllm_operator.hub.client import HttpHub, HubAnswer
 from vllm_operator.kube.client import DEPLOYMENT, SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 

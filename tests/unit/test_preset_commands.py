@@ -11,7 +11,6 @@ from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
-from vllm_operator.controller.presets import Presets
 from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT, Manifest
 
 OBJECT = llama(presetRef={"name": "gpu-defaults"})
@@ -90,7 +89,6 @@ async def test_differences_and_revisions_name_the_preset(bench: Bench, files: An
     assert "does not exist" in gone[1]
 
     bench.cluster.put(preset("8"))
-    bench.reconciler._presets = Presets(bench.cluster)
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await bench.settle()
     assert kubectl_plugin(["plan", "llama", "--revision", "-f", files("stored.yaml", *stored())]) == 0

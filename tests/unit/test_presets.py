@@ -44,11 +44,6 @@ async def served(bench: Bench) -> None:
     await bench.settle()
 
 
-def read_again(bench: Bench) -> None:
-    """What a watch would cause: the presets are read anew. All else is kept."""
-    bench.reconciler._presets = Presets(bench.cluster)
-
-
 async def test_a_preset_is_merged_before_planning_and_pinned_with_its_origin(bench: Bench) -> None:
     await served(bench)
     assert seeds(bench) == ["7"]
@@ -72,7 +67,6 @@ async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested
     await served(bench)
     before, revision = template(bench), bench.status().pinned_plan
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
-    read_again(bench)
     await bench.settle()
     assert template(bench) == before
     assert bench.status().pinned_plan == revision
@@ -92,7 +86,6 @@ async def test_an_edit_that_makes_no_difference_to_the_object_is_not_mentioned(b
     await bench.settle()
     writes = list(bench.cluster.writes)
     bench.cluster.put(preset(**{**DEFAULTS, "engine": {"args": [{"name": "seed", "value": "9"}]}}))
-    read_again(bench)
     await bench.reconciler.reconcile(KEY)
     assert bench.cluster.writes == writes
 
@@ -100,7 +93,6 @@ async def test_an_edit_that_makes_no_difference_to_the_object_is_not_mentioned(b
 async def test_a_change_of_the_object_takes_the_preset_as_it_is_now(bench: Bench) -> None:
     await served(bench)
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
-    read_again(bench)
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"rollout": {"drainSeconds": 5}}})
     await bench.settle()
     assert seeds(bench) == ["8"]
@@ -110,7 +102,6 @@ async def test_scaling_keeps_the_preset_of_the_plan(bench: Bench) -> None:
     await served(bench)
     before, revision = template(bench), bench.status().pinned_plan
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
-    read_again(bench)
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"replicas": 0}})
     await bench.settle()
     assert bench.deployment()["spec"]["replicas"] == 0
@@ -129,7 +120,6 @@ async def test_a_deleted_preset_keeps_serving(bench: Bench) -> None:
     await served(bench)
     before = template(bench)
     bench.cluster.remove(PRESET, "default", "gpu-defaults")
-    read_again(bench)
     await bench.settle()
     assert template(bench) == before
     assert "VLLMPreset gpu-defaults no longer exists." in bench.message("Planned")

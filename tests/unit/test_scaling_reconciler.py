@@ -6,8 +6,7 @@ import pytest
 
 from support.operators import Bench
 from support.operators import llama as any_llama
-from vllm_operator.controller.optional_objects import INTEGRATIONS
-from vllm_operator.controller.scaling_reconciler import BUDGET_SECONDS, METRICS_API
+from vllm_operator.controller.optional_objects import BUDGET_SECONDS, INTEGRATIONS, METRICS_API
 from vllm_operator.kube.client import (
     AUTOSCALER,
     DEPLOYMENT,

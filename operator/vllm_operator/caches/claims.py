@@ -34,7 +34,7 @@ from vllm_operator.api.plan import PlannedWeights, WeightsPlace
 from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.caches.address import claims_of, template_spec
+from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.jobs import has_role, is_over
 from vllm_operator.pods.owner import instance_of
@@ -66,6 +66,14 @@ def weights_claim_name(resource: VLLMDeployment) -> str:
     """Return the name of the shared PVC of the weights: the one in the spec, else `<name>-weights`."""
     named = resource.spec.weights.claim_name if resource.spec.weights else None
     return named or f"{resource.metadata.name}-weights"
+
+
+def shared_claim_names(resource: VLLMDeployment) -> frozenset[str]:
+    """Return the shared PVCs of caches and weights that the Pods mount with any plan, unless `podTemplate` mounts other volumes."""
+    weights = weights_storage(resource.spec, plan_weights(resource, None))
+    names = [cache_claim_name(resource)] if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else []
+    names += [weights_claim_name(resource)] if weights is not None and storage_of(weights) is Storage.SHARED_CLAIM else []
+    return frozenset(names)
 
 
 def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights) -> StorageSpec | None:
@@ -151,7 +159,7 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
     A PVC that other VLLMDeployments use gets no owner.
     """
     result: list[dict[str, Any]] = []
-    notes: list[str | None] = [*context.lender_notes]
+    notes: list[str | None] = []
     for manifest in manifests:
         metadata, name = manifest["metadata"], manifest["metadata"]["name"]
         if manifest["kind"] == _CLAIM and "ownerReferences" in metadata and (users := context.claim_users.get(name)):
@@ -220,10 +228,15 @@ class ClaimUser:
         return SHARED_ANNOTATION_PREFIX + self.uid
 
 
+def lender_of(claim: str) -> str | None:
+    """Return the VLLMDeployment that, by the name of a PVC, may have created it; None if the operator creates no PVC of such a name."""
+    return next((claim.removesuffix(suffix) for suffix in _SUFFIXES if claim.endswith(suffix)), None) or None
+
+
 def claims_of_others(pod_spec: Any, name: str) -> dict[str, str]:
     """Return the PVCs of a Pod that, by their names, another VLLMDeployment than `name` may have created, with that VLLMDeployment."""
-    owners = {claim: claim.removesuffix(suffix) for claim in claims_of(pod_spec) for suffix in _SUFFIXES if claim.endswith(suffix)}
-    return {claim: owner for claim, owner in sorted(owners.items()) if owner not in ("", name)}
+    lenders = {claim: lender for claim in sorted(claims_of(pod_spec)) if (lender := lender_of(claim)) is not None}
+    return {claim: lender for claim, lender in lenders.items() if lender != name}
 
 
 def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) -> dict[str, str]:
@@ -256,20 +269,20 @@ def is_recent(user: ClaimUser, now: datetime) -> bool:
     return user.since is not None and now - user.since < GRACE
 
 
-def mentions_claim(spec: Any, claim: str, depth: int = 0) -> bool:
-    """Return whether any field of a spec names a PVC."""
+def named_claims(spec: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the PVCs that any field of a spec names."""
     if depth > _MAX_DEPTH:
-        return False
+        return
     if isinstance(spec, Mapping):
-        return spec.get("claimName") == claim or any(mentions_claim(value, claim, depth + 1) for value in spec.values())
-    if isinstance(spec, list):
-        return any(mentions_claim(value, claim, depth + 1) for value in spec)
-    return isinstance(spec, str) and spec.startswith(_SCHEME) and spec.removeprefix(_SCHEME).partition("/")[0] == claim
-
-
-def mounts_claim(deployment: Any, claim: str) -> bool:
-    """Return whether the Pods of a Deployment mount a PVC."""
-    return claim in claims_of(template_spec(deployment))
+        if isinstance(name := spec.get("claimName"), str) and name:
+            yield name
+        for value in spec.values():
+            yield from named_claims(value, depth + 1)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from named_claims(value, depth + 1)
+    elif isinstance(spec, str) and spec.startswith(_SCHEME):
+        yield spec.removeprefix(_SCHEME).partition("/")[0]
 
 
 def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:

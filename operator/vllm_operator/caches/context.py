@@ -38,7 +38,6 @@ class CacheContext:
         desired_claim: The PVC of the caches as rendered; None if the user named one.
         claims: The live PVCs of caches and weights, by name.
         claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.claims`.
-        lender_notes: Notes to report about PVCs of other VLLMDeployments that ask to delete them.
         weights_claim_name: Name of the PVC of the weights, if it is a separate one.
         weights_modes: Access modes of the PVC of the weights, if it is a separate one.
         pods: The Pods of the VLLMDeployment, including primers.
@@ -59,7 +58,6 @@ class CacheContext:
     desired_claim: Manifest | None = None
     claims: Mapping[str, Manifest] = field(default_factory=dict)
     claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    lender_notes: tuple[str, ...] = ()
     weights_claim_name: str | None = None
     weights_modes: tuple[str, ...] = ()
     pods: tuple[Manifest, ...] = ()

@@ -77,6 +77,13 @@ def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None
     return PrimingLease(name, uid, reading.moment(since)) if is_name(name) and uid else None
 
 
+def read_leases(claim: Mapping[str, Any] | None) -> list[PrimingLease]:
+    """Return all readable leases of a PVC."""
+    names = map(str, reading.mapping(claim, "metadata", "annotations"))
+    keys = [name.removeprefix(PRIMING_ANNOTATION_PREFIX) for name in names if name.startswith(PRIMING_ANNOTATION_PREFIX)]
+    return [lease for key in keys if (lease := read_lease(claim, key)) is not None]
+
+
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
     """Return the directories that a PVC records as created by the operator."""
     names = map(str, reading.mapping(claim, "metadata", "annotations"))

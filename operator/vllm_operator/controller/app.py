@@ -30,7 +30,6 @@ import uvloop
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.controller.cache_reconciler import CacheReconciler
 from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.leadership import Leadership, LeadershipLost
@@ -164,19 +163,10 @@ class Operator:
             else None
         )
         inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), sees_all_pods=not settings.namespaces)
-        caches = CacheReconciler(
-            self.cache,
-            known,
-            crashes,
-            inventory=inventory,
-            count=self.metrics.wrote,
-            primer_patience_seconds=settings.priming_patience_seconds,
-        )
         self.reconciler = Reconciler(
             self.cache,
             known,
             crashes,
-            caches=caches,
             inventory=inventory,
             logs=self.followers,
             metrics=self.metrics,
@@ -186,6 +176,7 @@ class Operator:
             integrations=settings.integrations,
             namespaces=settings.namespaces,
             tools_image=settings.tools_image,
+            primer_patience_seconds=settings.priming_patience_seconds,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

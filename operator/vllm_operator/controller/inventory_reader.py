@@ -7,12 +7,16 @@ share the result. The nodes are listed in pages, and only the required fields ar
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.api.reading import text
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import (
     NODE,
     NODE_POOL,
@@ -25,6 +29,8 @@ from vllm_operator.kube.client import (
     NotFound,
     Unavailable,
 )
+from vllm_operator.kube.recent import Recent
+from vllm_operator.planning.pinning import digest_of, needs_usage
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -54,6 +60,9 @@ the cluster are listed, in pages.
 
 NODE_POOLS_RETRY_SECONDS = 600.0
 """Seconds until the next request for NodePools after a cluster had no Karpenter."""
+
+MAX_COUNTED = 1024
+"""Maximum number of objects whose count of free devices is remembered."""
 
 Content = TypeVar("Content")
 
@@ -222,6 +231,48 @@ class InventoryCache(Generic[Content]):
         except Unavailable:
             return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which does not concern nodes
         return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
+
+
+class FreeDevices:
+    """Adds the devices in use to the inventory for new plans that depend on them.
+
+    The result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go.
+    """
+
+    def __init__(self, inventories: InventoryCache[Inventory]) -> None:
+        self._inventories = inventories
+        # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
+        self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
+
+    async def count(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[Manifest], *, listed_pools: int = 0) -> Inventory:
+        """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
+
+        Args:
+            resource: The VLLMDeployment to plan.
+            inventory: The GPUs of the cluster.
+            pods: Its Pods.
+            listed_pools: Node pools in the administrator's ConfigMap.
+
+        Raises:
+            ClusterError: The Pods cannot be listed.
+        """
+        metadata = resource.metadata
+        if not needs_usage(resource, inventory, listed_pools=listed_pools):
+            self._counted.drop(metadata.uid)
+            return inventory
+        question = digest_of(resource.spec), metadata.annotations.get(labels.REPLAN_ANNOTATION), inventory
+        remembered = self._counted.get(metadata.uid)
+        if remembered is not None and remembered[0] == question:
+            return remembered[1]
+        policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
+        held = await self._inventories.held(insist=policy is AcceleratorPolicy.MOST_FREE)
+        if held is None:
+            counted = replace(inventory, hidden=True)
+        else:
+            allocated = held.claimed_by_others({text(pod, "metadata", "uid") for pod in pods})
+            counted = replace(inventory, used=held.without((metadata.namespace, metadata.name)), allocated=allocated)
+        self._counted.put(metadata.uid, (question, counted))
+        return counted
 
 
 def has_gpu_sign(node: Manifest) -> bool:

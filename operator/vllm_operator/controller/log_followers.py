@@ -15,9 +15,9 @@ from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER
 from vllm_operator.caches.prefetching import is_fetching
 from vllm_operator.controller.log_follower import Follower, FollowerSettings, Parser, Run, ended_run, runs_to_follow
 from vllm_operator.controller.log_share import LogShare, Slots
-from vllm_operator.controller.observe import is_ready
 from vllm_operator.kube.client import ClusterClient, Key, Manifest
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
+from vllm_operator.pods.view import is_ready
 
 log = logging.getLogger(__name__)
 

@@ -1,19 +1,50 @@
-"""Read a VLLMDeployment, its children and its Pods.
+"""Read everything that a reconciliation decides about: one `Snapshot`.
 
-Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`object_cache`).
+Each reconciliation reads all of it, regardless of the watch event, and depends on no state of an earlier one in memory. The client may
+read from memory (`object_cache`).
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
 
-from vllm_operator.api import labels, reading
-from vllm_operator.api.resource import primer_name
+from pydantic import ValidationError
+
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
+from vllm_operator.api.resource import VLLMDeployment, primer_name
+from vllm_operator.api.status import ConditionStatus, CrashStatus
+from vllm_operator.caches.address import cache_address, claims_of, template_spec, weights_claim
+from vllm_operator.caches.claims import (
+    ClaimUser,
+    Removal,
+    find_removals,
+    is_created_by_operator,
+    is_recent,
+    is_terminating,
+    lender_of,
+    named_claims,
+    read_users,
+    shared_claim_names,
+)
 from vllm_operator.caches.context import is_primer
-from vllm_operator.controller.ownership import is_controlled_by
+from vllm_operator.caches.directories import read_leases
+from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
+from vllm_operator.controller.log_follower import runs_to_follow
+from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
+from vllm_operator.controller.model_configs import ModelConfigs
+from vllm_operator.controller.optional_objects import CreatedObjects
+from vllm_operator.controller.ownership import is_controlled_by, is_of_another, own_deployment
+from vllm_operator.controller.plan_store import PlanStore
+from vllm_operator.controller.presets import Presets
+from vllm_operator.controller.schema import PodSchemas
+from vllm_operator.controller.user_data import KnownCatalog
+from vllm_operator.hub.client import HubAnswer
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import (
     CLAIM,
     CLAIM_TEMPLATE,
@@ -23,139 +54,349 @@ from vllm_operator.kube.client import (
     SERVICE,
     VLLM_DEPLOYMENT,
     ClusterClient,
+    ClusterError,
     Forbidden,
+    Key,
     Kind,
     Manifest,
     NotFound,
+    NotLeading,
     children_of,
 )
+from vllm_operator.logs.state import StartupState, UnreadLog
+from vllm_operator.planning.outcome import Outcome, not_accepted
+from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
+from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
+from vllm_operator.rendering.revision import is_revision_of
+from vllm_operator.status.report import describe_invalid_spec
+
+HUB_SECONDS = 30.0
+"""Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
+_NO_INVENTORY = Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, "No plan is made.")
 
 
-@dataclass(frozen=True, slots=True)
+class Logs(Protocol):
+    """Follows container logs."""
+
+    def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
+        """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
+
+    def caught_up(self, key: Key) -> bool:
+        """Return whether all existing log lines have been read."""
+
+    def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
+        """Return the states of a VLLMDeployment's runs, from their logs."""
+
+    def unread(self, key: Key) -> Mapping[tuple[str, int], UnreadLog]:
+        """Return why logs could not be read, by run."""
+
+    def forget(self, key: Key) -> None:
+        """Stop following the logs of a deleted VLLMDeployment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """An object about which nothing can be decided yet, except which Pods and Jobs must release a PVC.
+
+    Attributes:
+        manifest: The object as read.
+        removals: Cleaning Jobs and finished Pods that block the deletion of a PVC.
+        invalid: Why its spec is invalid; None if it is valid.
+        wait_seconds: Maximum delay until the next reconciliation, if a log or an answer of the hub is awaited. Whoever reads it adds the
+            key to the queue.
+    """
+
+    manifest: Manifest
+    removals: tuple[Removal, ...]
+    invalid: str | None = None
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A VLLMDeployment, its children, Pods and ControllerRevisions, as read from the API server. The last may lack their data."""
+    """All input of a decision.
 
-    resource: Manifest
-    children: tuple[Manifest, ...]
-    pods: tuple[Manifest, ...]
+    Attributes:
+        manifest: The VLLMDeployment as read.
+        resource: The same, parsed, with the plan in force and with its preset.
+        now: The time of the observation, UTC.
+        children: The objects with the operator's labels and the name of the VLLMDeployment. They may have another owner (`ownership`).
+        pods: The Pods, including those of its primer and Jobs.
+        revisions: The ControllerRevisions with its plans, possibly without their data.
+        removals: Cleaning Jobs and finished Pods that block the deletion of a PVC.
+        claims: The live PVCs that its Pods mount or could mount, by name.
+        claim_users: For each PVC that an operator created, the other VLLMDeployments with a valid record on it.
+        peers: Other VLLMDeployments, by name: those that created a PVC in `claims`, or hold a priming lease on one.
+        peer_pods: The Pods of holders of a priming lease, by the name of the VLLMDeployment.
+        unplanned: The outcome if no plan can be made or read; otherwise None.
+        inventory: The GPUs of the cluster, or why they are unknown.
+        files: The hub's answer about the model.
+    """
+
+    manifest: Manifest
+    resource: VLLMDeployment
+    now: datetime
+    children: tuple[Manifest, ...] = ()
+    pods: tuple[Manifest, ...] = ()
     revisions: tuple[Manifest, ...] = ()
+    removals: tuple[Removal, ...] = ()
+    claims: Mapping[str, Manifest] = field(default_factory=dict)
+    claim_users: Mapping[str, tuple[ClaimUser, ...]] = field(default_factory=dict)
+    peers: Mapping[str, Manifest] = field(default_factory=dict)
+    peer_pods: Mapping[str, tuple[Manifest, ...]] = field(default_factory=dict)
+    unplanned: Outcome | None = None
+    inventory: Inventory | Verdict = _NO_INVENTORY
+    files: HubAnswer = field(default_factory=HubAnswer)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.resource.metadata.namespace, self.resource.metadata.name
 
     def child(self, kind: Kind) -> Manifest | None:
-        """Return the object of a kind with the operator's labels and the name of the VLLMDeployment; None if there is none.
-
-        It may have another owner: check with `is_controlled_by`.
-        """
-        name = self.resource["metadata"]["name"]
+        """Return the child of a kind with the name of the VLLMDeployment, which may have another owner; None if there is none."""
+        name = self.resource.metadata.name
         return next((child for child in self.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
+    @property
+    def deployment(self) -> Manifest | None:
+        """The Deployment of the replicas that this VLLMDeployment owns."""
+        return own_deployment(self.children, self.resource.metadata.name, self.manifest)
 
-async def observe(client: ClusterClient, namespace: str, name: str, *, has_claim_templates: bool = False) -> Snapshot | None:
-    """Read a VLLMDeployment, its children and its Pods; None if it is gone or being deleted.
+    @property
+    def primer(self) -> Manifest | None:
+        """The Deployment of the primer that this VLLMDeployment owns."""
+        return own_deployment(self.children, primer_name(self.resource.metadata.name), self.manifest)
 
-    `has_claim_templates` says whether it may have ResourceClaimTemplates, which are not watched.
 
-    Raises:
-        ClusterError: They cannot be read.
+class Observer:
+    """Reads snapshots."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        catalog: KnownCatalog,
+        *,
+        plans: PlanStore,
+        presets: Presets,
+        created: CreatedObjects,
+        inventory: InventoryCache[Inventory],
+        logs: Logs,
+        configs: ModelConfigs | None,
+        trust: ArtifactTrust,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._client = client
+        self._catalog = catalog
+        self._plans = plans
+        self._presets = presets
+        self._created = created
+        self._inventory = inventory
+        self._logs = logs
+        self._configs = configs
+        self._trust = trust
+        self._now = now
+        self._pod_schema = PodSchemas(client)
+        self._free_devices = FreeDevices(inventory)
+
+    async def observe(self, key: Key) -> Snapshot | Pending | None:
+        """Read an object and everything that a decision about it depends on; None if it is gone or being deleted.
+
+        Raises:
+            ClusterError: Something cannot be read.
+        """
+        namespace, name = key
+        manifest = await self._get(VLLM_DEPLOYMENT, name, namespace)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            return None
+        # Sequentially: almost always from memory, where tasks would take longer than the reads.
+        pods = await self._find_pods(namespace, name)
+        revisions = await self._find_revisions(namespace, name)
+        children = await self._find_children(manifest, pods)
+        removals, claims = await self._find_removals(namespace, children, pods)
+        pending = Pending(manifest=manifest, removals=removals)
+        try:
+            resource = VLLMDeployment.parse(manifest)
+        except ValidationError as error:
+            return replace(pending, invalid=describe_invalid_spec(error))
+        self._follow_logs(key, resource, pods)
+        if resource.status.observed_generation == resource.metadata.generation and not self._logs.caught_up(key):
+            return replace(pending, wait_seconds=CATCH_UP_SECONDS)
+        snapshot = Snapshot(
+            manifest=manifest,
+            resource=resource,
+            now=self._now(),
+            children=children,
+            pods=pods,
+            revisions=tuple(item for item in revisions if is_revision_of(resource, item)),
+            removals=removals,
+        )
+        planned = await self._with_planning_input(snapshot)
+        if planned is None:
+            return replace(pending, wait_seconds=HUB_SECONDS)
+        return await self._with_claims(planned, claims)
+
+    # The object, its children and its Pods
+
+    async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
+        try:
+            return await self._client.get(kind, name, namespace)
+        except NotFound:
+            return None
+
+    async def _find_pods(self, namespace: str, name: str) -> tuple[Manifest, ...]:
+        """Return the Pods of a VLLMDeployment, including those of its primer and Jobs."""
+        found = await self._client.find(POD, namespace, labels=children_of(POD, name))
+        return tuple(pod for pod in found if instance_of(pod) == name)
+
+    async def _find_revisions(self, namespace: str, name: str) -> Sequence[Manifest]:
+        """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
+        try:
+            return await self._client.find(REVISION, namespace, labels=children_of(REVISION, name))
+        except Forbidden:
+            return ()
+
+    async def _find_children(self, manifest: Manifest, pods: Sequence[Manifest]) -> tuple[Manifest, ...]:
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        has_templates = await self._created.may_exist(CLAIM_TEMPLATE, (namespace, name))  # they are not watched
+        kinds = [DEPLOYMENT, SERVICE, CLAIM, *([CLAIM_TEMPLATE] if has_templates else [])]
+        found = [child for kind in kinds for child in await self._client.find(kind, namespace, labels=children_of(kind, name))]
+        children = [child for child in found if not is_of_another(child, name)]
+        if not reading.mapping(manifest, "status", "pinnedPlan"):
+            return tuple(children)  # nothing was applied yet
+        wanted = [(DEPLOYMENT, name), (SERVICE, name), *([(DEPLOYMENT, primer_name(name))] if any(map(is_primer, pods)) else [])]
+        known = {(child["kind"], child["metadata"]["name"]) for child in children}
+        missing = [(kind, wanted_name) for kind, wanted_name in wanted if (kind.kind, wanted_name) not in known]
+        relabeled = await asyncio.gather(*(self._get(kind, wanted_name, namespace) for kind, wanted_name in missing)) if missing else ()
+        return (*children, *(child for child in relabeled if child is not None and is_controlled_by(child, manifest)))
+
+    def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[Manifest]) -> None:
+        startup = resource.status.startup
+        starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
+        # A Pod may have crashed, and be ready again, since the last reconciliation.
+        starting |= {pod["metadata"]["name"] for pod in pods if _has_new_crash(pod, resource.status.last_crash)}
+        self._logs.sync(key, pods, starting)
+
+    # What a plan depends on
+
+    async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
+        """Add the plan in force, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
+        resource = await self._plans.read(snapshot.resource, snapshot.deployment)
+        if not isinstance(resource, Verdict):
+            resource = await self._presets.merge(resource)
+        if isinstance(resource, Verdict):
+            return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
+        resource, files = self._ask_hub(resource, snapshot.deployment)
+        if files is None:
+            return None
+        snapshot = replace(snapshot, resource=resource, files=files)
+        refusal = refuse_artifact(resource, self._trust) or await self._pod_schema.refusal(resource.spec.pod_template)
+        if refusal is not None:
+            return replace(snapshot, unplanned=not_accepted(refusal))
+        return replace(snapshot, inventory=await self._read_inventory(resource, snapshot.pods))
+
+    def _ask_hub(self, resource: VLLMDeployment, deployment: Manifest | None) -> tuple[VLLMDeployment, HubAnswer | None]:
+        """Ask the hub about the model, for a new plan or for a plan that was made without an answer and whose engine has not started.
+
+        Return the object with the plan to keep, and the answer; None if there is none yet.
+        """
+        plan = resource.pinned
+        if self._configs is None:
+            return resource, HubAnswer()
+        if plan is None or not is_in_force(plan, resource):
+            return resource, self._configs.ask(resource)
+        if plan.awaits_facts and not _has_served(resource, deployment):
+            without = resource.with_pinned(reopened(plan))
+            answer = self._configs.ask(without)
+            if answer is not None and answer.config is not None:
+                return without, answer
+        return resource, HubAnswer()
+
+    async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[Manifest]) -> Inventory | Verdict:
+        """Read the cluster's GPUs, or return a verdict why they are unknown. Only new plans need them."""
+        try:
+            inventory = await self._inventory.read(max_age=max_age_seconds(resource, pods))
+            return await self._free_devices.count(resource, inventory, pods, listed_pools=len(self._catalog.current.instance_types))
+        except Forbidden as error:
+            message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
+            return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
+        except NotLeading:
+            raise
+        except ClusterError as error:
+            message = f"The GPUs of the cluster cannot be read now; the operator tries again. {error}"
+            return Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, message)
+
+    # PersistentVolumeClaims, and the other VLLMDeployments that use them
+
+    async def _find_removals(
+        self, namespace: str, children: Sequence[Manifest], pods: Sequence[Manifest]
+    ) -> tuple[tuple[Removal, ...], Mapping[str, Manifest]]:
+        """Return what blocks the deletion of a PVC, and the PVCs that are known so far, by name."""
+        found = list(find_removals(pods))
+        known = {child["metadata"]["name"]: child for child in children if child["kind"] == CLAIM.kind}
+        claims = await self._read_claims(namespace, {name for removal in found for name in removal.claims}, known)
+        return tuple(it for it in found if any(is_terminating(claims.get(name)) for name in it.claims)), claims
+
+    async def _read_claims(self, namespace: str, names: Collection[str], known: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
+        """Add the PVCs with these names, concurrently: PVCs of a new object, or of a user, are not in memory."""
+        missing = sorted(set(names) - set(known))
+        found = await asyncio.gather(*(self._get(CLAIM, name, namespace) for name in missing)) if missing else ()
+        return {**known, **{name: claim for name, claim in zip(missing, found, strict=True) if claim is not None}}
+
+    async def _with_claims(self, snapshot: Snapshot, known: Mapping[str, Manifest]) -> Snapshot:
+        resource, (namespace, own_name) = snapshot.resource, snapshot.key
+        claims = await self._read_claims(namespace, claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment), known)
+        users, peers = dict[str, tuple[ClaimUser, ...]](), dict[str, Manifest | None]()
+        peer_pods = dict[str, tuple[Manifest, ...]]()
+        for name, claim in claims.items():
+            for holder in {lease.name for lease in read_leases(claim) if lease.uid != resource.metadata.uid}:
+                peers[holder] = await self._get(VLLM_DEPLOYMENT, holder, namespace)
+                peer_pods[holder] = await self._find_pods(namespace, holder)
+            if is_terminating(claim) or not is_created_by_operator(claim):
+                continue
+            recorded = read_users(claim, resource.metadata.uid)
+            users[name] = tuple([user for user in recorded if await self._is_valid(user, namespace, name)])
+            lender = lender_of(name)
+            if lender is not None and lender != own_name and lender not in peers:
+                peers[lender] = await self._get(VLLM_DEPLOYMENT, lender, namespace)
+        present = {name: peer for name, peer in peers.items() if peer is not None}
+        return replace(snapshot, claims=claims, claim_users=users, peers=present, peer_pods=peer_pods)
+
+    async def _is_valid(self, user: ClaimUser, namespace: str, claim: str) -> bool:
+        """Return whether the VLLMDeployment of a record exists, and uses the PVC or is about to."""
+        found = await self._get(VLLM_DEPLOYMENT, user.name, namespace)
+        if found is None or found["metadata"].get("uid") != user.uid:
+            return False
+        if is_recent(user, self._now()) or claim in named_claims(found.get("spec")):
+            return True
+        return claim in claims_of(template_spec(await self._get(DEPLOYMENT, user.name, namespace)))
+
+
+def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest | None) -> set[str]:
+    """Return the PVCs of caches and weights, now and after a rollout with any plan, and the mounted PVCs of other VLLMDeployments.
+
+    Args:
+        resource: The VLLMDeployment with its preset.
+        written: Its spec without the preset, as read.
+        deployment: Its live Deployment.
     """
-    try:
-        resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    except NotFound:
-        return None
-    if resource["metadata"].get("deletionTimestamp"):
-        return None
-    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if has_claim_templates else ())]
-    # Sequentially: almost always from memory, where tasks would take longer than the reads.
-    pods, revisions = await find_pods(client, namespace, name), await _find_revisions(client, namespace, name)
-    found = [child for kind in kinds for child in await client.find(kind, namespace, labels=children_of(kind, name))]
-    children = [child for child in found if not _is_of_another(child, name)]
-    children += await _find_relabeled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
-    return Snapshot(resource, tuple(children), pods, tuple(item for item in revisions if is_controlled_by(item, resource)))
+    running = template_spec(deployment)
+    names = {*shared_claim_names(resource), *claims_of(reading.mapping(resource.spec.pod_template, "spec"))}
+    names |= {address.claim} if (address := cache_address(running)) is not None else set()
+    names |= {weights} if (weights := weights_claim(running)) is not None else set()
+    mentioned = (*named_claims(written), *named_claims(resource.preset.spec if resource.preset is not None else None))
+    return names | {name for name in mentioned if lender_of(name) is not None}
 
 
-async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[Manifest, ...]:
-    """Return the Pods of a VLLMDeployment, including those of its primer and Jobs. Raises ClusterError."""
-    found = await client.find(POD, namespace, labels=children_of(POD, name))
-    return tuple(pod for pod in found if instance_of(pod) == name)
+def _has_served(resource: VLLMDeployment, deployment: Manifest | None) -> bool:
+    """Return whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
+    progress = reading.named(deployment, "Progressing", "status", "conditions")
+    return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
 
 
-async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> Sequence[Manifest]:
-    """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
-    try:
-        return await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    except Forbidden:
-        return ()
-
-
-async def _find_relabeled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
-    """Return the Deployments and the Service that have lost the operator's labels."""
-    if not reading.mapping(resource, "status", "pinnedPlan"):
-        return []  # nothing was applied yet
-    metadata = resource["metadata"]
-    wanted = [(DEPLOYMENT, metadata["name"]), (SERVICE, metadata["name"])]
-    if has_primer:
-        wanted.append((DEPLOYMENT, primer_name(metadata["name"])))
-    known = {(child["kind"], child["metadata"]["name"]) for child in found}
-    missing = [(kind, name) for kind, name in wanted if (kind.kind, name) not in known]
-    if not missing:
-        return []
-    found_by_name = await asyncio.gather(*(_get(client, kind, name, metadata["namespace"]) for kind, name in missing))
-    return [child for child in found_by_name if child is not None and is_controlled_by(child, resource)]
-
-
-async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> Manifest | None:
-    try:
-        return await client.get(kind, name, namespace)
-    except NotFound:
-        return None
-
-
-def is_claim_template_in_use(snapshot: Snapshot, child: Manifest) -> bool:
-    """Return whether a child is a ResourceClaimTemplate that a Pod may still use for its claim.
-
-    If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
-    """
-    if child["kind"] != CLAIM_TEMPLATE.kind:
-        return False
-    deployments = [it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind]
-    return any(child["metadata"]["name"] in _claim_templates_of(pod) for pod in snapshot.pods) or not all(map(_is_complete, deployments))
-
-
-def _claim_templates_of(pod: Manifest) -> set[str]:
-    if reading.text(pod, "status", "phase") in ("Succeeded", "Failed"):
-        return set()
-    return {reading.text(claim, "resourceClaimTemplateName") for claim in reading.objects(pod, "spec", "resourceClaims")}
-
-
-def _is_complete(deployment: Manifest) -> bool:
-    """Return whether a rollout is complete, like `kubectl rollout status`: no old ReplicaSet has replicas."""
-    wanted = reading.integer(deployment, "spec", "replicas")
-    fields = ("updatedReplicas", "replicas", "availableReplicas")
-    seen = reading.integer(deployment, "status", "observedGeneration") == reading.integer(deployment, "metadata", "generation")
-    return seen and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
-
-
-async def read_claims(client: ClusterClient, snapshot: Snapshot, *claim_names: str | None) -> list[Manifest | None]:
-    """Return the PersistentVolumeClaims with these names (children, or named in the spec); None for each missing claim or name.
-
-    They are read concurrently, because the claims of a new object are not cached.
-    """
-    children = {child["metadata"]["name"]: child for child in snapshot.children if child["kind"] == CLAIM.kind}
-    absent = list({name for name in claim_names if name is not None and name not in children})
-    namespace = snapshot.resource["metadata"]["namespace"]
-    read = await asyncio.gather(*(_get(client, CLAIM, name, namespace) for name in absent)) if absent else ()
-    found = children | dict(zip(absent, read, strict=True))
-    return [found[name] if name is not None else None for name in claim_names]
-
-
-def _is_of_another(child: Manifest, name: str) -> bool:
-    """Return whether the owner of a child is a VLLMDeployment of another name, regardless of labels."""
-    owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
-    return bool(owners) and name not in owners
-
-
-def is_ready(pod: Manifest) -> bool:
-    """Return whether a Pod is Ready and not being deleted."""
-    conditions: list[Any] = (pod.get("status") or {}).get("conditions") or []
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
-    return ready and not pod["metadata"].get("deletionTimestamp")
+def _has_new_crash(pod: Manifest, recorded: CrashStatus | None) -> bool:
+    """Return whether the run before the current one crashed, and the status does not have that crash."""
+    runs = runs_to_follow(pod)
+    last = (recorded.pod, recorded.restarts) if recorded is not None else None
+    return len(runs) > 1 and (runs[0].pod, runs[0].restarts) != last

@@ -1,57 +1,163 @@
 """Objects that a VLLMDeployment has only if its spec asks for them.
 
 These are NetworkPolicy, HTTPRoute, InferencePool, PodDisruptionBudget and autoscalers. They are not watched, and most VLLMDeployments have
-none. The operator looks for an undesired object only if it may exist (`created_objects`).
+none. Each has the name of its VLLMDeployment. The eviction API refuses Pods that two PodDisruptionBudgets select, and two autoscalers undo
+each other's changes. So if somebody else has created one for the same Pods, the operator creates none.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime, timedelta
 
+from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.controller.apply import Applied, Applier, Refusal
-from vllm_operator.controller.created_objects import CreatedObjects
-from vllm_operator.kube.client import HTTP_ROUTE, INFERENCE_POOL, SCALED_OBJECT, ClusterClient, Forbidden, Kind, Manifest, NotFound
-from vllm_operator.status.observation import ObjectProblem
+from vllm_operator.controller.ownership import is_created_by_operator
+from vllm_operator.kube.client import (
+    AUTOSCALER,
+    DISRUPTION_BUDGET,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    NETWORK_POLICY,
+    SCALED_OBJECT,
+    ClusterClient,
+    ClusterError,
+    Forbidden,
+    Key,
+    Kind,
+    Manifest,
+    NotFound,
+    Unavailable,
+    selector_of,
+)
+from vllm_operator.kube.recent import Recent
+from vllm_operator.pods.selection import selects
+from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
+from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
+
+log = logging.getLogger(__name__)
 
 INTEGRATIONS = {"gateway": (HTTP_ROUTE, INFERENCE_POOL), "keda": (SCALED_OBJECT,)}
 """Kinds that the operator uses only if its settings name the integration: not every cluster has them, and each adds permissions that
 authors of VLLMDeployments gain."""
+METRICS_API = "/apis/custom.metrics.k8s.io"
+"""Path of the API by which a HorizontalPodAutoscaler reads metrics of Pods. Every account may read it (system:discovery)."""
+BUDGET_SECONDS = 300
+"""Interval between reads of the PodDisruptionBudgets in a namespace. They are not watched: their status changes with each Pod."""
+MAX_CHECKED = 20_000
+"""Maximum number of VLLMDeployments whose last read is remembered."""
+
+
+class CreatedObjects:
+    """Tracks which VLLMDeployments have objects of kinds that are not watched.
+
+    Such an object must be deleted when it is no longer desired, even after a failure, an invalid spec, a restart or an upgrade. So the
+    objects of each kind are listed once, when that is first asked, and what is created from then on is remembered. No other process creates
+    the operator's objects.
+    """
+
+    def __init__(self, client: ClusterClient, *, namespaces: Sequence[str] = ()) -> None:
+        """Initialize. `namespaces` are the namespaces to serve; all if empty."""
+        self._client = client
+        self._namespaces = tuple(namespaces)
+        self._known: defaultdict[Kind, set[Key]] = defaultdict(set)
+        self._listed: set[Kind] = set()
+        self._listing: defaultdict[Kind, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def may_exist(self, kind: Kind, key: Key) -> bool:
+        """Return whether a VLLMDeployment may have an object of a kind. If the list fails, the next call lists again."""
+        async with self._listing[kind]:
+            if kind not in self._listed:
+                try:
+                    self._known[kind] |= await self._list(kind)
+                    self._listed.add(kind)
+                except (Forbidden, NotFound) as error:  # until the operator or its ClusterRole is replaced
+                    log.debug("%s cannot be listed: %s", kind.plural, error)
+                    self._listed.add(kind)
+                except ClusterError as error:
+                    log.debug("%s cannot be listed now: %s", kind.plural, error)
+        return key in self._known[kind]
+
+    def note(self, kind: Kind, key: Key) -> None:
+        """Record that an object is about to be created."""
+        self._known[kind].add(key)
+
+    def forget(self, kind: Kind, key: Key) -> None:
+        """Record that an object was deleted."""
+        self._known[kind].discard(key)
+
+    async def _list(self, kind: Kind) -> set[Key]:
+        keys = set[Key]()
+        for namespace in self._namespaces or (None,):
+            async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
+                for item in page:
+                    instance = reading.text(item, "metadata", "labels", labels.INSTANCE_LABEL)
+                    keys.add((reading.text(item, "metadata", "namespace"), instance))
+        return keys
 
 
 class OptionalObjects:
-    """Applies and deletes optional objects: at most one of each kind, with the name of the VLLMDeployment."""
+    """Applies and deletes the optional objects of VLLMDeployments: at most one of each kind."""
 
     def __init__(
         self,
         client: ClusterClient,
         created: CreatedObjects,
         *,
-        integrations: Collection[str] = (),
-        count: Callable[[str, str], None] = lambda verb, kind: None,
+        integrations: Collection[str],
+        count: Callable[[str, str], None],
+        now: Callable[[], datetime],
     ) -> None:
         """Initialize. `integrations` are the enabled integrations; `count` is called with the verb and kind of each write."""
         self._client = client
         self._created = created
         self._applier = Applier(client, count=count)
         self._disabled = {kind: name for name, kinds in INTEGRATIONS.items() if name not in integrations for kind in kinds}
+        self._now = now
+        # by uid of the VLLMDeployment: generation and time of the last read of the PodDisruptionBudgets, and the problems found
+        self._budgets: Recent[tuple[int, datetime, tuple[ObjectProblem, ...]]] = Recent(MAX_CHECKED)
 
-    async def reconcile(self, kind: Kind, resource: VLLMDeployment, owner: Manifest, desired: Manifest | None) -> Applied:
-        """Apply the desired object of a kind, or delete it if none is desired.
+    async def expose(self, resource: VLLMDeployment, owner: Manifest) -> Exposure:
+        """Apply or delete the NetworkPolicy, the HTTPRoute and the InferencePool.
 
         Raises:
             ClusterError: The API server failed. A retry may help.
         """
-        key = (resource.metadata.namespace, resource.metadata.name)
-        if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, key)):
+        kinds = (NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
+        desired = {manifest["kind"]: manifest for manifest in render_exposure(resource)}
+        problems = [problem for kind in kinds if kind.kind in desired and (problem := self._disabled_problem(kind)) is not None]
+        applied = {kind: await self._reconcile(kind, owner, desired.get(kind.kind)) for kind in kinds}
+        if not desired:
+            return NO_EXPOSURE
+        problems += [problem for each in applied.values() for problem in _problems(each.refusals)]
+        route = next(iter(applied[HTTP_ROUTE].children), None)
+        is_accepted = route is not None and _is_accepted(route)
+        url = _url(route, resource) if route is not None and is_accepted else None
+        return Exposure(tuple(problems), url, awaits_gateway=route is not None and not is_accepted)
+
+    async def scale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+        """Apply or delete the PodDisruptionBudget and the autoscaler. Return why an object has no effect.
+
+        Raises:
+            ClusterError: The API server failed. A retry may help.
+        """
+        return (*await self._protect(resource, owner), *await self._autoscale(resource, owner))
+
+    async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None) -> Applied:
+        """Apply the desired object of a kind, or delete it if none is desired."""
+        namespace, name = owner["metadata"]["namespace"], owner["metadata"]["name"]
+        if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, (namespace, name))):
             return Applied()
         live = list[Manifest]()
         with contextlib.suppress(NotFound, Forbidden):  # if forbidden, applying reports it
-            live = [await self._client.get(kind, resource.metadata.name, resource.metadata.namespace)]
-        return await self.apply(kind, owner, desired, live)
+            live = [await self._client.get(kind, name, namespace)]
+        return await self._apply(kind, owner, desired, live)
 
-    async def apply(self, kind: Kind, owner: Manifest, desired: Manifest | None, live: Sequence[Manifest]) -> Applied:
-        """Apply the desired object, or delete the live one if none is desired. Raises ClusterError if a retry may help."""
+    async def _apply(self, kind: Kind, owner: Manifest, desired: Manifest | None, live: Sequence[Manifest]) -> Applied:
         key = (owner["metadata"]["namespace"], owner["metadata"]["name"])
         if desired is not None:
             self._created.note(kind, key)
@@ -62,14 +168,102 @@ class OptionalObjects:
             self._created.forget(kind, key)
         return applied
 
-    def disabled(self, kind: Kind) -> ObjectProblem | None:
+    def _disabled_problem(self, kind: Kind) -> ObjectProblem | None:
         """Return the problem if the settings do not allow a kind; None if they do."""
         integration = self._disabled.get(kind)
         return ObjectProblem(Reason.INTEGRATION_DISABLED, kind.kind, integration) if integration is not None else None
 
+    async def _protect(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+        desired, metadata = render_disruption_budget(resource), resource.metadata
+        if desired is None:
+            await self._reconcile(DISRUPTION_BUDGET, owner, None)
+            return ()
+        generation, read_at, problems = self._budgets.get(metadata.uid) or (None, self._now(), ())
+        if generation != metadata.generation or self._now() >= read_at + timedelta(seconds=BUDGET_SECONDS):
+            problems = await self._apply_budget(resource, owner, desired)
+            self._budgets.put(metadata.uid, (metadata.generation, self._now(), problems))
+        return problems
 
-def problem_of(refusal: Refusal) -> ObjectProblem:
-    """Return the problem for a refused object."""
-    # Server-side apply creates missing objects, so only the kind itself can be missing.
-    missing = isinstance(refusal.error, NotFound)
-    return ObjectProblem(Reason.KIND_NOT_INSTALLED if missing else Reason.APPLY_FAILED, refusal.kind, str(refusal.error))
+    async def _apply_budget(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> tuple[ObjectProblem, ...]:
+        try:
+            budgets = await self._client.find(DISRUPTION_BUDGET, resource.metadata.namespace)
+        except Forbidden as error:
+            return (ObjectProblem(Reason.APPLY_FAILED, DISRUPTION_BUDGET.kind, str(error)),)
+        live = [budget for budget in budgets if budget["metadata"]["name"] == resource.metadata.name]
+        others = [budget for budget in budgets if budget not in live or not is_created_by_operator(budget, owner)]
+        pod_labels = {**reading.mapping(resource.spec.pod_template, "metadata", "labels"), **labels_of(resource, Role.ENGINE)}
+        is_covered = any(selects(reading.mapping(budget, "spec").get("selector"), pod_labels) for budget in others)
+        applied = await self._apply(DISRUPTION_BUDGET, owner, None if is_covered else desired, live)
+        return _problems(applied.refusals)
+
+    async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+        desired = render_autoscaler(resource)
+        wanted = desired["kind"] if desired is not None else None
+        # delete first: two autoscalers would conflict, and KEDA refuses to be the second
+        for kind in (AUTOSCALER, SCALED_OBJECT):
+            if kind.kind != wanted:
+                await self._reconcile(kind, owner, None)
+        if desired is None:
+            return ()
+        kind = AUTOSCALER if wanted == AUTOSCALER.kind else SCALED_OBJECT
+        problem = self._disabled_problem(kind) or await self._find_obstacle(resource, owner, desired)
+        if problem is not None:
+            if problem.reason == Reason.AUTOSCALER_EXISTS:
+                await self._reconcile(kind, owner, None)
+            return (problem,)
+        return _problems((await self._reconcile(kind, owner, desired)).refusals)
+
+    async def _find_obstacle(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> ObjectProblem | None:
+        """Return why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
+        try:
+            autoscalers = await self._client.find(AUTOSCALER, resource.metadata.namespace, cached=True)
+        except Forbidden as error:
+            return ObjectProblem(Reason.APPLY_FAILED, AUTOSCALER.kind, str(error))
+        kind, name = desired["kind"], resource.metadata.name
+        own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
+        if SCALED_OBJECT not in self._disabled:
+            own += [item for item in autoscalers if _is_of_keda(item, name)]
+        others = [item for item in autoscalers if item not in own and _targets(item, name)]
+        if others:
+            return ObjectProblem(Reason.AUTOSCALER_EXISTS, AUTOSCALER.kind, reading.text(others[0], "metadata", "name"))
+        if kind != AUTOSCALER.kind or own:
+            return None
+        try:
+            await self._client.get_path(METRICS_API)
+        except NotFound:
+            return ObjectProblem(Reason.METRICS_API_MISSING, kind, METRICS_API.rpartition("/")[2])
+        except (Forbidden, Unavailable):
+            pass  # discovery may be forbidden or an adapter down; the HorizontalPodAutoscaler reports it
+        return None
+
+
+def _problems(refusals: Iterable[Refusal]) -> tuple[ObjectProblem, ...]:
+    # Server-side apply creates missing objects, so for NotFound the kind itself is missing.
+    reasons = ((Reason.KIND_NOT_INSTALLED if isinstance(it.error, NotFound) else Reason.APPLY_FAILED, it) for it in refusals)
+    return tuple(ObjectProblem(reason, refusal.kind, str(refusal.error)) for reason, refusal in reasons)
+
+
+def _is_accepted(route: Manifest) -> bool:
+    parents = reading.objects(route, "status", "parents")
+    conditions = [condition for parent in parents for condition in reading.objects(parent, "conditions")]
+    return any((condition.get("type"), condition.get("status")) == ("Accepted", "True") for condition in conditions)
+
+
+def _url(route: Manifest, resource: VLLMDeployment) -> str | None:
+    """Return the URL of the first host. Only the Gateway knows whether it uses TLS; by convention, TLS listeners are called https."""
+    hosts = reading.sequence(reading.mapping(route, "spec").get("hostnames"))
+    host = next((host for host in hosts if isinstance(host, str) and not host.startswith("*")), None)
+    references = resource.spec.gateway.parent_refs if resource.spec.gateway is not None else []
+    secure = any("https" in (reference.section_name or "") for reference in references)
+    return f"{'https' if secure else 'http'}://{host}" if host is not None else None
+
+
+def _targets(autoscaler: Manifest, name: str) -> bool:
+    target = reading.mapping(autoscaler, "spec", "scaleTargetRef")
+    return (target.get("kind"), target.get("name")) == (labels.KIND, name)
+
+
+def _is_of_keda(autoscaler: Manifest, name: str) -> bool:
+    """Return whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
+    owners = reading.objects(autoscaler, "metadata", "ownerReferences")
+    return any((owner.get("kind"), owner.get("name")) == (SCALED_OBJECT.kind, name) for owner in owners)

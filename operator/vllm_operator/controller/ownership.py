@@ -8,6 +8,8 @@ Labels and owner references alone are no proof: `kubectl get -o yaml | kubectl a
   orphaned primer, which has no owner.
 """
 
+from collections.abc import Iterable
+
 from vllm_operator.api import labels
 from vllm_operator.api.resource import primer_name
 from vllm_operator.caches import claims
@@ -19,6 +21,18 @@ def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
     """Return whether an object, by its uid, is the controlling owner of a child."""
     owners = child["metadata"].get("ownerReferences") or ()
     return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
+
+
+def own_deployment(children: Iterable[Manifest], name: str, owner: Manifest) -> Manifest | None:
+    """Return the Deployment with this name that an object controls and that is not being deleted; None if there is none."""
+    named = (child for child in children if (child["kind"], child["metadata"]["name"]) == (DEPLOYMENT.kind, name))
+    return next((it for it in named if is_controlled_by(it, owner) and not it["metadata"].get("deletionTimestamp")), None)
+
+
+def is_of_another(child: Manifest, name: str) -> bool:
+    """Return whether the owner of a child is a VLLMDeployment of another name, regardless of labels."""
+    owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
+    return bool(owners) and name not in owners
 
 
 def is_of_earlier(child: Manifest, owner: Manifest) -> bool:

@@ -6,22 +6,18 @@ need not be read again, and a deleted revision is written again from memory.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.controller.observe import Snapshot
-from vllm_operator.controller.ownership import is_controlled_by
-from vllm_operator.kube.client import DEPLOYMENT, REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
+from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
 from vllm_operator.rendering.revision import (
     RevisionError,
-    is_revision_of,
     next_number,
-    plan_name,
     read_revision,
     render_revision,
     revision_name,
@@ -43,10 +39,10 @@ class PlanStore:
         self._count = count
         self._plans: Recent[Plan] = Recent(MAX_PLANS)
 
-    async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
+    async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
         """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used.
 
-        An unusable plan is replaced only if no engine runs or if a new plan is requested.
+        An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
 
         Raises:
             ClusterError: The API server failed. A retry may help.
@@ -60,32 +56,34 @@ class PlanStore:
             return _not_permitted(error)
         except RevisionError as error:
             is_requested = summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
-            if _own_deployment(snapshot) is not None and not is_requested:
+            if deployment is not None and not is_requested:
                 return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, _explain(error))
             log.info("making a new plan: %s", error)
             return resource
 
-    async def persist(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> str | Verdict:
+    async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Ensure that the ControllerRevision of a plan exists. Return its name, or a verdict why it cannot be written.
+
+        `revisions` are the existing ones of this object.
 
         Raises:
             ClusterError: The API server failed. A retry may help.
         """
-        name, own = self._name(resource, plan), _own(resource, snapshot)
-        if name not in [revision["metadata"]["name"] for revision in own]:
-            refusal = await self._create(resource, render_revision(resource, plan, next_number(own)))
+        name = self._name(resource, plan)
+        if name not in [revision["metadata"]["name"] for revision in revisions]:
+            refusal = await self._create(resource, render_revision(resource, plan, next_number(revisions)))
             if refusal is not None:
                 return refusal
         self._plans.put(_key(resource, name), plan)
         return name
 
-    async def prune(self, resource: VLLMDeployment, snapshot: Snapshot, pinned: str) -> None:
-        """Delete the oldest revisions beyond the history limit, but never the pinned one or the Deployment's.
+    async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
+        """Delete the oldest revisions beyond the history limit, but not the ones with names in use.
 
         Raises:
             ClusterError: The API server failed. A retry may help.
         """
-        for revision in surplus(_own(resource, snapshot), {pinned, plan_name(_own_deployment(snapshot))}):
+        for revision in surplus(revisions, in_use):
             metadata = revision["metadata"]
             try:
                 await self._client.delete(REVISION, metadata["name"], metadata["namespace"], uid=metadata["uid"])
@@ -135,15 +133,6 @@ class PlanStore:
 def _key(resource: VLLMDeployment, name: str) -> str:
     """Return the key of a plan in memory. It includes the UID, because a status may name the revision of another object."""
     return f"{resource.metadata.uid}/{name}"
-
-
-def _own(resource: VLLMDeployment, snapshot: Snapshot) -> list[Manifest]:
-    return [revision for revision in snapshot.revisions if is_revision_of(resource, revision)]
-
-
-def _own_deployment(snapshot: Snapshot) -> Manifest | None:
-    deployment = snapshot.child(DEPLOYMENT)
-    return deployment if deployment is not None and is_controlled_by(deployment, snapshot.resource) else None
 
 
 def _explain(error: RevisionError) -> str:

@@ -8,7 +8,8 @@ import time
 from vllm_operator.controller.log_output import about
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.queue import Priority, WorkQueue
-from vllm_operator.controller.reconciler import Reconciler, Result
+from vllm_operator.controller.reconciler import Reconciler
+from vllm_operator.controller.report import Result
 from vllm_operator.kube.client import ClusterError, Conflict, Key, Unavailable
 
 log = logging.getLogger(__name__)

@@ -141,6 +141,12 @@ def waits_for_node(pod: Manifest) -> bool:
     return not reading.text(pod, "spec", "nodeName")
 
 
+def is_ready(pod: Manifest) -> bool:
+    """Return whether a Pod is Ready and not being deleted."""
+    ready = reading.named(pod, "Ready", "status", "conditions")
+    return ready.get("status") == "True" and not reading.text(pod, "metadata", "deletionTimestamp")
+
+
 def read_pod(pod: Manifest) -> PodView:
     """Read a Pod of any shape. Never raises."""
     status = reading.mapping(pod, "status")

@@ -1,0 +1,303 @@
+"""Carry out a decision.
+
+    release PVCs -> persist the plan -> records on PVCs -> Jobs -> apply and prune children -> optional objects -> prune plans
+
+The plan is durable before anything is rendered from it, and a record exists before the Pods that depend on it: for example, a priming lease
+is taken before the primer is created. So each step may be the last one.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, FetchingState, Publication, PublicationState
+from vllm_operator.caches.claims import Removal
+from vllm_operator.caches.cleaning import (
+    CleaningNeed,
+    describe_blocked_cleaning,
+    directories_in_use,
+    find_blocking_pod,
+    record_attempt,
+    render_cleaning,
+)
+from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.directories import Changes
+from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
+from vllm_operator.controller.apply import Applied, Applier, annotate_claim
+from vllm_operator.controller.decide import Decision, without_plan
+from vllm_operator.controller.observe import Snapshot
+from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
+from vllm_operator.controller.ownership import is_controlled_by
+from vllm_operator.controller.plan_store import PlanStore
+from vllm_operator.controller.user_data import KnownCrashes
+from vllm_operator.kube.client import (
+    CLAIM,
+    CLAIM_TEMPLATE,
+    DEPLOYMENT,
+    JOB,
+    POD,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
+from vllm_operator.rendering.revision import plan_name, with_plan_name
+from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class ActionResult:
+    """What was done.
+
+    Attributes:
+        decision: The decision that was carried out: without a plan if the plan could not be stored.
+        activity: The activity of the caches, with what the API server refused.
+        revision: The name of the plan; None without one.
+        claims: The live PVCs, by name.
+        jobs: Live Jobs that have not finished and have no Pod, or no Pod that is bound to a node.
+        applied: The children as they are now, and what was refused.
+        exposure: The exposure of the engine in addition to its Service.
+        scaling: Why the PodDisruptionBudget or the autoscaler has no effect.
+    """
+
+    decision: Decision
+    activity: CacheActivity
+    claims: dict[str, Manifest]
+    revision: str | None = None
+    jobs: list[Manifest] = field(default_factory=list)
+    applied: Applied = field(default_factory=Applied)
+    exposure: Exposure = NO_EXPOSURE
+    scaling: tuple[ObjectProblem, ...] = ()
+
+
+class Actor:
+    """Carries out decisions."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        crashes: KnownCrashes,
+        *,
+        plans: PlanStore,
+        created: CreatedObjects,
+        optional: OptionalObjects,
+        count: Callable[[str, str], None],
+    ) -> None:
+        """Initialize. `count` is called with the verb and the kind of each write."""
+        self._client = client
+        self._crashes = crashes
+        self._plans = plans
+        self._created = created
+        self._optional = optional
+        self._count = count
+        self._applier = Applier(client, count=count)
+
+    async def act(self, snapshot: Snapshot, decision: Decision) -> ActionResult:
+        """Carry out a decision.
+
+        If a child cannot be applied, the rest is still done, so that the status keeps up, and the error is in the result.
+
+        Raises:
+            ClusterError: The API server failed or refused. The next reconciliation completes this one.
+        """
+        await self.release_claims(snapshot.manifest, snapshot.removals)
+        resource, revision = snapshot.resource, None
+        if decision.outcome.plan is not None:
+            persisted = await self._plans.persist(resource, snapshot.revisions, decision.outcome.plan)
+            if isinstance(persisted, Verdict):
+                decision = without_plan(snapshot, persisted)  # a plan that cannot be stored is not applied
+            else:
+                revision = persisted
+        result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
+        if decision.context is not None:
+            unwritten = {name for name in decision.records if not await self._write_record(decision, name, result)}
+            await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=decision.claim_name not in unwritten)
+        await self._apply(snapshot, result)
+        failure = result.applied.failure
+        if failure is not None and not _is_reported(failure, resource):
+            raise failure
+        try:
+            result.exposure = await self._optional.expose(resource, snapshot.manifest)
+            result.scaling = await self._optional.scale(resource, snapshot.manifest)
+            await self._prune_plans(snapshot, result)
+        except ClusterError as error:
+            raise failure or error from error
+        return result
+
+    async def release_claims(self, owner: Manifest, removals: Iterable[Removal]) -> None:
+        """Delete Jobs and finished Pods that are not needed, for example because they block the deletion of a PVC.
+
+        Raises:
+            ClusterError: Try again.
+        """
+        for removal in removals:
+            await self._remove(owner, removal)
+
+    async def _remove(self, owner: Manifest, removal: Removal) -> None:
+        kind, namespace = JOB if removal.is_job else POD, owner["metadata"]["namespace"]
+        try:
+            if removal.is_job:
+                job = await self._client.get(JOB, removal.name, namespace)
+                if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, owner):
+                    return
+            await self._client.delete(kind, removal.name, namespace, uid=removal.uid)
+        except NotFound:
+            return  # the garbage collector is about to delete its Pods
+        except Forbidden as error:
+            log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
+            return
+        self._count("delete", kind.kind)
+
+    # Records on PersistentVolumeClaims
+
+    async def _write_record(self, decision: Decision, name: str, result: ActionResult) -> bool:
+        """Write the annotations of a PVC, and remove its owners. Return whether the PVC has the annotations now."""
+        changes, disowned = decision.records[name], decision.disowned.get(name, ())
+        try:
+            try:
+                await self._annotate(name, changes, result, disowned=disowned)
+            except (Forbidden, Invalid):
+                if not disowned:
+                    raise
+                # The API server may allow changes of owners only with the permission to delete.
+                await self._annotate(name, changes, result)
+        except (Forbidden, Invalid) as error:
+            log.warning("cannot record the users and caches of PersistentVolumeClaim %s: %s", name, error)
+            return False
+        return True
+
+    async def _annotate(self, name: str, changes: Changes, result: ActionResult, disowned: tuple[int, ...] = ()) -> None:
+        before = result.claims[name]
+        result.claims[name] = await annotate_claim(self._client, before, changes, disowned=disowned)
+        if result.claims[name]["metadata"].get("resourceVersion") != before["metadata"].get("resourceVersion"):
+            self._count("patch", CLAIM.kind)
+
+    # Jobs
+
+    async def _run_jobs(self, owner: Manifest, context: CacheContext, result: ActionResult, *, is_recorded: bool) -> None:
+        """Create the Jobs that clean, publish and fetch, and delete outdated ones. Add what was refused to the activity."""
+        actions, activity = result.decision.actions, result.activity
+        need = actions.cleaning
+        if need is not None and (need.is_full or is_recorded):
+            activity = replace(activity, cleaning=await self._clean(context, need, result) or activity.cleaning)
+        if actions.publishing is not None:
+            try:
+                await self._create_job(actions.publishing, result)
+            except (Forbidden, Invalid) as error:
+                log.warning("cannot create the Job that publishes caches: %s", error)
+                activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=str(error)))
+        fetching = await self._fetch(owner, actions.fetching, result)
+        recheck_seconds = 0.0 if fetching is not None and fetching.state is FetchingState.FETCHED else activity.recheck_seconds
+        result.activity = replace(activity, fetching=fetching, recheck_seconds=recheck_seconds)
+
+    async def _clean(self, context: CacheContext, need: CleaningNeed, result: ActionResult) -> Cleaning | None:
+        """Create the Job that deletes unused cache directories. Return why it cannot be created; None if it exists.
+
+        What uses the volume is read just before, because the Job deletes.
+        """
+        namespace, address = context.resource.metadata.namespace, context.address
+        pods = await self._client.find(POD, namespace)
+        if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
+            state, why, detail = CleaningState.IN_USE_BY_OTHERS, f"Pod {blocker} mounts the whole volume", blocker
+        else:
+            users = await self._client.find(VLLM_DEPLOYMENT, namespace)
+            try:
+                await self._create_job(render_cleaning(context, need, directories_in_use(context, users, pods)), result)
+                return None
+            except (Forbidden, Invalid) as error:
+                log.warning("cannot create the Job that cleans the cache volume: %s", error)
+                state, why, detail = CleaningState.REFUSED, str(error), str(error)
+        if not need.is_full and address is not None and address.claim in result.claims:
+            await self._annotate(address.claim, record_attempt(context, need.doomed, why), result)
+        return describe_blocked_cleaning(context, self._crashes.reporting.cleaning, state, detail)
+
+    async def _fetch(self, owner: Manifest, plan: FetchingPlan, result: ActionResult) -> Fetching | None:
+        """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""
+        await self.release_claims(owner, plan.superseded)
+        if plan.state is None:
+            return None
+        try:
+            if plan.job is not None and (live := await self._create_job(plan.job, result)) is not None and is_outdated(live, plan.job):
+                await self._remove(owner, Removal(True, live["metadata"]["name"], live["metadata"]["uid"], frozenset()))
+                result.jobs.remove(live)
+                await self._create_job(plan.job, result)
+            if plan.record is not None:
+                await self._annotate(plan.state.claim, plan.record, result)
+        except (Forbidden, Invalid) as error:
+            log.warning("cannot fetch weights to PersistentVolumeClaim %s: %s", plan.state.claim, error)
+            return replace(plan.state, state=FetchingState.REFUSED, why=str(error))
+        except Conflict:
+            pass  # the claim has changed since; the next reconciliation sees it
+        return plan.state
+
+    async def _create_job(self, job: Manifest, result: ActionResult) -> Manifest | None:
+        """Create a Job. If a Job with this name exists, add it to the result and return it."""
+        try:
+            await self._client.create(job)
+        except Conflict:
+            try:
+                live = await self._client.get(JOB, job["metadata"]["name"], job["metadata"]["namespace"])
+            except (NotFound, Forbidden):
+                return None
+            result.jobs.append(live)
+            return live
+        self._count("create", JOB.kind)
+        return None
+
+    # Children
+
+    async def _apply(self, snapshot: Snapshot, result: ActionResult) -> None:
+        """Apply the children, and prune what is not desired. Of children that are kept, change at most the number of replicas."""
+        actions, kept = result.decision.actions, result.decision.kept
+        live = [_current(child, result.claims) for child in snapshot.children if child not in kept]
+        if any(manifest["kind"] == CLAIM_TEMPLATE.kind for manifest in actions.manifests):
+            self._created.note(CLAIM_TEMPLATE, snapshot.key)
+        applied = await self._applier.apply(snapshot.manifest, _named(actions.manifests, snapshot.resource, result.revision), live)
+        for child in kept:
+            now = child
+            if actions.scale is not None and child is snapshot.deployment:
+                try:
+                    now = await self._applier.scale(child, actions.scale)
+                except ClusterError as error:
+                    applied.failure = applied.failure or error
+            applied.children.append(now)
+        result.applied = applied
+
+    async def _prune_plans(self, snapshot: Snapshot, result: ActionResult) -> None:
+        """Delete old plans, but not the plan of the Deployment, or the one that the status still names."""
+        summary = snapshot.resource.status.pinned_plan
+        if result.revision is not None:
+            in_use = {result.revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
+            await self._plans.prune(snapshot.revisions, in_use)
+
+
+def _current(child: Manifest, claims: Mapping[str, Manifest]) -> Manifest:
+    """Return a child as it was last written."""
+    return claims.get(child["metadata"]["name"], child) if child["kind"] == CLAIM.kind else child
+
+
+def _named(manifests: Iterable[Manifest], resource: VLLMDeployment, revision: str | None) -> list[Manifest]:
+    """Return the manifests with the name of the plan on the Deployment of the replicas."""
+    replicas = (DEPLOYMENT.kind, resource.metadata.name)
+    return [
+        with_plan_name(it, revision) if revision is not None and (it["kind"], it["metadata"]["name"]) == replicas else it
+        for it in manifests
+    ]
+
+
+def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
+    """Return whether to write a status after this failure.
+
+    An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first status
+    about children that do not exist yet.
+    """
+    return not isinstance(failure, Unavailable) and (resource.status.pinned_plan is not None or not isinstance(failure, Conflict))

@@ -1,0 +1,243 @@
+"""Decide what one reconciliation changes: one `Decision`, a pure function of the snapshot and of the operator's knowledge.
+
+Remedies that the status lists are carried out here, on the plan (`status.remedies.carried_out`). New ones follow from the state of the
+Pods after applying (`report`), so they are written to the status first, and the next reconciliation finds them there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import VALID_SPEC, Verdict
+from vllm_operator.api.plan import Plan
+from vllm_operator.caches.actions import CacheActions, plan_cache_actions
+from vllm_operator.caches.activity import NO_ACTIVITY
+from vllm_operator.caches.address import cache_address, template_spec, weights_claim
+from vllm_operator.caches.claims import claims_of_others, find_other_owners, is_created_by_operator, is_terminating, read_users, usage_by
+from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
+from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
+from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
+from vllm_operator.controller.observe import Snapshot
+from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.planner import plan
+from vllm_operator.pods.tools import TOOLS_IMAGE
+from vllm_operator.rendering.manifests import render
+from vllm_operator.status.remedies import carried_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to write.
+
+    Attributes:
+        outcome: The outcome of planning.
+        actions: The children to apply, and the actions for the caches.
+        context: The input of these actions; None without a plan.
+        kept: Children that stay unchanged for now, except for the replicas of a Deployment (`actions.scale`).
+        claim_name: The PVC of the caches; None if they are on no PVC.
+        weights_claim_name: The PVC of the weights, if it is another one.
+        records: Annotations to write on PVCs before Pods use them, by the name of the PVC.
+        disowned: For PVCs of other VLLMDeployments, the positions of the owner references to remove.
+        lenders: The VLLMDeployments that created these PVCs, by the name of the PVC.
+    """
+
+    outcome: Outcome
+    actions: CacheActions
+    context: CacheContext | None = None
+    kept: tuple[Manifest, ...] = ()
+    claim_name: str | None = None
+    weights_claim_name: str | None = None
+    records: Mapping[str, Changes] = field(default_factory=dict)
+    disowned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    lenders: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide(
+    snapshot: Snapshot,
+    catalog: KnownCatalog,
+    crashes: KnownCrashes,
+    *,
+    primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
+    tools_image: str = TOOLS_IMAGE,
+) -> Decision:
+    """Decide about one VLLMDeployment.
+
+    Args:
+        snapshot: All that was read.
+        catalog: The catalog for plans, with users' rules.
+        crashes: The known crashes. Some mean a full volume.
+        primer_patience_seconds: Maximum time that a primer may wait for a GPU while replicas serve.
+        tools_image: The operator's image, for new plans.
+    """
+    resource, cache = snapshot.resource, snapshot.resource.status.cache
+
+    def make_plan(generation: int) -> Outcome:
+        return plan(
+            resource,
+            snapshot.inventory,
+            catalog.current,
+            pinned=resource.pinned,
+            cache_generation=generation,
+            files=snapshot.files,
+            tools_image=tools_image,
+        )
+
+    outcome = snapshot.unplanned or make_plan((cache.generation or 0) if cache else 0)
+    if outcome.plan is None:
+        return keep_all(snapshot, outcome)
+    outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, primer_patience_seconds)
+    shipped, full = catalog.shipped, crashes.reporting.cleaning
+    actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
+    lenders = claims_of_others(template_spec(context.desired), resource.metadata.name)
+    return Decision(
+        outcome=outcome,
+        actions=actions,
+        context=context,
+        kept=_keep(snapshot, actions),
+        claim_name=context.address.claim if context.address else None,
+        weights_claim_name=context.weights_claim_name,
+        records=_records(snapshot, context, actions, manifests, lenders),
+        disowned={name: find_other_owners(claim, resource.metadata.uid) for name, claim in _operators(snapshot, lenders).items()},
+        lenders={name: lenders[name] for name in _operators(snapshot, lenders)},
+    )
+
+
+def without_plan(snapshot: Snapshot, verdict: Verdict) -> Decision:
+    """Decide about an object whose plan cannot be used."""
+    return keep_all(snapshot, Outcome(VALID_SPEC, verdict, None))
+
+
+def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
+    """Keep all children: an invalid spec is no reason to stop a running engine. Only scale down if the spec asks for it."""
+    deployment, spec = snapshot.deployment, snapshot.resource.spec
+    pods = template_spec(snapshot.child(DEPLOYMENT))
+    address = cache_address(pods)
+    is_fewer = deployment is not None and spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
+    return Decision(
+        outcome=outcome,
+        actions=CacheActions([], {}, NO_ACTIVITY, scale=spec.replicas if is_fewer else None),
+        kept=snapshot.children,
+        claim_name=address.claim if address else spec.cache.claim_name if spec.cache else None,
+        weights_claim_name=weights_claim(pods),
+    )
+
+
+def _choose_directory(
+    snapshot: Snapshot, outcome: Outcome, planned: Plan, make_plan: Callable[[int], Outcome], primer_patience_seconds: int
+) -> tuple[Outcome, CacheContext, list[Manifest]]:
+    """Choose a cache directory that fits the image and is not quarantined, from the records on the PersistentVolumeClaim."""
+    tried: set[str] = set()
+    while True:
+        tried.add(planned.cache_key)
+        context, manifests = _render(snapshot, planned, primer_patience_seconds)
+        if (directory := other_directory(context)) is not None:
+            planned = planned.model_copy(update={"cache_key": directory})
+            outcome = replace(outcome, plan=planned)
+            context, manifests = _render(snapshot, planned, primer_patience_seconds)
+        generation = next_cache_generation(context)
+        again = make_plan(generation) if generation is not None else outcome
+        # A plan whose key has no generation stays the same, and would be retried endlessly.
+        if again.plan is None or again.plan.cache_key in {*tried, planned.cache_key}:
+            return outcome, context, manifests
+        outcome, planned = again, again.plan
+
+
+def _render(snapshot: Snapshot, planned: Plan, primer_patience_seconds: int) -> tuple[CacheContext, list[Manifest]]:
+    """Render a plan, and collect the input of the decisions about its caches."""
+    resource, claims = snapshot.resource, snapshot.claims
+    manifests = render(*carried_out(resource, planned))
+    if (commit := fetched_commit(resource, _deployment_of(manifests), claims)) is not None:
+        manifests = render(*carried_out(resource, with_commit(planned, resource, commit)))
+    desired = _deployment_of(manifests)
+    desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
+    address, weights_name = cache_address(template_spec(desired)), weights_claim(template_spec(desired))
+    claim_name = address.claim if address is not None else ""
+    weights_name = weights_name if weights_name != claim_name else None
+    weights = claims.get(weights_name or "")
+    context = CacheContext(
+        resource=resource,
+        plan=planned,
+        desired=desired,
+        now=snapshot.now,
+        deployment=snapshot.deployment,
+        primer=snapshot.primer,
+        claim=claims.get(claim_name),
+        desired_claim=desired_claims.get(claim_name),
+        claims={name: claims[name] for name in (claim_name, weights_name or "") if name in claims},
+        claim_users={name: tuple(sorted({user.name for user in users})) for name, users in snapshot.claim_users.items()},
+        weights_claim_name=weights_name,
+        weights_modes=reading.access_modes(weights if weights is not None else desired_claims.get(weights_name or "")),
+        pods=snapshot.pods,
+        primer_patience_seconds=primer_patience_seconds,
+    )
+    if needs_gpu_nodes(context) and not isinstance(snapshot.inventory, Verdict):
+        context = replace(context, gpu_nodes=snapshot.inventory.nodes_of(planned.resource, planned.architecture, planned.product))
+    lease = read_lease(context.claim, address.key) if address else None
+    if lease is not None and lease.uid != resource.metadata.uid:
+        context = replace(context, holder=snapshot.peers.get(lease.name), holder_pods=snapshot.peer_pods.get(lease.name, ()))
+    return context, manifests
+
+
+def _records(
+    snapshot: Snapshot, context: CacheContext, actions: CacheActions, manifests: Iterable[Manifest], lenders: Mapping[str, str]
+) -> dict[str, Changes]:
+    """Return the annotations to write on PVCs: the state of the caches, and who shares the PVC (`caches.claims`)."""
+    resource, records = snapshot.resource, dict[str, Changes]()
+    own = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == CLAIM.kind]
+    for name, claim in _operators(snapshot, own).items():
+        former = set(read_users(claim, resource.metadata.uid)) - set(snapshot.claim_users.get(name, ()))
+        records[name] = {user.annotation: None for user in former}
+    for name, claim in _operators(snapshot, lenders).items():
+        records[name] = {**usage_by(resource, claim, snapshot.now)}
+    if context.address is not None and context.claim is not None:
+        records[context.address.claim] = records.get(context.address.claim, {}) | actions.record
+    return records
+
+
+def _operators(snapshot: Snapshot, names: Iterable[str]) -> dict[str, Manifest]:
+    """Return the PVCs with these names that an operator created and that are not being deleted."""
+    found = {name: claim for name in names if (claim := snapshot.claims.get(name)) is not None}
+    return {name: claim for name, claim in found.items() if is_created_by_operator(claim) and not is_terminating(claim)}
+
+
+def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
+    """Return the children that are not applied, and not pruned either."""
+    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in actions.manifests}
+    rest = (child for child in snapshot.children if (child["kind"], child["metadata"]["name"]) not in desired)
+    return tuple(child for child in rest if (actions.activity.held and _is_held(child, snapshot)) or _is_in_use(child, snapshot))
+
+
+def _is_held(child: Manifest, snapshot: Snapshot) -> bool:
+    """Return whether a held rollout keeps a child unchanged: the Deployment of the replicas, and the ResourceClaimTemplates of its Pods."""
+    return child is snapshot.deployment or child["kind"] == CLAIM_TEMPLATE.kind
+
+
+def _is_in_use(child: Manifest, snapshot: Snapshot) -> bool:
+    """Return whether a child is a ResourceClaimTemplate that a Pod may still use for its claim.
+
+    If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
+    """
+    if child["kind"] != CLAIM_TEMPLATE.kind:
+        return False
+    deployments = [it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind]
+    return any(child["metadata"]["name"] in _claim_templates_of(pod) for pod in snapshot.pods) or not all(map(_is_complete, deployments))
+
+
+def _claim_templates_of(pod: Manifest) -> set[str]:
+    if reading.text(pod, "status", "phase") in ("Succeeded", "Failed"):
+        return set()
+    return {reading.text(claim, "resourceClaimTemplateName") for claim in reading.objects(pod, "spec", "resourceClaims")}
+
+
+def _is_complete(deployment: Manifest) -> bool:
+    """Return whether a rollout is complete, like `kubectl rollout status`: no old ReplicaSet has replicas."""
+    wanted = reading.integer(deployment, "spec", "replicas")
+    fields = ("updatedReplicas", "replicas", "availableReplicas")
+    seen = reading.integer(deployment, "status", "observedGeneration") == reading.integer(deployment, "metadata", "generation")
+    return seen and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
+
+
+def _deployment_of(manifests: Iterable[Manifest]) -> Manifest:
+    return next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)

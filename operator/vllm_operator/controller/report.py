@@ -1,0 +1,256 @@
+"""Report on an object: events, conditions and status, from the snapshot and from what was done.
+
+New remedies are decided here, and not before applying: whether a crash counts depends on the Deployment that was just applied. They are
+written to the status, and the next reconciliation carries them out, so an operator that is killed in between decides nothing twice.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_operator.api import labels, reading
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.caches.activity import CacheActivity
+from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
+from vllm_operator.caches.context import is_primer, is_replica
+from vllm_operator.controller.act import ActionResult
+from vllm_operator.controller.apply import Applied, Refusal
+from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
+from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.observe import Logs, Snapshot
+from vllm_operator.controller.ownership import is_of_earlier
+from vllm_operator.controller.start_reader import StartReader
+from vllm_operator.controller.user_data import KnownCrashes
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Kind, Manifest
+from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
+from vllm_operator.pods.view import waits_for_node
+from vllm_operator.status.crashes import find_crashes
+from vllm_operator.status.decision import PodReference, decide, load_remediator
+from vllm_operator.status.observation import Observation, ObservedState
+from vllm_operator.status.report import Report, report, status_with_failure
+from vllm_operator.text import wording
+
+log = logging.getLogger(__name__)
+
+ACT_SECONDS = 0.1
+"""Delay until a remedy is carried out, or space is freed after a crash. The next reconciliation does it, because it reads the status."""
+DELETION_SECONDS = 1.0
+"""Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
+ROLLOUT_SECONDS = 2.0
+"""Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a reconciliation.
+
+    `name` is its label in the metrics. `requeue_seconds` is the delay until the next one; None to wait for watch events and resyncs.
+    """
+
+    name: str
+    requeue_seconds: float | None = None
+
+
+class Reporter:
+    """Writes events and status."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        crashes: KnownCrashes,
+        *,
+        logs: Logs,
+        metrics: Metrics,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._client = client
+        self._crashes = crashes
+        self._logs = logs
+        self._metrics = metrics
+        self._now = now
+        self._starts = StartReader(client, now=now)
+        self._remediator = load_remediator()
+        self._recorder = EventRecorder(client)
+
+    async def report(self, snapshot: Snapshot, result: ActionResult) -> Result:
+        """Write the events and the status, and delete Pods whose start has stalled.
+
+        Raises:
+            ClusterError: The API server failed or refused.
+        """
+        if not self._logs.caught_up(snapshot.key):
+            return Result("waiting", CATCH_UP_SECONDS)
+        observation, look_again = await self._observe(snapshot, result)
+        observed = ObservedState.read(observation, self._crashes.reporting)
+        crashes = find_crashes(observed)
+        decision = decide(observed, crashes, self._remediator)
+        reported = report(observed, crashes, decision)
+        before, now, applied = snapshot.resource.status, reported.status, result.applied
+        must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
+        # Events, caches and why they were not filled before a rollout may only be known now.
+        is_lasting = must_act or before.cache != now.cache or reported.events or result.activity.skipped
+        is_applied = applied.written and applied.failure is None
+        if before.pinned_plan is not None and is_applied and not is_lasting and not _is_seen(observation.deployment):
+            # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
+            return Result("waiting", ROLLOUT_SECONDS)
+        await self._write(snapshot, reported)
+        await self._restart_stalled(snapshot.resource.metadata.namespace, decision.restart_pods)
+        if must_act:
+            return Result("waiting", ACT_SECONDS)
+        if applied.waiting:
+            return Result("waiting", DELETION_SECONDS)
+        times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
+        return Result("refused" if applied.refusals else "success", min(times, default=None))
+
+    async def report_failure(self, manifest: Manifest, reason: str, message: str) -> None:
+        """Report a failure in the condition Ready, and keep the rest of the status. Raises ClusterError."""
+        try:
+            status = VLLMDeploymentStatus.model_validate(manifest.get("status") or {})
+        except ValidationError:
+            status = VLLMDeploymentStatus()
+        metadata = manifest["metadata"]
+        changed = status_with_failure(
+            status,
+            reason=reason,
+            message=wording.clean(message),
+            generation=metadata.get("generation", 0),
+            now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        self._metrics.reported(metadata["namespace"], metadata["name"], changed)
+        if changed != status:
+            await self._apply(manifest, changed)
+
+    async def _observe(self, snapshot: Snapshot, result: ActionResult) -> tuple[Observation, float | None]:
+        """Read what explains the state of the Pods. This is a second read, because it depends on the Jobs and PVCs that exist by now.
+
+        Also return the seconds until it must be read again; None to wait for watch events.
+        """
+        resource, decision, applied = snapshot.resource, result.decision, result.applied
+        claims = {**result.claims, **{child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}}
+        claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
+        live = tuple(it for it in (claim, weights) if it is not None)
+        states = self._logs.states(snapshot.key)
+        starts = await self._starts.read(resource, snapshot.pods, live, result.jobs, states)
+        deployment = snapshot.child(DEPLOYMENT)
+        of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
+        observation = Observation(
+            resource=resource,
+            outcome=decision.outcome,
+            revision=result.revision,
+            now=starts.now,
+            deployment=_child(applied, DEPLOYMENT, resource.metadata.name) or (None if of_earlier else deployment),
+            service=_child(applied, SERVICE, resource.metadata.name) or snapshot.child(SERVICE),
+            claim=claim,
+            claim_name=decision.claim_name,
+            weights_claim=weights,
+            weights_claim_name=decision.weights_claim_name,
+            claim_holders=starts.holders,
+            pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
+            primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
+            jobs=tuple(result.jobs),
+            pod_events=starts.events,
+            startups=states,
+            unread_logs=self._logs.unread(snapshot.key),
+            cores=starts.cores,
+            taints=_taints(snapshot, result),
+            activity=_with_claim_notes(snapshot, result, live),
+            draining=starts.draining,
+            not_kept=tuple(applied.not_kept),
+            apply_error=_apply_error(applied, live),
+            exposure=result.exposure,
+            scaling=result.scaling,
+        )
+        return observation, starts.requeue_seconds
+
+    async def _write(self, snapshot: Snapshot, reported: Report) -> None:
+        """Write the events of a report, then the status if it changed.
+
+        An operator that is killed in between makes the same report after its restart, and finds the events that it has written.
+        """
+        manifest, metadata = snapshot.manifest, snapshot.resource.metadata
+        for event in reported.events:
+            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+            if verb := await self._recorder.record(manifest, occurrence, now=self._now()):
+                self._metrics.wrote(verb, "Event")
+                log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
+        self._metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start)
+        if reported.status != snapshot.resource.status:
+            await self._apply(manifest, reported.status)
+
+    async def _apply(self, manifest: Manifest, status: VLLMDeploymentStatus) -> None:
+        # The API server ignores a wrong UID in a status. Only the resourceVersion protects a new object with the same name.
+        metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
+        body = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
+        await self._client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
+        self._metrics.wrote("status", labels.KIND)
+
+    async def _restart_stalled(self, namespace: str, pods: Iterable[PodReference]) -> None:
+        """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
+        for pod in pods:
+            try:
+                await self._client.delete(POD, pod.name, namespace, uid=pod.uid)
+            except Forbidden as error:
+                log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
+                continue
+            self._metrics.wrote("delete", POD.kind)
+
+
+def _child(applied: Applied, kind: Kind, name: str) -> Manifest | None:
+    return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
+    """Return whether the controller has seen the current spec of a Deployment."""
+    seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
+    return deployment is None or (seen or 0) >= (generation or 0)
+
+
+def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:
+    """Return the taints of the nodes with the planned GPUs, if a Pod waits for a node."""
+    plan, inventory = result.decision.outcome.plan, snapshot.inventory
+    if plan is None or not isinstance(inventory, Inventory) or not any(map(waits_for_node, snapshot.pods)):
+        return {}  # if the nodes cannot be read, the condition Planned reports it
+    return inventory.taints_of(plan.resource, plan.architecture)
+
+
+def _apply_error(applied: Applied, claims: Sequence[Manifest]) -> str | None:
+    """Return the refusal of the API server that a retry cannot fix; None if there is none."""
+    errors = [str(refusal) for refusal in applied.refusals if _claim_of(refusal, claims) is None]
+    if isinstance(applied.failure, (Forbidden, Invalid)):
+        errors.append(str(applied.failure))
+    return "; ".join(errors) or None
+
+
+def _claim_of(refusal: Refusal, claims: Sequence[Manifest]) -> Manifest | None:
+    """Return the existing PersistentVolumeClaim whose change was refused; None for anything else. Pods can use the unchanged claim."""
+    return next((claim for claim in claims if (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"])), None)
+
+
+def _with_claim_notes(snapshot: Snapshot, result: ActionResult, claims: Sequence[Manifest]) -> CacheActivity:
+    """Add what the API server refused for PersistentVolumeClaims, and which ones of other VLLMDeployments are used."""
+    refused = [(it, claim) for it in result.applied.refusals if (claim := _claim_of(it, claims)) is not None]
+    if refused:
+        return replace(result.activity, claim_note=" ".join(_describe_refused_claim(refusal, claim) for refusal, claim in refused))
+    notes: list[str | None] = []
+    for name, lender in result.decision.lenders.items():
+        if find_other_owners(result.claims[name], snapshot.resource.metadata.uid):
+            notes.append(describe_kept_owner(name, f"VLLMDeployment {lender}"))
+        elif lender in snapshot.peers and may_ask_for_deletion(snapshot.peers[lender], name):
+            notes.append(describe_lender(name, lender))
+    return replace(result.activity, claim_note=" ".join(filter(None, (*notes, result.activity.claim_note))) or None)
+
+
+def _describe_refused_claim(refusal: Refusal, claim: Manifest) -> str:
+    if not isinstance(refusal.error, Forbidden) or "ownerRef" not in str(refusal.error):
+        return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
+    if claim["metadata"].get("ownerReferences"):
+        return describe_kept_owner(refusal.name)
+    return (
+        f"{refusal.kind} {refusal.name} stays when this object is deleted, because the operator may not set its owner: the API "
+        f"server demands the permission to delete it. Delete it yourself."
+    )
