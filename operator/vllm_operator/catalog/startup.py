@@ -250,6 +250,24 @@ class Failure(Entry):
     native: bool = False
 
 
+class FailureKind(Entry):
+    """What the engine was doing when an error ended it that matches no signature.
+
+    Attributes:
+        id: Name, for readers of the file.
+        cause: What failed. The message of the error follows.
+        remedy: The usual causes, and what to try first.
+        frames: Regular expression for a frame of the traceback.
+        message: Regular expression for the message of the error. Without `frames`, it decides alone.
+    """
+
+    id: str
+    cause: str
+    remedy: str
+    frames: str | None = None
+    message: str | None = None
+
+
 class Heartbeat(Entry):
     """Text of a line that repeats at an interval while a process waits."""
 
@@ -284,6 +302,7 @@ class StartupKnowledge:
 
     stages: Stages
     signatures: tuple[Signature, ...]
+    kinds: tuple[FailureKind, ...] = ()
 
 
 @cache
@@ -298,6 +317,12 @@ def load_signature_samples() -> tuple[Sample, ...]:
     return tuple(Sample(signature=signature, **each) for signature, entries in samples.items() for each in entries)
 
 
+@cache
+def load_failure_kinds() -> tuple[FailureKind, ...]:
+    """Read the kinds of failures for errors that match no signature."""
+    return load_list(FailureKind, "failures.yaml", "failures")
+
+
 def load_remedies() -> Mapping[str, Remedy]:
     """Read the remedies that the operator may apply itself, by signature."""
     return {remedy.signature: remedy for remedy in load_list(Remedy, "remedies.yaml", "remedies")}
@@ -306,4 +331,4 @@ def load_remedies() -> Mapping[str, Remedy]:
 @cache
 def load_startup() -> StartupKnowledge:
     """Return the knowledge that ships with the operator. It is read once and immutable."""
-    return StartupKnowledge(stages=load_file(Stages, "stages.yaml"), signatures=load_signatures())
+    return StartupKnowledge(stages=load_file(Stages, "stages.yaml"), signatures=load_signatures(), kinds=load_failure_kinds())

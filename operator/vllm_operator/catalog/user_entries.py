@@ -319,7 +319,7 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
     found = replace(found, problems=(*unreadable, *found.problems))
     if not found.entries:
         return knowledge, found
-    return StartupKnowledge(knowledge.stages, (*found.entries, *knowledge.signatures)), found
+    return StartupKnowledge(knowledge.stages, (*found.entries, *knowledge.signatures), knowledge.kinds), found
 
 
 POOLS_LIMIT, POOL_LENGTH, LABELS_LIMIT = 64, 1024, 8

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_operator.catalog.startup import Severity, Signature
+from vllm_operator.catalog.startup import FailureKind, Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.lines import WARNING, Line
 from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source, without_names
@@ -72,6 +72,8 @@ _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while p
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
 """An error that the GPU cannot be used, raised by its first user."""
 _EXCERPT_FRAMES = 6
+_KIND_FRAMES = 60
+"""Lines of a traceback in which the kind of a failure is looked for."""
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _WRAPS = 3
@@ -87,7 +89,7 @@ class Evidence:
 
     `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
     of a traceback, whose exception says more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
-    crashes were ended from outside, according to this line.
+    crashes were ended from outside, according to this line. `kind`: for an exception that matches no signature.
     """
 
     signature: Signature | None
@@ -100,6 +102,7 @@ class Evidence:
     provisional: bool = False
     records: int = 0
     overrules: tuple[str, ...] = ()
+    kind: FailureKind | None = None
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -145,11 +148,16 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
         return describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
-    refused = _REFUSED.search(excerpt) is not None
+    if _REFUSED.search(excerpt) is not None:
+        cause, remedy = _REFUSED_CAUSE, REFUSED_REMEDY
+    elif evidence.kind is not None:
+        cause, remedy = evidence.kind.cause, evidence.kind.remedy
+    else:
+        cause, remedy = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY
     return Crash(
         signature=UNKNOWN,
-        cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
-        remedy=REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
+        cause=f"{cause}: {line}",
+        remedy=remedy,
         reference=None,
         line=line,
         line_number=evidence.number,
@@ -538,5 +546,8 @@ class CrashTracker:
 
     def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
         """Add the last frames of the traceback of the process. Without a process there are none."""
-        frames = self.tracebacks.frames(process, _EXCERPT_FRAMES) if process is not None else ()
-        return replace(evidence, frames=frames) if frames else evidence
+        frames = (
+            self.tracebacks.frames(process, _KIND_FRAMES if evidence.signature is None else _EXCERPT_FRAMES) if process is not None else ()
+        )
+        kind = self._recognizer.kind(evidence.text, frames) if evidence.signature is None else None
+        return replace(evidence, frames=frames[-_EXCERPT_FRAMES:], kind=kind) if frames or kind else evidence

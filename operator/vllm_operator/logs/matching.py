@@ -15,7 +15,7 @@ from itertools import count, islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_operator.catalog.startup import Failure, LinePattern, Signature, Stages
+from vllm_operator.catalog.startup import Failure, FailureKind, LinePattern, Signature, Stages
 from vllm_operator.logs.lines import Line
 from vllm_operator.text.patterns import compile_linear
 
@@ -120,7 +120,7 @@ class _Seen(NamedTuple):
 class Recognizer:
     """Recognizes lines that may be about a crash. The result for the latest line is kept, because a line is asked about several times."""
 
-    def __init__(self, signatures: Iterable[Signature], stages: Stages) -> None:
+    def __init__(self, signatures: Iterable[Signature], stages: Stages, kinds: Iterable[FailureKind] = ()) -> None:
         self._patterns: dict[str, list[_Pattern]] = {}
         order = count()
         for signature in signatures:
@@ -129,6 +129,7 @@ class Recognizer:
         self._failures = {failure.text: failure for failure in stages.failures}
         self._echoes = frozenset(stages.echoes)
         self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
+        self._kinds = tuple(kinds)
         self._latest: tuple[str, _Seen] = ("", _Seen())
 
     def failure(self, text: str) -> Failure | None:
@@ -151,6 +152,14 @@ class Recognizer:
             if each.signature.id not in found_before and (match := each.match(text, context)) is not None:
                 found_before.add(each.signature.id)
                 yield match
+
+    def kind(self, text: str, frames: Sequence[str]) -> FailureKind | None:
+        """Return the kind of failure of an exception that matches no signature, by its innermost frame that tells one, or None."""
+        fitting = [kind for kind in self._kinds if kind.message is None or _compiled(kind.message).search(text)]
+        for line in (each for each in reversed(frames) if each.lstrip().startswith("File ")):
+            if (found := next((kind for kind in fitting if kind.frames and _compiled(kind.frames).search(line)), None)) is not None:
+                return found
+        return next((kind for kind in fitting if kind.frames is None), None)
 
     def _look(self, text: str) -> _Seen:
         if self._latest[0] != text:

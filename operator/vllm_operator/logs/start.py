@@ -69,7 +69,10 @@ def prepare(knowledge: StartupKnowledge) -> PreparedKnowledge:
     """Prepare the catalog for parsers."""
     meanings = Meanings(knowledge.stages.lines)
     return PreparedKnowledge(
-        meanings, meanings.words | set(_NOTICES), Bars(knowledge.stages.bars), Recognizer(knowledge.signatures, knowledge.stages)
+        meanings,
+        meanings.words | set(_NOTICES),
+        Bars(knowledge.stages.bars),
+        Recognizer(knowledge.signatures, knowledge.stages, knowledge.kinds),
     )
 
 
