@@ -9,12 +9,14 @@ API server validates the rest, and the user sees its errors.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL, is_name
-from vllm_operator.api.reading import mapping, read_text, sequence
+from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.notes import say
 from vllm_operator.text.wording import similar
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
@@ -73,39 +75,49 @@ def identify(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]
 
 
 def check_pod_template(template: Mapping[str, Any] | None) -> None:
-    """Check that a Pod template can be merged.
-
-    Raises:
-        PodTemplateError: It cannot be merged.
-    """
+    """Check that a Pod template can be merged. Raises PodTemplateError if not."""
     if template is None:
         return
     _check_extent(template)
-    unknown = sorted(map(str, set(template) - {"metadata", "spec"}))
-    if unknown:
-        raise PodTemplateError(
-            f"podTemplate has {', '.join(unknown)}; only metadata and spec are allowed, as in the template of a Deployment"
-        )
-    _check_metadata(_mapping(template.get("metadata"), "podTemplate.metadata"))
+    if unknown := sorted(map(str, set(template) - {"metadata", "spec"})):
+        raise PodTemplateError(say("template.unknown", fields=", ".join(unknown)))
+    metadata = _mapping(template.get("metadata"), "podTemplate.metadata")
+    if unknown := sorted(map(str, set(metadata) - {"labels", "annotations"})):
+        raise PodTemplateError(f"podTemplate.metadata has {', '.join(unknown)}; only labels and annotations are allowed")
+    for part in ("labels", "annotations"):
+        for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
+            if value is not None and not isinstance(value, str):
+                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a string; put it in quotes: "{value}"')
     _check_object(template, "podTemplate", POD_TEMPLATE)
-    _check_claims(mapping(template, "spec"))
+    for index, volume in enumerate(sequence(mapping(template, "spec").get("volumes"))):
+        claim = mapping(volume, "persistentVolumeClaim").get("claimName")
+        if claim is not None and not is_name(claim):
+            raise PodTemplateError(say("template.claim", index=index, name=repr(str(claim)[:NAME_SHOWN])))
 
 
 def check_containers(template: Mapping[str, Any] | None) -> None:
-    """Check that each container is rendered by the operator or has an image.
+    """Check that each container is rendered by the operator or has an image: the API server would refuse the Deployment.
 
-    Raises:
-        PodTemplateError: A new container has no image. The API server would refuse the Deployment.
+    Raises PodTemplateError for a new container without an image.
     """
-    spec = mapping(template, "spec")
     for part, ours in (("containers", (CONTAINER,)), ("initContainers", ())):
-        for index, container in enumerate(map(mapping, sequence(spec.get(part)))):
+        for index, container in enumerate(map(mapping, sequence(mapping(template, "spec").get(part)))):
             if container.get("name") not in ours and not container.get("image"):
                 meant = f"; the container of the engine is {CONTAINER}" if ours else ""
-                raise PodTemplateError(
-                    f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:NAME_SHOWN]}, "
-                    f"and a new one needs an image{meant}"
-                )
+                name = str(container.get("name"))[:NAME_SHOWN]
+                raise PodTemplateError(say("template.no-image", place=f"{part}[{index}]", name=name, meant=meant))
+
+
+def tolerations_of(template: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Return the tolerations in `spec.podTemplate`. Any value is valid input."""
+    return tuple(sequence(mapping(template, "spec").get("tolerations")))
+
+
+def run_as_user(template: Mapping[str, Any] | None) -> int | None:
+    """Return the user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
+    holders = named(template, CONTAINER, "spec", "containers", key="name"), mapping(template, "spec")
+    users = (mapping(holder.get("securityContext")).get("runAsUser") for holder in holders)
+    return next((user for user in users if type(user) is int), None)
 
 
 def _check_extent(template: Mapping[str, Any]) -> None:
@@ -120,30 +132,6 @@ def _check_extent(template: Mapping[str, Any]) -> None:
         if not level:
             return
     raise PodTemplateError(f"podTemplate has more than {DEPTH_LIMIT} levels of nesting; reduce them")
-
-
-def tolerations_of(template: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """Return the tolerations in `spec.podTemplate`. Any value is valid input."""
-    return tuple(sequence(mapping(template, "spec").get("tolerations")))
-
-
-def run_as_user(template: Mapping[str, Any] | None) -> int | None:
-    """Return the user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
-    spec = mapping(template, "spec")
-    containers = [mapping(container) for container in sequence(spec.get("containers"))]
-    engine = next((container for container in containers if container.get("name") == CONTAINER), {})
-    users = (mapping(holder.get("securityContext")).get("runAsUser") for holder in (engine, spec))
-    return next((user for user in users if type(user) is int), None)
-
-
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    unknown = sorted(map(str, set(metadata) - {"labels", "annotations"}))
-    if unknown:
-        raise PodTemplateError(f"podTemplate.metadata has {', '.join(unknown)}; only labels and annotations are allowed")
-    for part in ("labels", "annotations"):
-        for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
-            if value is not None and not isinstance(value, str):
-                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a string; put it in quotes: "{value}"')
 
 
 def _check_object(value: Any, path: str, rules: MergeRules) -> None:
@@ -168,22 +156,10 @@ def _check_list(entries: Any, path: str, keys: tuple[str, ...], rules: MergeRule
         _check_object(entry, f"{path}[{index}]", rules)
 
 
-def _check_claims(spec: Mapping[str, Any]) -> None:
-    for index, volume in enumerate(sequence(spec.get("volumes"))):
-        name = mapping(volume, "persistentVolumeClaim").get("claimName")
-        if name is not None and not is_name(name):
-            raise PodTemplateError(
-                f"podTemplate.spec.volumes[{index}].persistentVolumeClaim.claimName: no PersistentVolumeClaim can have the name "
-                f"{str(name)[:NAME_SHOWN]!r}; write the name of one in the same namespace: lower-case letters, digits, '-' and '.'"
-            )
-
-
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping | None):
         raise PodTemplateError(f"{path} must be an object with fields, not {type(value).__name__}")
-    return value
+    return value or {}
 
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
@@ -229,17 +205,9 @@ def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
 def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[UnknownField, ...]:
     """Return the fields of `spec.podTemplate` that the API server does not know, in their order, at most `MOST`.
 
-    Args:
-        template: The Pod template of the user. Any object is valid input.
-        schema: The schema of the API server. If it is None, the result is empty.
+    Any object is a valid template. Without a schema of the API server, the result is empty.
     """
-    found: list[UnknownField] = []
-    if schema is not None:
-        for field in _unknown(template, _ROOT, "podTemplate", schema, _DEEPEST):
-            found.append(field)
-            if len(found) == MOST:
-                break
-    return tuple(found)
+    return tuple(islice(_unknown(template, _ROOT, "podTemplate", schema, _DEEPEST), MOST)) if schema is not None else ()
 
 
 def refuse_unknown_fields(fields: Sequence[UnknownField]) -> Verdict | None:

@@ -10,7 +10,7 @@ pins the preset and not the result, Pods depend on the rules of the merge: a cha
 operator.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
 from vllm_operator.api.plan import PlannedPreset
-from vllm_operator.api.reading import mapping, objects, sequence
+from vllm_operator.api.reading import mapping, objects
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
@@ -41,6 +41,7 @@ _VOLUME = ("storage", "claimName", "volume", "hostPath")
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or hook has exactly one of these."""
 FIELDS_LIMIT, PATH_LIMIT = 256, 512
+NAMES_LIMIT, PROBLEM_LIMIT = 10, 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class Merged:
 
 def merge_preset(own: Fields, preset: Fields) -> Merged:
     """Merge the spec of a preset into the spec of an object, both as JSON and with Pod templates that can be merged."""
-    taken = _without_contradictions(own, preset)
-    fields = list(dict.fromkeys(path[:PATH_LIMIT] for path in _added(taken, own, _SPEC, "")))
-    return Merged(_merge_object(taken, own, _SPEC), tuple(fields[:FIELDS_LIMIT]))
+    added: list[str] = []
+    merged = _merge(_without_contradictions(own, preset), own, _SPEC, "", added)
+    return Merged(merged, tuple(list(dict.fromkeys(path[:PATH_LIMIT] for path in added))[:FIELDS_LIMIT]))
 
 
 def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
@@ -112,70 +113,51 @@ def _without(fields: Fields, *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def _merge_object(preset: Fields, own: Fields, rules: MergeRules) -> dict[str, Any]:
-    """Merge objects, and keep nulls of the object: in a Pod template they remove rendered fields."""
+def _merge(preset: Fields, own: Fields, rules: MergeRules, path: str, added: list[str]) -> dict[str, Any]:
+    """Merge objects, and add to `added` the paths of values that come from the preset.
+
+    Nulls of the object stay: in a Pod template they remove rendered fields.
+    """
     replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
-    merged = {name: value for name, value in preset.items() if name not in replaced}
-    for name, value in own.items():
-        merged[name] = _merge_field(name, merged.get(name), value, rules)
-    return merged
+    merged: dict[str, Any] = {}
+    for name, value in _without(preset, *replaced).items():
+        mine: Any = own.get(name)
+        is_new, below = name not in own, f"{path}{name}"
+        both_lists = isinstance(value, list) and (is_new or isinstance(mine, list))
+        if isinstance(value, Mapping) and (is_new or isinstance(mine, Mapping)):
+            merged[name] = _merge(value, mapping(mine), rules.objects.get(name, PLAIN), f"{below}.", added)
+        elif both_lists and name in rules.lists:
+            merged[name] = _merge_list(value, mine or [], rules.lists[name], rules.entries.get(name), below, added)
+        elif is_new:
+            merged[name] = value
+            added += [below] if value != [] else []
+        elif both_lists and name in rules.added_to:
+            merged[name] = [*value, *(entry for entry in mine if entry not in value)]
+            added += [below] if any(entry not in mine for entry in value) else []
+    return {**merged, **{name: merged.get(name, value) for name, value in own.items()}}
 
 
-def _merge_field(name: str, preset: Any, own: Any, rules: MergeRules) -> Any:
-    if isinstance(own, Mapping) and isinstance(preset, Mapping):
-        return _merge_object(preset, own, rules.objects.get(name, PLAIN))
-    if isinstance(own, list) and isinstance(preset, list):
-        if name in rules.lists:
-            return _merge_list(preset, own, rules.lists[name], rules.entries.get(name))
-        if name in rules.added_to:
-            return [*preset, *(entry for entry in own if entry not in preset)]
-    return own
-
-
-def _merge_list(preset: list[Any], own: list[Any], keys: tuple[str, ...], rules: MergeRules | None) -> list[Any]:
+def _merge_list(
+    preset: list[Any], own: list[Any], keys: tuple[str, ...], rules: MergeRules | None, path: str, added: list[str]
+) -> list[Any]:
     given = {identify(entry, keys): entry for entry in own}
     merged = []
     for entry in preset:
-        replacement = given.pop(identify(entry, keys), None)
-        merged.append(entry if replacement is None else _merge_object(entry, replacement, rules) if rules else replacement)
-    return [*merged, *given.values()]
-
-
-def _added(preset: Fields, own: Fields, rules: MergeRules, path: str) -> Iterator[str]:
-    """Yield the paths of the preset's values that remain after the merge."""
-    replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
-    for name, value in preset.items():
-        below, mine = f"{path}{name}", own.get(name)
-        if (name in own and not isinstance(mine, Mapping | list)) or name in replaced or value in ({}, []):
-            continue
-        if isinstance(value, Mapping):
-            yield from _added(value, mapping(mine), rules.objects.get(name, PLAIN), f"{below}.")
-        elif isinstance(value, list) and name in rules.lists:
-            yield from _added_entries(value, sequence(mine), rules.lists[name], rules.entries.get(name), below)
-        elif name not in own or (name in rules.added_to and any(entry not in sequence(mine) for entry in value)):
-            yield below
-
-
-def _added_entries(preset: list[Any], own: Any, keys: tuple[str, ...], rules: MergeRules | None, path: str) -> Iterator[str]:
-    given = {identify(entry, keys): entry for entry in own}
-    for entry in preset:
         identity = identify(entry, keys)
-        below = f"{path}.{identity[0].lstrip('-')}"
-        if identity not in given:
-            yield below
-        elif rules:
-            yield from _added(_without(entry, *keys), given[identity], rules, f"{below}.")
-
-
-NAMES_LIMIT, PROBLEM_LIMIT = 10, 600
+        mine, below = given.pop(identity, None), f"{path}.{identity[0].lstrip('-')}"
+        if mine is None:
+            merged.append(entry)
+            added.append(below)
+        else:
+            keyed = {key: entry[key] for key in keys if key in entry}  # a default of the key may be left out in one of them
+            merged.append(_merge(entry, {**keyed, **mine}, rules, f"{below}.", added) if rules else mine)
+    return [*merged, *given.values()]
 
 
 def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> VLLMDeployment | Verdict:
     """Merge the preset that an object names into its spec, or return why that is not possible.
 
-    Args:
-        resource: The object with its own spec and its pinned plan.
-        found: The current spec of the preset, or why it is unknown.
+    `resource` has its own spec and its pinned plan. `found` is the current spec of the preset, or why it is unknown.
     """
     reference, pinned = resource.spec.preset_ref, resource.pinned
     if reference is None:

@@ -221,11 +221,13 @@ class _Choosing:
             if rule.kind is RuleKind.ENGINE and selected:
                 break
             if rule.kind is RuleKind.ENGINE or rule.backend == taken:
-                self._choose(component, rule.backend, ChosenBy.ENGINE, rule)
+                self._choose_by_rule(component, rule.backend, ChosenBy.ENGINE, rule)
                 return
             setting = self._setting(rule.backend, invocations)
             if setting is not None:
-                self._choose(component, rule.backend, ChosenBy.RULE, rule, None if selected else default, taken)
+                self._choose_by_rule(component, rule.backend, ChosenBy.RULE, rule, taken)
+                if default is not None and not selected:
+                    self.followed.append(default.id)
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
                 return
             wanted = f"{LABELS[component]} backend {rule.backend}"
@@ -289,11 +291,8 @@ class _Choosing:
             self.unsuited[pin.component] = unsuited
         elif pin.component in FIELDS and (gap := self._gap(pin)):
             self.notes.append(self._unknown(pin, gap))
-        reason = f"Set by {pin.where}.{self._alternative(pin)}"[:1024]
-        self.chosen[pin.component] = self.by_user[pin.component] = pin.backend
-        self.choices.append(
-            BackendChoice(component=pin.component, backend=pin.backend[:128], chosen_by=ChosenBy.USER, reason=reason),
-        )
+        self._choose(pin.component, pin.backend, ChosenBy.USER, f"Set by {pin.where}.{self._alternative(pin)}"[:1024])
+        self.by_user[pin.component] = pin.backend
         if setting is None:
             return
         if refusing := self._refusing(setting):
@@ -330,10 +329,8 @@ class _Choosing:
         if pin.component in SELECTORS or kernel is None:
             self._choose_selected(pin.component, taken)
             return
-        self.chosen[pin.component] = taken
         reason = f"vLLM takes it in place of {pin.backend}, which does not work here."
-        choice = BackendChoice(component=pin.component, backend=taken, chosen_by=ChosenBy.ENGINE, reason=reason, source=kernel.source[:512])
-        self.choices.append(choice)
+        self._choose(pin.component, taken, ChosenBy.ENGINE, reason, kernel.source[:512])
 
     def _not_offered(self, pin: Pin) -> str:
         """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
@@ -501,35 +498,30 @@ class _Choosing:
     def _choose_selected(self, component: Component, backend: str, others: Sequence[str] = ()) -> None:
         asked = nearest(self.rules.selectors.get(component, Selectors()).versions, self.table.release)
         versions = ", ".join(".".join(map(str, release)) for release in asked)
-        self.chosen[component] = backend
-        self.choices.append(
-            BackendChoice(
-                component=component,
-                backend=backend,
-                chosen_by=ChosenBy.ENGINE,
-                reason=f"It is the vLLM default on {self.rule_input.architecture}.",
-                source=f"{SELECTORS[component]} ({versions}), run by hack/oracle",
-                alternatives=list(others) or None,
-            )
-        )
+        reason = f"It is the vLLM default on {self.rule_input.architecture}."
+        source = f"{SELECTORS[component]} ({versions}), run by hack/oracle"
+        self._choose(component, backend, ChosenBy.ENGINE, reason, source, others)
 
     # --- rules
 
+    def _choose_by_rule(self, component: Component, backend: str, by: ChosenBy, rule: Rule, taken: str | None = None) -> None:
+        reason = rule.because if taken is None else f"{rule.because} The vLLM default is {taken}."
+        alternatives = rule.alternatives if by is ChosenBy.ENGINE else ()
+        self._choose(component, backend, by, reason, f"{rule.id}: {rule.source}"[:512], alternatives)
+        self._follow(rule)
+
     def _choose(
-        self, component: Component, backend: str, by: ChosenBy, rule: Rule, default: Rule | None = None, taken: str | None = None
+        self, component: Component, backend: str, by: ChosenBy, reason: str, source: str | None = None, others: Sequence[str] = ()
     ) -> None:
         self.chosen[component] = backend
-        self._follow(rule)
-        if default is not None:
-            self.followed.append(default.id)
         self.choices.append(
             BackendChoice(
                 component=component,
-                backend=backend,
+                backend=backend[:128],
                 chosen_by=by,
-                reason=rule.because if taken is None else f"{rule.because} The vLLM default is {taken}.",
-                source=f"{rule.id}: {rule.source}"[:512],
-                alternatives=(list(rule.alternatives) or None) if by is ChosenBy.ENGINE else None,
+                reason=reason,
+                source=source,
+                alternatives=list(others) or None,
             )
         )
 
