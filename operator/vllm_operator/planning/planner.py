@@ -24,6 +24,7 @@ from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
+from vllm_operator.planning.engine import serving
 from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion, check_source, compatibility_variables, image_options, resolve_version
@@ -40,25 +41,9 @@ from vllm_operator.planning.engine.overrides import (
     translate,
 )
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.engine.serving import (
-    access_notes,
-    drain_arguments,
-    drain_notes,
-    engine_arguments,
-    plan_deadline,
-    plan_drain,
-    plan_patience,
-    plan_requests,
-)
 from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
-from vllm_operator.planning.placement.explanations import (
-    MODEL_NAME_LIMIT,
-    explain_shortage,
-    notes_about_choice,
-    notes_about_size,
-    short_name,
-)
+from vllm_operator.planning.placement import explanations
 from vllm_operator.planning.placement.fitting import (
     UNKNOWN,
     Candidate,
@@ -75,18 +60,10 @@ from vllm_operator.planning.placement.policy import Ranking, describe_candidates
 from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
+from vllm_operator.sizing import model_facts
 from vllm_operator.sizing.engine import RESIZING_FLAGS, read_offload
 from vllm_operator.sizing.estimate import predict_memory
-from vllm_operator.sizing.model_facts import (
-    NO_FILES,
-    ModelFiles,
-    ResolvedFacts,
-    keep_facts,
-    model_name,
-    notes_about,
-    recall_facts,
-    resolve_facts,
-)
+from vllm_operator.sizing.model_facts import ModelFiles, ResolvedFacts
 from vllm_operator.sizing.parallelism import Shape, resolve_shape
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64  # limits of a plan
@@ -99,7 +76,7 @@ def plan(
     *,
     pinned: Plan | None = None,
     cache_generation: int = 0,
-    files: ModelFiles = NO_FILES,
+    files: ModelFiles = model_facts.NO_FILES,
     tools_image: str = TOOLS_IMAGE,
 ) -> Outcome:
     """Plan one VLLMDeployment.
@@ -208,7 +185,7 @@ class _FreshPlan:
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return shape
-        facts = resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
+        facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
         if self.in_force and self.pinned is not None:  # a plan in force keeps its size
             return _Premises(engine, overrides, version, pinned_shape(shape, self.pinned, spec), facts)
         release, sizing = parse_release(version.version), None
@@ -237,7 +214,7 @@ class _FreshPlan:
         first, length = best[0], wanted_length(spec, sizing.model)
         if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad:
             others = find_others(request, sizing, self.inventory)
-            message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
+            message = explanations.explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
         sized, premises = free and first.shape != premises.shape, replace(premises, shape=first.shape)
         return _Chosen(premises, tuple(each.target for each in best), tuple(best), sized, length, tuple(found))
@@ -260,7 +237,7 @@ class _FreshPlan:
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model.uri):
             return None
-        return recall_facts(pinned) if self.in_force or model.revision is None else None
+        return model_facts.recall_facts(pinned) if self.in_force or model.revision is None else None
 
     @property
     def _allows_known_bad(self) -> bool:
@@ -316,7 +293,7 @@ class _FreshPlan:
             sizes["expert"] = Toggle.ENABLED
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
-        model = model_name(spec.model).rpartition("/")[2][:MODEL_NAME_LIMIT] or "The model"
+        model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
         return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad)
 
     def _assemble(self, chosen: _Chosen, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
@@ -340,37 +317,37 @@ class _FreshPlan:
             self.catalog.caches,
         )
         weights = plan_weights(resource, facts.weight_bytes)
-        deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
-        compatibility, patience = compatibility_variables(target.fit, self.catalog.images), plan_patience(deadline, version.table)
+        deadline = serving.plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
+        compatibility, patience = compatibility_variables(target.fit, self.catalog.images), serving.plan_patience(deadline, version.table)
         env = keep_first([*decision.env, *compatibility, *cache.env, *patience])
         shortened = resource.spec.sizing is None or resource.spec.sizing.context_length is None
         parallel = premises.shape.parallel
-        own = engine_arguments(resource.spec.model, version, parallel, chosen=chosen.sized, length=length, shortened=shortened)
-        drain = plan_drain(resource.spec, premises.overrides, version.version)
+        own = serving.engine_arguments(resource.spec.model, version, parallel, chosen=chosen.sized, length=length, shortened=shortened)
+        drain = serving.plan_drain(resource.spec, premises.overrides, version.version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
-        args = keep_first([*own, *shared, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
+        args = keep_first([*own, *shared, *adapters.arguments, *serving.drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         about_choice = []
         if candidate is not None and not self.in_force:
             kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(target.pool)
-            name = short_name(resource)
-            about_choice = notes_about_choice(candidate, chosen.compared, premises.sizing, self._ranking, name, kept=kept)
+            name = explanations.short_name(resource)
+            about_choice = explanations.notes_about_choice(candidate, chosen.compared, premises.sizing, self._ranking, name, kept=kept)
         notes = [
             *target.notes,
             *decision.notes,
             *about_names,
             *adapters.notes,
-            *drain_notes(resource.spec, drain),
-            *access_notes(resource.spec, premises.overrides, version.version),
+            *serving.drain_notes(resource.spec, drain),
+            *serving.access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
-            *notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized),
+            *explanations.notes_about_size(candidate, premises.sizing, explanations.short_name(self.resource), sized=chosen.sized),
             *about_choice,
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
-            *notes_about(facts, self.files),
+            *model_facts.notes_about(facts, self.files),
             *self.translation.notes,
             *overridden,
             *notes_of(Severity.INFO, about_unknown_size(resource, weights, facts.weight_bytes)),
@@ -399,7 +376,7 @@ class _FreshPlan:
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
             deadline_seconds=deadline,
-            requests=plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
+            requests=serving.plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,
             resource_per_node=self.inventory.most_per_node(target.pool),
             provisioner=target.pool.provider,
@@ -408,7 +385,7 @@ class _FreshPlan:
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
             memory=predict_memory(candidate.result.made) if candidate is not None else None,
-            model_facts=keep_facts(facts),
+            model_facts=model_facts.keep_facts(facts),
             awaits_facts=(self.files.trouble is not None and not self.files.refused and self._remembered() is None) or None,
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],

@@ -44,11 +44,7 @@ class Adapters:
 
 
 def check_adapters(spec: VLLMDeploymentSpec) -> None:
-    """Refuse an adapter with the name of the model.
-
-    Raises:
-        AdapterError: The message names the adapter.
-    """
+    """Refuse an adapter with the name of the model. Raises AdapterError, which names the adapter."""
     of_model = served_name(spec.model) or model_name(spec.model)
     if any(adapter.name == of_model for adapter in spec.adapters or ()):
         raise AdapterError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
@@ -59,11 +55,8 @@ def plan_adapters(
 ) -> Adapters:
     """Plan the flags for `spec.adapters`.
 
-    Args:
-        spec: The spec.
-        files: Files of each adapter on the hub, by adapter name.
-        table: The flags of this version; None if the version is unknown.
-        in_force: The plan in force, for which no files are read; None for a new plan.
+    `files` are the files of each adapter on the hub, by name; for a plan in force none are read. `table` has the flags of this version,
+    if it is known.
     """
     adapters = sorted(spec.adapters or (), key=lambda adapter: adapter.name)
     if not adapters:

@@ -11,7 +11,6 @@ from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import (
-    AcceleratorSpec,
     Allocation,
     Distribution,
     EngineArgument,
@@ -70,8 +69,7 @@ class ArgumentError(ValueError):
 def check_arguments(engine: EngineSpec | None) -> None:
     """Refuse a flag that is given twice. The API server compares only exact words of `extraArgs`.
 
-    Raises:
-        ArgumentError: The message names the flag.
+    Raises ArgumentError, which names the flag.
     """
     seen = set[str]()
     if engine is None or not engine.extra_args:
@@ -229,12 +227,11 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
+    """Return the flags that a distribution has in addition to those of vLLM."""
     if distribution is Distribution.VLLM:
         return frozenset()
-    invocations = (
-        invocation for invocation in catalog.rules.invocations if distribution in invocation.when.members.get("distribution", ())
-    )
-    flags = frozenset(flag for invocation in invocations for setting in invocation.settings.values() for flag in setting.arguments)
+    invocations = (each for each in catalog.rules.invocations if distribution in each.when.members.get("distribution", ()))
+    flags = frozenset(flag for each in invocations for setting in each.settings.values() for flag in setting.arguments)
     return flags | SCRIPT_FLAGS.get(distribution, frozenset())
 
 
@@ -309,7 +306,9 @@ def translate(resource: VLLMDeployment) -> Translation:
     if len(set(named)) != len(named) or len(named) > UUIDS_LIMIT or not all(form.fullmatch(name) for name in named):
         return Translation(resource)
     pinned = accelerator.mig.uuids if accelerator.mig and accelerator.sliced else accelerator.uuids
-    if (pinned is not None and set(pinned) != set(named)) or len(named) < _needed(spec, accelerator):
+    parallelism = spec.parallelism or ParallelismSpec()
+    size = accelerator.count or (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
+    if (pinned is not None and set(pinned) != set(named)) or len(named) < spec.replicas * size:
         return Translation(resource)
     devices, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
     return Translation(
@@ -329,9 +328,3 @@ def with_uuids(resource: VLLMDeployment, uuids: Sequence[str]) -> VLLMDeployment
         pinned = {"mig": accelerator.mig.model_copy(update={"uuids": list(uuids)})}
     changes = {"accelerator": accelerator.model_copy(update=pinned), "engine": engine.model_copy(update={"env": kept or None})}
     return resource.model_copy(update={"spec": spec.model_copy(update=changes)})
-
-
-def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:
-    parallelism = spec.parallelism or ParallelismSpec()
-    size = (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
-    return spec.replicas * (accelerator.count or size)

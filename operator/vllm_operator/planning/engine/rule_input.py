@@ -37,14 +37,9 @@ DEEPSEEK_HEADS = (128, 64, 128)
 def describe_rule_input(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> RuleInput:
-    """Describe a VLLMDeployment in the vocabulary of the rules.
+    """Describe a VLLMDeployment on GPUs of an architecture in the vocabulary of the rules.
 
-    Args:
-        spec: The spec.
-        version: The vLLM version.
-        facts: Facts about the model.
-        architecture: Architecture of the planned GPU, such as sm_90; None if unknown.
-        mig_profile: Profile of the planned MIG slices. Default: the profile in the spec.
+    `mig_profile` is the profile of the planned MIG slices. Default: the profile in the spec.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     environment, arguments = read_overrides(spec).known_values()
@@ -52,6 +47,7 @@ def describe_rule_input(
         arguments.setdefault("--enable-lora", "")
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
     profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
+    gigabytes = re.search(r"\.(\d+)gb", profile or "")
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
     return RuleInput(
@@ -68,7 +64,7 @@ def describe_rule_input(
         hidden_size=facts.hidden_size,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=_weight_gigabytes(facts),
-        slice_gigabytes=_slice_gigabytes(profile),
+        slice_gigabytes=float(gigabytes[1]) if gigabytes else None,
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
         mla_dims=facts.mla_dims,
         head_size=facts.head_size,
@@ -96,10 +92,8 @@ def describe_rule_input(
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
     """Return a parallel size: the user's flag, else the field, else 1."""
-    for flag in flags:
-        if size := read_integer(arguments.get(flag)):
-            return size
-    return given or 1
+    sizes = (read_integer(arguments.get(flag)) for flag in flags)
+    return next((size for size in sizes if size), given or 1)
 
 
 def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
@@ -121,12 +115,7 @@ def _uneven(number: int | None, ranks: int) -> bool | None:
     return None if number is None else number % ranks != 0
 
 
-def _slice_gigabytes(profile: str | None) -> float | None:
-    match = re.search(r"\.(\d+)gb", profile or "")
-    return float(match[1]) if match else None
-
-
-HEAD_SIZES = (128, 64, 80, 96, 112, 192, 256)
+HEAD_SIZES: tuple[int, ...] = (128, 64, 80, 96, 112, 192, 256)
 """Head sizes of models without MLA, the most frequent first."""
 HEAD_SIZES_WITH_IMAGE_PREFIX = (256, 128)
 HEAD_SIZES_WITH_SINKS = (64,)
@@ -169,24 +158,21 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     kind = Attention(rule_input.attention) if rule_input.attention else None
     cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
     unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
-    if kind is None or attention_component(rule_input) is not component or cache is None or unasked:
-        return ()
-    if rule_input.family in OWN_ATTENTION:
+    if kind is None or attention_component(rule_input) is not component or cache is None or unasked or rule_input.family in OWN_ATTENTION:
         return ()
     if component is Component.ATTENTION:
-        asked: tuple[int, ...] = HEAD_SIZES
-        mark = ""
+        sizes, mark = HEAD_SIZES, ""
         if rule_input.attention_sinks:
-            asked, mark = HEAD_SIZES_WITH_SINKS, "/sinks"
+            sizes, mark = HEAD_SIZES_WITH_SINKS, "/sinks"
         elif rule_input.image_prefix:
-            asked, mark = HEAD_SIZES_WITH_IMAGE_PREFIX, "/prefix"
-        return [f"Dense/{size}/{cache}{mark}" for size in asked if rule_input.head_size in (None, size)]
+            sizes, mark = HEAD_SIZES_WITH_IMAGE_PREFIX, "/prefix"
+        return [f"Dense/{size}/{cache}{mark}" for size in sizes if rule_input.head_size in (None, size)]
     if component is Component.SPARSE_ATTENTION:
         cache = _sparse_cache(rule_input)
-    count = rule_input.heads_per_rank
-    counts = (128, 16) if count is None else (16,) if count <= FEW_HEADS else (128,)
     if component is Component.MLA_DECODE and rule_input.mla_dims in MLA_HEADS[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
+    heads = rule_input.heads_per_rank
+    counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
     return [f"{kind.value}/{count}/{cache}" for count in counts]
 
 
@@ -258,9 +244,7 @@ PINNING = ("VLLM_USE_FLASHINFER_MOE_", "VLLM_FLASHINFER_MOE_BACKEND", "VLLM_MXFP
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
     """Return the possible cases of the model's experts, the likeliest first; none if the table cannot answer.
 
-    Args:
-        rule_input: The deployment.
-        chosen: The backends chosen so far, by component.
+    `chosen` are the backends chosen so far, by component.
     """
     model = MODELS.get(rule_input.family or "", rule_input.routing)
     setting, layout = _setting(rule_input), _layout(rule_input, chosen)

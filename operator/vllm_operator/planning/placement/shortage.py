@@ -114,28 +114,17 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
 
     The kind of `nearest` comes first, then the most frequent ones. All MIG slices of a node are one kind.
     """
+    devices: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
+    for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
+        amount, kind = f"{pool.count}x " if pool.count else "", f"{gpus.title(pool.product, pool.architecture)}{_remarks(pool)}"
+        profile = pool.mig_profile or ""
+        devices.setdefault((pool.nodes, kind, pool.mig_profile is not None), []).append(f"{amount}{profile}")
     nodes: dict[str, set[str]] = {}
-    for names, kinds in _by_nodes(pools, gpus).items():
-        for kind in kinds:
-            nodes.setdefault(kind, set()).update(names)
+    for (names, kind, sliced), amounts in devices.items():
+        nodes.setdefault(f"{' + '.join(amounts)} MIG slices of {kind}" if sliced else f"{amounts[0]}{kind}", set()).update(names)
     mine = set(nearest.nodes) if nearest else set()
     ordered = sorted(nodes.items(), key=lambda item: (not mine & item[1], -len(item[1]), item[0]))
     return [f"{counted(len(names), 'node')} with {kind}" for kind, names in ordered]
-
-
-def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:
-    """Return the kinds of devices by nodes. All MIG slices of one GPU on a node are one kind."""
-    found: dict[tuple[str, ...], dict[tuple[str, bool, str], list[str]]] = {}
-    for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
-        sliced = pool.mig_profile is not None
-        kind = (gpus.title(pool.product, pool.architecture), sliced, _remarks(pool))
-        amount = f"{pool.count}x " if pool.count else ""
-        found.setdefault(pool.nodes, {}).setdefault(kind, []).append(f"{amount}{pool.mig_profile}" if sliced else amount)
-    return {names: [_kind(*kind, amounts) for kind, amounts in kinds.items()] for names, kinds in found.items()}
-
-
-def _kind(title: str, sliced: bool, remarks: str, amounts: Sequence[str]) -> str:
-    return f"{' + '.join(amounts)} MIG slices of {title}{remarks}" if sliced else f"{amounts[0]}{title}{remarks}"
 
 
 def _remarks(pool: Pool) -> str:

@@ -331,16 +331,12 @@ def _requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> tuple[Node
     if pool.mig_profile is None and not pool.claims:
         # With the MIG strategy `single`, a slice has the resource name of a whole GPU.
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
-    if pool.upgrade_label and pool.cuda and _has_older_siblings(pool, inventory, fit):
+    # The labels may also match nodes whose driver does not support the CUDA major of the image.
+    siblings = (other for other in inventory.pools if other.resource == pool.resource and other.labels == pool.labels)
+    older = fit.option.cuda is not None and any(other.cuda is not None and other.cuda[0] < fit.option.cuda[0] for other in siblings)
+    if pool.upgrade_label and pool.cuda and older:
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
     return tuple(requirements)
-
-
-def _has_older_siblings(pool: Pool, inventory: Inventory, fit: ImageFit) -> bool:
-    """Return whether the labels also match nodes whose driver does not support the CUDA major of the image."""
-    siblings = (other for other in inventory.pools if other.resource == pool.resource and other.labels == pool.labels)
-    major = fit.option.cuda[0] if fit.option.cuda else None
-    return major is not None and any(other.cuda is not None and other.cuda[0] < major for other in siblings)
 
 
 def _is_too_small(pool: Pool, request: Request) -> bool:
@@ -357,13 +353,10 @@ def _notes(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) ->
         notes.append(note("gpu.too-small", needed=needed, device=device, memory=memory, larger=larger))
     if pool.architecture is None:
         notes.append(note("gpu.unknown", label=ARCHITECTURE_LABEL))
-    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and _shares_resource(pool, inventory):
-        notes.append(note("gpu.no-label"))
+    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels:
+        shared = any(other.resource == pool.resource and other.architecture != pool.architecture for other in inventory.pools)
+        notes += [note("gpu.no-label")] if shared else []
     exists = pool.provider is None and pool.architecture is not None
     if exists and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
         notes.append(note("gpu.unknown-driver", image=fit.option.image, cuda=show_version(fit.option.cuda)))
     return tuple(notes)
-
-
-def _shares_resource(pool: Pool, inventory: Inventory) -> bool:
-    return any(other.resource == pool.resource and other.architecture != pool.architecture for other in inventory.pools)
