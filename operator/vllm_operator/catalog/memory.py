@@ -249,10 +249,9 @@ class ExpertPadding(Rule):
     scales: bool = True
 
 
-class SectionPositions(Entry):
+class SectionPositions(Rule):
     """Factor between rotary table and context if positions have sections. `models` are words in the architecture."""
 
-    since: Since
     models: tuple[str, ...] = ()
     factor: StrictInt
 

@@ -63,11 +63,6 @@ def read_cache_type(written: str) -> str:
     return "auto" if name in NO_NAME or name == "none" else name
 
 
-def read_tokens(written: Any) -> int | None:
-    """Return a number of tokens in vLLM's notation, such as `32k`; None for other values."""
-    return read_size(written.strip()) if isinstance(written, str) else None
-
-
 def read_note(note: str) -> Options:
     """Return the flags and variables of vLLM in a note, without unreadable ones."""
     written = {name: value or None for name, value in FLAG.findall(note)}
@@ -118,12 +113,14 @@ def read_case(line: Mapping[str, Any]) -> Case:
     tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
     digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
-    length = line.get("max_model_len")
+    length, spelled = line.get("max_model_len"), text(line, "max_model_len").strip()
     partition = PARTITION.search(note)
     options = replace(
         flags,
         utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
-        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_tokens(length) or flags.max_length,
+        max_length=0
+        if length in ("auto", -1, "-1")
+        else _size(length) or read_size(text(line, "max_model_len").strip()) or flags.max_length,
         sequences=_size(line.get("max_num_seqs")) or flags.sequences,
         batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
         cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),

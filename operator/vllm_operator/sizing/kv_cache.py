@@ -11,22 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from vllm_operator.catalog.memory import CacheType, MemoryFacts, value_at
+from vllm_operator.catalog.memory import CacheType, value_at
 from vllm_operator.sizing.engine import Engine
 from vllm_operator.sizing.model_shape import Cache, CachedLayers, CompressedAttention
 
 LONGEST = 1 << 27
 """Maximum context in tokens. Longer contexts are not considered."""
-
-
-def find_cache_type(name: str, facts: MemoryFacts) -> CacheType | None:
-    """Return the facts about a `--kv-cache-dtype`; None for the model's type (`auto`), and for a type that is not modelled."""
-    return next((each for each in facts.kv_cache.types if name.lower().startswith(each.name)), None)
-
-
-def is_modelled(name: str, facts: MemoryFacts) -> bool:
-    """Return whether a `--kv-cache-dtype` is modelled."""
-    return name.lower() == "auto" or find_cache_type(name, facts) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +95,13 @@ def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> Cache
     are equal.
     """
     shape = engine.shape
-    if not is_modelled(engine.options.cache_dtype, engine.facts):
-        return None
-    builder = _Builder(engine, in_flight)
+    name, facts = engine.options.cache_dtype.lower(), engine.facts.kv_cache
+    if name == "auto" and engine.form.narrow_cache and engine.release >= facts.checkpoint_type_since:
+        name = "fp8"
+    kept = next((each for each in facts.types if name.startswith(each.name)), None)
+    if kept is None and name != "auto":
+        return None  # a type that is not modelled
+    builder = _Builder(engine, in_flight, kept)
     if shape.compressed is not None:
         made = None if builder.wide_ends else _lay_out_compressed(builder, shape.compressed)
     else:
@@ -118,17 +112,16 @@ def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> Cache
 class _Builder:
     """The layout of one engine's KV cache, by the type of its elements."""
 
-    def __init__(self, engine: Engine, in_flight: int) -> None:
+    def __init__(self, engine: Engine, in_flight: int, kept: CacheType | None) -> None:
+        """`kept` are the facts about `--kv-cache-dtype`; None for the model's type."""
         self.engine, self.in_flight = engine, in_flight
-        shape, options, facts = engine.shape, engine.options, engine.facts.kv_cache
-        by_checkpoint = options.cache_dtype == "auto" and engine.form.narrow_cache and engine.release >= facts.checkpoint_type_since
-        kept = find_cache_type("fp8" if by_checkpoint else options.cache_dtype, engine.facts)
+        shape, facts = engine.shape, engine.facts.kv_cache
         self.element_bytes = shape.element_bytes if kept is None else kept.element
         self.scale_bytes, self.wide_ends, packed = (kept.scales, kept.wide_ends, kept.packed) if kept is not None else (0, 0, 0)
         self.packed = packed if shape.index_top > 0 else 0
         blackwell = (engine.device.architecture or "").startswith("sm_10")
         latent = 128 if blackwell and not shape.index_top else facts.latent_block
-        self.block = options.block or (latent if shape.latent else facts.block)
+        self.block = engine.options.block or (latent if shape.latent else facts.block)
 
     def make(self, groups: Iterable[_Group], block_bytes: int, needed_bytes: int = 0) -> CacheLayout:
         """Return the layout with these groups."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from vllm_operator.api.plan import ModelFact, Plan
 from vllm_operator.api.reading import mapping, read_bytes, read_integer
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
@@ -130,17 +132,16 @@ def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, kn
 
 def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
     """Return the known facts in the form of a plan."""
-    kept = []
-    for name, source in facts.sources.items():
-        value = getattr(facts, name)
-        if value is not None:
-            kept.append(ModelFact(name=_spell(name), value=_text(value)[:VALUE_LIMIT], source=source))
-    return kept
+    return [
+        ModelFact(name=to_camel(name), value=_text(value)[:VALUE_LIMIT], source=source)
+        for name, source in facts.sources.items()
+        if (value := getattr(facts, name)) is not None
+    ]
 
 
 def recall_facts(plan: Plan) -> Facts:
     """Return the facts from the model's files in a plan. Unreadable values are unknown."""
-    names = {_spell(name): name for name in FACTS}
+    names = {to_camel(name): name for name in FACTS}
     stored = {
         names[fact.name]: fact.value for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS) and fact.name in names
     }
@@ -163,12 +164,6 @@ def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
     elif not (files.refused and files.trouble):
         return []
     return [Note(severity, " ".join(sentences))]
-
-
-def _spell(name: str) -> str:
-    """Spell `attention_heads` as `attentionHeads`, like fields of the API."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def _text(value: Any) -> str:

@@ -76,27 +76,8 @@ def resolve_model(
     `config`, `checkpoint_bytes` and `tensors` are from its files, if they were read. `label` is the name of a format, such as `fp8_block`;
     empty for the format in config.json. With a label the tensors are ignored.
     """
-    if config is None:
-        return _resolve_known(name, table, checkpoint_bytes, label)
-    model = _resolve(name, table, config, checkpoint_bytes, label)
-    if model is None or tensors is None or label:
-        return model
-    form = measure_format(model.form, model.shape, tensors)
-    return model if form is None else replace(model, form=form)
-
-
-@lru_cache(maxsize=256)
-def _resolve_known(name: str, table: KnownShapes, checkpoint_bytes: int | None, label: str) -> SizedModel | None:
-    return _resolve(name, table, None, checkpoint_bytes, label)
-
-
-def _resolve(
-    name: str, table: KnownShapes, config: Mapping[str, Any] | None, checkpoint_bytes: int | None, label: str
-) -> SizedModel | None:
-    known = table.find(name)
-    shape, source, used = None, FROM_CONFIG, config
-    if config is not None:
-        shape = read_shape(config)
+    known, wanted = table.find(name), label
+    shape, source, used = read_shape(config) if config is not None else None, FROM_CONFIG, config
     if shape is None and known is not None:
         shape, source, used = read_shape(known.config), FROM_TABLE, known.config
     if shape is None or used is None:
@@ -113,6 +94,8 @@ def _resolve(
         checkpoint_bytes = int(known.checkpoint_gib * GIB)
     if named is not None and form.name != own.name:
         checkpoint_bytes = None
+    if config is not None and tensors is not None and not wanted:
+        form = measure_format(form, shape, tensors) or form
     return SizedModel(shape, form, source, known, label, checkpoint_bytes)
 
 

@@ -61,11 +61,8 @@ def weigh_stages(engine: Engine) -> list[float]:
 
 def _positions(engine: Engine) -> int:
     """Return the positions in a rotary table."""
-    factors = [
-        each.factor
-        for each in engine.facts.weights.section_positions
-        if each.since <= engine.release and (not each.models or any(name in engine.shape.architecture for name in each.models))
-    ]
+    rules = rules_at(engine.facts.weights.section_positions, engine.release, None)
+    factors = [rule.factor for rule in rules if not rule.models or any(name in engine.shape.architecture for name in rule.models)]
     return (engine.shape.max_length or 0) * (factors[-1] if engine.shape.sections and factors else 1)
 
 
