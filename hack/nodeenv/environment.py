@@ -9,8 +9,7 @@ from typing import Any
 from nodeenv.configuration import MACHINE_ADDRESS, SANDBOX_IMAGE
 from nodeenv.images import ImageStore
 from nodeenv.node import Node, NodeError
-from testenv.base import BaseEnvironment
-from testenv.controlplane import ControlPlane
+from testenv.controlplane import BaseEnvironment, ControlPlane
 from testenv.nodes import gpu_node
 
 DEVICES = {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 2}

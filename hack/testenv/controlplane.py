@@ -13,11 +13,13 @@ import signal
 import tempfile
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import yaml
 
@@ -25,9 +27,7 @@ from testenv import components
 from testenv.api import ApiClient, ApiError
 from testenv.binaries import CONTROL_PLANE, ensure_binaries
 from testenv.components import Setup
-from testenv.lifetime import Startable
-from testenv.ports import accepts_connections, free_ports
-from testenv.processes import ProcessGroup
+from testenv.processes import ProcessGroup, accepts_connections, free_ports
 
 AuditLevel = Literal["Metadata", "RequestResponse"]
 
@@ -38,6 +38,25 @@ _START_ATTEMPTS = 3
 
 class ControlPlaneError(Exception):
     """The control plane did not do what was asked; the message says why."""
+
+
+class Startable(ABC):
+    """Starts on entry, stops on exit."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start everything."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop everything that was started here."""
 
 
 class ControlPlane(Startable):
@@ -242,3 +261,15 @@ class ControlPlane(Startable):
 
 def _audit_policy(level: AuditLevel) -> dict[str, object]:
     return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": level}]}
+
+
+class BaseEnvironment(Startable):
+    """A control plane with nodes."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self.control_plane = control_plane
+
+    @property
+    def kubeconfig(self) -> Path:
+        """A kubeconfig for a cluster administrator."""
+        return self.control_plane.kubeconfig

@@ -14,11 +14,10 @@ from typing import Any
 
 import yaml
 
-from testenv.base import BaseEnvironment
 from testenv.binaries import ensure_binaries
-from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError
+from testenv.controlplane import AuditLevel, BaseEnvironment, ControlPlane, ControlPlaneError
 from testenv.nodes import gpu_node
-from testenv.ports import accepts_connections, free_ports
+from testenv.processes import accepts_connections, free_ports
 from testenv.stages import load_stages
 
 _DATA = Path(__file__).parent / "data"

@@ -1,4 +1,4 @@
-"""Child processes that are certainly ours, and that certainly end.
+"""Child processes that are certainly ours, and that certainly end; and ports for them.
 
 A process is known by its pid and the moment it started: a pid alone may by now belong to somebody else. Both are
 written to `processes.json` in the data folder, so that a later run can tell a living process of ours from a stranger.
@@ -11,8 +11,10 @@ written into it. Nothing is ever looked up or ended by name.
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -199,6 +201,31 @@ def guard(disposable: Path | None) -> None:
     end([identity for identity in identities if identity.is_alive()])
     if disposable:
         shutil.rmtree(disposable, ignore_errors=True)
+
+
+# Below the range from which systems take ports for outgoing connections: a port of ours that is free for a moment,
+# because its server restarts, is not snatched by somebody's client.
+_PORTS = range(20_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that nobody listens on at this moment."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, k=len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("There is no free port left between 20000 and 32000.")
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether somebody listens on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 if __name__ == "__main__":

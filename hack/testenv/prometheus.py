@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testenv.binaries import ensure_binaries
-from testenv.ports import free_ports
-from testenv.processes import ProcessGroup
+from testenv.processes import ProcessGroup, free_ports
 
 _UP_WITHIN = 30.0
 

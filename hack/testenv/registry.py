@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 from testenv.binaries import ensure_binaries
-from testenv.ports import free_ports
-from testenv.processes import ProcessGroup
+from testenv.processes import ProcessGroup, free_ports
 
 USER, PASSWORD = "robot", "robots-only"
 _HASH = "$2b$05$abcdefghijklmnopqrstuufXv7vRnPhOmGJw.WreN31nL9VnMUtWS"

@@ -16,7 +16,7 @@ import pytest
 from engine.caches import CACHES
 from engine.start import last_words
 from support.engine_image import CRASHES, gather_engine
-from testenv.ports import free_ports
+from testenv.processes import free_ports
 from vllm_operator.catalog.startup import Severity, load_signature_samples, load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState

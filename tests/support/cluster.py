@@ -12,7 +12,7 @@ import aiohttp
 import yaml
 
 from testenv import Environment
-from testenv.base import BaseEnvironment
+from testenv.controlplane import BaseEnvironment
 from testenv.cri import LogWriter
 from testenv.replay import Replay, read_recording
 from testenv.stages import ANNOTATION_PREFIX

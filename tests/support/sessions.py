@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from support.cluster import Cluster
-from testenv.base import BaseEnvironment
 from testenv.binaries import BuildError, ensure_binaries
+from testenv.controlplane import BaseEnvironment
 from testenv.toolchain import ToolchainError
 
 

@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from testenv.api import ApiClient
-from testenv.containers import ContainerWatch
 from testenv.cri import LogWriter, parse_record
-from testenv.logs import Changes, ContainerLogs, LogError, LogRequest, read_log, shorten_timestamp
+from testenv.logs import Changes, ContainerLogs, ContainerWatch, LogError, LogRequest, read_log, shorten_timestamp
 
 
 @pytest.fixture

@@ -118,9 +118,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
     options = replace(
         flags,
         utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
-        max_length=0
-        if length in ("auto", -1, "-1")
-        else _size(length) or read_size(text(line, "max_model_len").strip()) or flags.max_length,
+        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_size(spelled) or flags.max_length,
         sequences=_size(line.get("max_num_seqs")) or flags.sequences,
         batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
         cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
