@@ -52,12 +52,7 @@ def plan_cache_actions(
 ) -> CacheActions:
     """Decide what to do for the caches.
 
-    Args:
-        context: The input of the decision.
-        manifests: All manifests as rendered, with all replicas.
-        rules: When `priming: Auto` primes.
-        caches: The caches that can be published.
-        full: The crash signatures of a full volume.
+    `manifests` are rendered with all replicas, `rules` say when `priming: Auto` primes, `full` are the crash signatures of a full volume.
     """
     if unowned := unowned_claims(manifests, context):
         return _without_unowned_claims(context, manifests, unowned)

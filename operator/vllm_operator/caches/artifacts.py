@@ -67,13 +67,7 @@ def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
 
 
 def portability_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the artifact key. They depend only on the spec, the plan and the rendered engine.
-
-    Args:
-        resource: The VLLMDeployment.
-        plan: Its plan.
-        engine: The rendered container of the engine.
-    """
+    """Return the inputs of the artifact key. They depend only on the spec, the plan and the rendered container of the engine."""
     parts = {part.name: part.value for part in plan.cache_key_parts}
     local = (f"u{parts.get('user')}", f"g{parts.get('generation')}")  # they do not matter on another node
     readable = "-".join(word for word in plan.cache_key.rpartition("-")[0].split("-") if word not in local)

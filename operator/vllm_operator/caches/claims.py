@@ -90,12 +90,7 @@ def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights) -> Storag
 
 
 def plan_weights(resource: VLLMDeployment, weight_bytes: int | None) -> PlannedWeights:
-    """Decide where to keep the weights of a model.
-
-    Args:
-        resource: The VLLMDeployment.
-        weight_bytes: Size of all weight files; None if unknown.
-    """
+    """Decide where to keep the weights of a model. `weight_bytes` is the size of all weight files; None if unknown."""
     spec = resource.spec
     if spec.weights is None and _are_beside_caches(resource):
         return PlannedWeights(place=WeightsPlace.WITH_CACHES)

@@ -130,12 +130,9 @@ def is_outdated(live: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 
 
 def fetched_commit(resource: VLLMDeployment, deployment: Any, claims: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the commit whose files a Job has downloaded for a rendered Deployment; None without one.
+    """Return the commit whose files a Job has downloaded for a rendered Deployment (of any commit); None without one.
 
-    Args:
-        resource: The VLLMDeployment.
-        deployment: Its rendered Deployment, for any commit.
-        claims: The live PVCs by name.
+    `claims` are the live PVCs by name.
     """
     claim = _claim_name(resource, deployment)
     live = claims.get(claim) if claim is not None else None
@@ -168,12 +165,7 @@ def is_fetching(pod: Mapping[str, Any]) -> bool:
 
 
 def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Render the Job. Its name covers all its inputs and the volume, so each change creates another Job.
-
-    Args:
-        context: The input of the decision.
-        claim: The live PVC of the weights.
-    """
+    """Render the Job. Its name covers all its inputs and the volume, so each change creates another Job. `claim` is the live PVC."""
     resource = context.resource
     spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)

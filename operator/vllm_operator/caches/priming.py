@@ -83,12 +83,7 @@ class PrimingDecision:
 
 
 def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Decide which Pod fills the cache of a plan if it is empty.
-
-    Args:
-        context: The input of the decision.
-        rules: When `priming: Auto` primes.
-    """
+    """Decide which Pod fills the cache of a plan if it is empty. `rules` say when `priming: Auto` primes."""
     address = context.address
     if address is None:
         cache = context.resource.spec.cache
@@ -198,11 +193,9 @@ def _makes_progress(context: CacheContext, view: PodView) -> bool:
 
 
 def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> dict[str, Any]:
-    """Render the Deployment of a primer.
+    """Render the Deployment of a primer from the Deployment of the replicas.
 
-    Args:
-        deployment: The rendered Deployment of the replicas.
-        beside_replicas: Whether it must run on a node with a replica, because the PVC can be mounted on one node only.
+    `beside_replicas`: it must run on a node with a replica, because the PVC can be mounted on one node only.
     """
     primer: dict[str, Any] = copy.deepcopy(dict(deployment))
     instance = primer["metadata"]["labels"][INSTANCE_LABEL]

@@ -14,6 +14,7 @@ may have been replaced. Here, each directory is opened relative to its parent, a
 import errno
 import hashlib
 import http.client
+import io
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 FORMAT = "1"
 CACHE_PREFIX, MANIFEST_PREFIX = "io.vllm.cache", "io.vllm.manifest"
@@ -235,7 +236,7 @@ def open_below(root: int, path: str, flags: int, mode: int = 0o777) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=at)
 
 
-def open_regular(root: int, path: str) -> IO[bytes]:
+def open_regular(root: int, path: str) -> io.BufferedReader:
     """Open a regular file below an open directory.
 
     Raises:

@@ -31,7 +31,7 @@ from vllm_operator.tools.artifact import (
     run_with_report,
 )
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
-from vllm_operator.tools.registry import Artifact, Registry, read_manifest
+from vllm_operator.tools.registry import Artifact, Registry, if_found, read_manifest
 from vllm_operator.tools.unpack import unpack_layer
 
 STATE = ".vllm-operator-artifact"
@@ -57,8 +57,8 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     before = read_state(root)
     if before.get("state") == "Installed":
         return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
-    if not before and (found := filled(root, folders)):
-        return {"result": "Present", "message": f"The directory already has {', '.join(found[:8])}."}
+    if not before and (there := filled(root, folders)):
+        return {"result": "Present", "message": f"The directory already has {', '.join(there[:8])}."}
     base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     reference = settings.get("reference") or ""
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
@@ -85,8 +85,8 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, found: dict[str, str]) -> tuple[int, int]:
-    """Fill the directory from an artifact, and return the number of files and their bytes. `found` are its digest and tag.
+def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, source_of: dict[str, str]) -> tuple[int, int]:
+    """Fill the directory from an artifact, and return the number of files and their bytes. `source_of` are its digest and tag.
 
     Raises:
         ArtifactError: The directory was not filled.
@@ -108,9 +108,9 @@ def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, found
             )
             if str(size) != told:
                 raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
-            write_state(root, {"state": "Installing", **found})
+            write_state(root, {"state": "Installing", **source_of})
             install(opened, top)
-            write_state(root, {"state": "Installed", **found})
+            write_state(root, {"state": "Installed", **source_of})
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
     finally:
@@ -123,11 +123,8 @@ def find_manifest(registry: Registry, pinned: str, tags: tuple[str, str]) -> tup
     if pinned:
         return "", *registry.manifest(pinned)
     for tag in tags:
-        try:
-            return tag, *registry.manifest(tag)
-        except ArtifactError as error:
-            if error.reason != "NotFound":
-                raise
+        if (manifest := if_found(lambda: registry.manifest(tag))) is not None:  # noqa: B023 - called at once
+            return tag, *manifest
     raise ArtifactError("NotFound", f"{registry.host}/{registry.name} has neither the tag {tags[0]} nor {tags[1]}.")
 
 

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from vllm_operator.tools.artifact import (
     DESCRIPTION_NAME,
@@ -37,7 +37,7 @@ from vllm_operator.tools.artifact import (
     run_with_report,
     wait_for_engine,
 )
-from vllm_operator.tools.registry import DIGEST, Registry, read_limited, read_manifest
+from vllm_operator.tools.registry import DIGEST, Registry, if_found, read_limited, read_manifest
 
 PUBLISH_SECONDS = 840
 
@@ -77,11 +77,7 @@ class Description:
 
 
 def read_description(folder: int, settings: dict[str, Any]) -> Description:
-    """Read the packed artifact.
-
-    Args:
-        folder: The open folder.
-        settings: As for `publish_when_ready`.
+    """Read the packed artifact in an open folder.
 
     Raises:
         ArtifactError: It is not an artifact with this key.
@@ -90,14 +86,19 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
     with open_regular(folder, DESCRIPTION_NAME) as file:
         content = read_limited(file, 2 * MAX_JSON)
     try:
-        found = json.loads(content)
-        text, files, size = found["config"], found["files"], found["bytes"]
+        packed = json.loads(content)
+        text, files, size = packed["config"], packed["files"], packed["bytes"]
         config = json.loads(text)
         labels, (plain,) = config["config"]["Labels"], config["rootfs"]["diff_ids"]
-        is_sound = all(isinstance(value, str) for value in labels.values()) and DIGEST.fullmatch(plain) is not None
-        is_sound = is_sound and type(files) is int and type(size) is int and 0 < files <= MAX_FILES and 0 <= size < 2**53
-        is_sound = is_sound and DIGEST.fullmatch(f"sha256:{found['fingerprint']}") is not None
-        base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], found["fingerprint"])
+        is_sound = (
+            all(isinstance(value, str) for value in labels.values())
+            and DIGEST.fullmatch(plain)
+            and (type(files), type(size)) == (int, int)
+            and 0 < files <= MAX_FILES
+            and 0 <= size < 2**53
+            and DIGEST.fullmatch(f"sha256:{packed['fingerprint']}")
+        )
+        base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], packed["fingerprint"])
         kept = tuple(labels.get(f"{LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "What was packed is no artifact.") from None
@@ -106,10 +107,13 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
     return Description(base, tag, text.encode(), files, size)
 
 
-def push(registry: Registry, described: Description, layer: IO[bytes], limit: int) -> dict[str, Any]:
+def push(registry: Registry, described: Description, layer: io.BufferedReader, limit: int) -> dict[str, Any]:
     """Push the blobs, and then the missing tags."""
     base, tag = described.base, described.tag
-    digest, size = digest_file(layer, limit)
+    size = os.fstat(layer.fileno()).st_size
+    if size > limit:
+        raise ArtifactError("TooLarge", f"The layer has more than {limit} bytes.")
+    digest = f"sha256:{hashlib.file_digest(layer, 'sha256').hexdigest()}"
     manifest = encode_manifest(described.config, digest, size)
     registry.push_blob(digest_of(described.config), io.BytesIO(described.config), len(described.config))
     registry.push_blob(digest, layer, size)
@@ -122,25 +126,11 @@ def push(registry: Registry, described: Description, layer: IO[bytes], limit: in
     return {"result": "Published", "tag": tag, "digest": digest_of(manifest), **sizes}
 
 
-def digest_file(file: IO[bytes], limit: int) -> tuple[str, int]:
-    """Return the digest and the size of a file."""
-    found, size = hashlib.sha256(), 0
-    while block := file.read(2**20):
-        found.update(block)
-        size += len(block)
-        if size > limit:
-            raise ArtifactError("TooLarge", f"The layer has more than {limit} bytes.")
-    return f"sha256:{found.hexdigest()}", size
-
-
 def find_present(registry: Registry, tag: str, base: str) -> str | None:
     """Return the digest of the artifact of an existing tag; None without one."""
-    try:
-        content, digest = registry.manifest(tag)
-    except ArtifactError as error:
-        if error.reason == "NotFound":
-            return None
-        raise
+    if (manifest := if_found(lambda: registry.manifest(tag))) is None:
+        return None
+    content, digest = manifest
     try:
         read_manifest(registry, content, base)
     except ArtifactError as error:

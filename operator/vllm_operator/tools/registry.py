@@ -9,13 +9,15 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from vllm_operator.tools.artifact import (
     DOCKER_MANIFEST_TYPE,
@@ -30,6 +32,7 @@ from vllm_operator.tools.artifact import (
 )
 from vllm_operator.tools.build import FACTS_LABEL, differences
 
+T = TypeVar("T")
 SOCKET_SECONDS = 20
 REQUEST_ATTEMPTS = 4
 REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)")
@@ -74,12 +77,12 @@ class Registry:
         self.secret, self._push = secret, push
         self.account = read_account(secret, self.host, self.name)
         self.authorization = ""
-        context = ssl.create_default_context()
-        if secret and os.path.exists(os.path.join(secret, "ca.crt")):
-            try:
-                context.load_verify_locations(os.path.join(secret, "ca.crt"))
-            except (OSError, ssl.SSLError) as error:
-                raise ArtifactError("Invalid", f"ca.crt in the Secret is no certificate: {error}") from None
+        context, authority = ssl.create_default_context(), os.path.join(secret, "ca.crt")
+        try:
+            if secret and os.path.exists(authority):
+                context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            raise ArtifactError("Invalid", f"ca.crt in the Secret is no certificate: {error}") from None
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects(scheme))
 
     def manifest(self, reference: str) -> tuple[bytes, str]:
@@ -109,13 +112,10 @@ class Registry:
 
     def has(self, path: str) -> bool:
         """Return whether a blob (`blobs/DIGEST`) or manifest (`manifests/TAG`) exists."""
-        try:
-            self._request("HEAD", f"/v2/{self.name}/{path}", ACCEPTED).close()
-        except ArtifactError as error:
-            if error.reason == "NotFound":
-                return False
-            raise
-        return True
+        answer = if_found(lambda: self._request("HEAD", f"/v2/{self.name}/{path}", ACCEPTED))
+        if answer is not None:
+            answer.close()
+        return answer is not None
 
     def push_blob(self, digest: str, file: IO[bytes], size: int) -> None:
         """Upload a blob, unless it exists."""
@@ -136,9 +136,8 @@ class Registry:
         self, method: str, target: str, headers: dict[str, str], data: bytes | IO[bytes] | None = None
     ) -> http.client.HTTPResponse:
         """Send a request. Authenticates after a 401, and retries if the registry is busy."""
-        url = urllib.parse.urljoin(self.origin, target)
-        is_registry = f"{urllib.parse.urlsplit(url).scheme}://{urllib.parse.urlsplit(url).netloc}" == self.origin
-        asked = False
+        url, asked = urllib.parse.urljoin(self.origin, target), False
+        is_registry = "{0.scheme}://{0.netloc}".format(urllib.parse.urlsplit(url)) == self.origin
         for attempt in range(REQUEST_ATTEMPTS):
             if data is not None and not isinstance(data, bytes):
                 data.seek(0)
@@ -158,11 +157,13 @@ class Registry:
                 else:
                     raise self._failure(error.code, method) from None
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-                if is_untrusted(error) and self.secret and not self.account:
+                reason = getattr(error, "reason", error)
+                is_untrusted = isinstance(reason, ssl.SSLCertVerificationError)
+                if is_untrusted and self.secret and not self.account:
                     message = f"The Secret does not exist, and the certificate of {self.host} is not trusted."
                     raise ArtifactError("SecretMissing", message) from None
-                if attempt == REQUEST_ATTEMPTS - 1 or is_final(error):
-                    raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {getattr(error, 'reason', error)}") from None
+                if attempt == REQUEST_ATTEMPTS - 1 or is_untrusted or isinstance(reason, (ConnectionRefusedError, socket.gaierror)):
+                    raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {reason}") from None
                 time.sleep(retry_seconds("", attempt))
         raise ArtifactError("Unreachable", f"{self.host} does not answer.")
 
@@ -200,6 +201,16 @@ class Registry:
         if code == 405 or (code == 400 and method == "PUT"):
             return ArtifactError("Denied", f"{self.host} does not accept it (HTTP {code}).")
         return ArtifactError("Unreachable", f"{self.host} fails (HTTP {code}).")
+
+
+def if_found(ask: Callable[[], T]) -> T | None:
+    """Return the answer to a request; None if there is no such thing."""
+    try:
+        return ask()
+    except ArtifactError as error:
+        if error.reason == "NotFound":
+            return None
+        raise
 
 
 @dataclass(frozen=True)
@@ -245,19 +256,19 @@ def read_account(secret: str, host: str, name: str) -> str:
             accounts = json.load(file)["auths"].items()
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return ""
-    best, account = -1, ""
+    found = {-1: ""}  # by the length of the path: the most specific wins
     for place, entry in accounts:
         server, _, path = re.sub(r"^https?://", "", str(place)).rstrip("/").partition("/")
         path = re.sub(r"^v[12]$", "", path)
-        is_hub = server in DOCKER_HUB and host in DOCKER_HUB
-        if (server != host and not is_hub) or not f"{name}/".startswith(f"{path}/" if path else "") or len(path) <= best:
+        is_host = server == host or (server in DOCKER_HUB and host in DOCKER_HUB)
+        if not is_host or not f"{name}/".startswith(f"{path}/" if path else "") or not isinstance(entry, dict):
             continue
-        given = entry.get("auth") if isinstance(entry, dict) else None
-        if not given and isinstance(entry, dict) and entry.get("username"):
+        given = entry.get("auth")
+        if not given and entry.get("username"):
             given = base64.b64encode(f"{entry['username']}:{entry.get('password', '')}".encode()).decode()
         if isinstance(given, str) and re.fullmatch(r"[A-Za-z0-9+/=_-]+", given):
-            best, account = len(path), given
-    return account
+            found.setdefault(len(path), given)
+    return found[max(found)]
 
 
 def read_limited(answer: Any, limit: int) -> bytes:
@@ -271,14 +282,3 @@ def read_limited(answer: Any, limit: int) -> bytes:
 def retry_seconds(told: str, attempt: int) -> float:
     """Return how long to wait before the next attempt."""
     return min(float(told), 15.0) if re.fullmatch(r"[0-9]{1,4}", told) else 0.5 * 2.0**attempt
-
-
-def is_untrusted(error: Exception) -> bool:
-    """Return whether the certificate is not trusted."""
-    return isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
-
-
-def is_final(error: Exception) -> bool:
-    """Return whether a retry is useless: the certificate is not trusted, or the name is unknown."""
-    reason = getattr(error, "reason", error)
-    return is_untrusted(error) or isinstance(reason, ConnectionRefusedError) or type(reason).__name__ == "gaierror"
