@@ -18,7 +18,7 @@ from vllm_operator.caches.cleaning import (
     record_attempt,
 )
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.directories import Changes, image_activity, image_record, quarantine_record, usage_record, writable
+from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
 from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
 from vllm_operator.catalog.caches import Caches, PrimingRule
@@ -79,7 +79,7 @@ def plan_cache_actions(
         publication=publication,
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
         claim_note=" ".join(filter(None, (note, failures))) or None,
-        image=image_activity(context),
+        moved_to=digest_of_moved_tag(context),
         cleaning=cleaning,
     )
     return CacheActions(

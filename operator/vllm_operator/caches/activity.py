@@ -1,6 +1,6 @@
 """Current activity of the caches, such as priming and cleaning, for the status."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -159,14 +159,6 @@ class Fetching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageActivity:
-    """The image of the Pods. `moved`: its tag pointed to another image when the current directory was filled."""
-
-    digest: str | None = None
-    moved: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
     """Current activity of the caches of one VLLMDeployment.
 
@@ -179,7 +171,7 @@ class CacheActivity:
         skipped: Why the cache was not filled before the rollout; None if it was filled or need not be.
         unowned_claims: PVCs with names of the operator's PVCs that it did not create. It does not write to them.
         claim_note: Which part of the spec cannot be applied to the PVC, and what to do; None without one.
-        image: Known facts about the image.
+        moved_to: Digest to which the tag of the image points now, if another image filled the current directory; None if it has not moved.
         cleaning: Cleaning of a full volume; None without one.
         publication: Publication of the caches; None if none is requested.
         fetching: Fetch of the weights before the Pods start; None if there is nothing to fetch.
@@ -194,7 +186,7 @@ class CacheActivity:
     skipped: str | None = None
     unowned_claims: tuple[str, ...] = ()
     claim_note: str | None = None
-    image: ImageActivity = field(default_factory=ImageActivity)
+    moved_to: str | None = None
     cleaning: Cleaning | None = None
     publication: Publication | None = None
     fetching: Fetching | None = None

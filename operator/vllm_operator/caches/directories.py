@@ -41,7 +41,6 @@ from vllm_operator.api.labels import (
 )
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus
-from vllm_operator.caches.activity import ImageActivity
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.key import digest_of, key_with_image
 
@@ -174,16 +173,13 @@ def other_directory(context: CacheContext) -> str | None:
     return desired if desired != plan.cache_key else None
 
 
-def image_activity(context: CacheContext) -> ImageActivity:
-    """Return the known facts about the image of the Pods: its digest, and whether its tag moved since the directory was filled."""
-    address, plan = context.address, context.plan
-    pinned = digest_of(plan.image)
-    if pinned is not None or address is None:
-        return ImageActivity(digest=pinned or context.running_digest)
-    record = read_records(context.claim).get(context.key_by_tag)
-    digest = context.running_digest or (record.latest if record else None)
-    moved = record is not None and digest != record.filled_by and plan.cache_key == context.key_by_tag
-    return ImageActivity(digest=digest, moved=moved)
+def digest_of_moved_tag(context: CacheContext) -> str | None:
+    """Return the digest to which the tag of the image points now; None unless another image filled the current directory."""
+    plan, record = context.plan, read_records(context.claim).get(context.key_by_tag)
+    if record is None or context.address is None or digest_of(plan.image) is not None or plan.cache_key != context.key_by_tag:
+        return None
+    digest = context.running_digest or record.latest
+    return digest if digest != record.filled_by else None
 
 
 def image_record(context: CacheContext) -> Changes:

@@ -92,13 +92,13 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
     claim = _claim_name(context.resource, context.desired)
     if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
         return FetchingPlan(superseded=_superseded(context, None))
-    live = context.claims.get(claim)
+    live, state = context.claims.get(claim), None
     if live is None or is_terminating(live):
         why = "it is being deleted" if live is not None else "it does not exist yet"
         state = Fetching(state=FetchingState.WAITING, claim=claim, why=f"PersistentVolumeClaim {claim}: {why}.")
-        return FetchingPlan(state, superseded=_superseded(context, None))
-    if (obstacle := _obstacle(context, live)) is not None:
+    elif (obstacle := _obstacle(context, live)) is not None:
         state = Fetching(state=FetchingState.IMPOSSIBLE, claim=claim, result=obstacle)
+    if live is None or state is not None:
         return FetchingPlan(state, superseded=_superseded(context, None))
     job = render_fetching(context, live)
     name = str(job["metadata"]["name"])
@@ -169,7 +169,7 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
     resource = context.resource
     spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
-    name = f"{job_prefix(resource.metadata.name, Role.FETCHING)}{_digest(identity)[:10]}"
+    name = f"{job_prefix(resource.metadata.name, Role.FETCHING)}{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
     placed = {**spec, **_placement(context, claim)}
     return render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
 
@@ -262,11 +262,8 @@ def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
     engine = reading.named(template_spec(deployment), CONTAINER, "containers", key="name")
     directory = reading.text(reading.named(engine, WEIGHTS_ROOT, "volumeMounts", key="mountPath"), "subPath")
     model = resource.spec.model
-    return f"{FETCHED_ANNOTATION_PREFIX}{_digest(json.dumps([model.uri, model.revision or '', directory]))[:16]}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    content = json.dumps([model.uri, model.revision or "", directory])
+    return f"{FETCHED_ANNOTATION_PREFIX}{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def _pod(context: CacheContext, job: str) -> Mapping[str, Any] | None:

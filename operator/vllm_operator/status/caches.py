@@ -140,8 +140,8 @@ def _with_notes(observed: ObservedState, text: str) -> str:
     facts: dict[str, Any]
     if (stays := _one_node(observation)) is not None:
         text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted, **stays)
-    if observation.activity.image.moved and observation.outcome.plan is not None:
-        facts = {"image": observation.outcome.plan.image, "digest": observation.activity.image.digest}
+    if observation.activity.moved_to is not None and observation.outcome.plan is not None:
+        facts = {"image": observation.outcome.plan.image, "digest": observation.activity.moved_to}
         text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
     if observation.activity.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.activity.skipped)
