@@ -12,6 +12,7 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.pods.view import PodView, read_pod
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
 
@@ -201,7 +202,7 @@ def resource(*, replicas: int = 1, status: VLLMDeploymentStatus | None = None, *
 
 
 def observe(
-    *pods: Mapping[str, Any],
+    *pods: Mapping[str, Any] | PodView,
     replicas: int = 1,
     states: Mapping[tuple[str, int], StartupState] | None = None,
     spec: Mapping[str, Any] | None = None,
@@ -220,7 +221,8 @@ def observe(
         "pods": pods,
         "startups": {(f"uid-{name}", run): state for (name, run), state in (states or {}).items()},
     }
-    made = Observation(**values | more)
+    values |= more
+    made = Observation(**with_views(values))
     return following(made, made.previous) if made.resource.pinned is None else made
 
 
@@ -230,6 +232,12 @@ def following(observation: Observation, status: VLLMDeploymentStatus) -> Observa
     return replace(observation, resource=observation.resource.model_copy(update={"status": status}).with_pinned(pinned))
 
 
+def with_views(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, with parsed Pods."""
+    pods = {name: values[name] for name in ("pods", "primers") if name in values}
+    return {**values, **{name: tuple(it if isinstance(it, PodView) else read_pod(it) for it in found) for name, found in pods.items()}}
+
+
 def after(observation: Observation, written: Report, *, seconds: float = 0, **changes: Any) -> Observation:
     """The observation once a report was written, some seconds later, with other changes."""
-    return replace(following(observation, written.status), **{"now": observation.now + timedelta(seconds=seconds), **changes})
+    return replace(following(observation, written.status), **{"now": observation.now + timedelta(seconds=seconds), **with_views(changes)})

@@ -11,6 +11,7 @@ from support.reports import report
 from vllm_operator.controller.start_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
 from vllm_operator.kube.client import POD_METRICS, ClusterError, Forbidden, Unavailable
 from vllm_operator.logs.state import Stage, StartupState
+from vllm_operator.pods.view import read_pod
 
 X1 = ("vllm-a-x1", 0)
 RUN = ("uid-vllm-a-x1", 0)
@@ -60,7 +61,8 @@ def metrics(cpu: Any, container: str = "vllm") -> dict[str, Any]:
 async def asked(cluster: FakeCluster, *, silent: float = 400, pod: dict[str, Any] | None = None, usage: CpuUsage | None = None) -> Any:
     states = {RUN: StartupState(stage=Stage.WEIGHT_LOAD, last_line_at=o.at(0))}
     resource = o.resource(startup={"stallTimeoutSeconds": 300})
-    return await (usage or CpuUsage(cluster)).read(resource, [pod or o.starting_pod(since=0)], states, o.at(0) + timedelta(seconds=silent))
+    pods = [read_pod(pod or o.starting_pod(since=0))]
+    return await (usage or CpuUsage(cluster)).read(resource, pods, states, o.at(0) + timedelta(seconds=silent))
 
 
 async def test_the_engine_of_a_silent_start_is_measured() -> None:

@@ -257,7 +257,7 @@ def describe_primer_publication(context: CacheContext) -> Publication:
     if earlier is not None and earlier.recheck_seconds is None:
         return replace(earlier, is_last=is_last)
     for pod in context.primers_of_plan:
-        attempts = (_last_attempt(pod, name) for name in (PUBLISHER, PACKER))
+        attempts = (_last_attempt(pod.manifest, name) for name in (PUBLISHER, PACKER))
         done = next((each for each in attempts if each is not None), None)
         if done is None:
             return Publication(state=PublicationState.RUNNING, occasion=occasion)
@@ -301,7 +301,7 @@ def publishing_name(name: str, occasion: str) -> str:
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
     name = publishing_name(context.resource.metadata.name, occasion)
-    for pod in pods_with(Role.PUBLISHING, context.pods):
+    for pod in pods_with(Role.PUBLISHING, context.manifests):
         if controller_of(pod).get("name") != name:
             continue
         if not is_over(pod):

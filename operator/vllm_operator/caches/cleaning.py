@@ -185,7 +185,7 @@ class _Job:
 
 
 def _jobs(context: CacheContext) -> Iterator[_Job]:
-    for pod in pods_with(Role.CLEANING, context.pods):
+    for pod in pods_with(Role.CLEANING, context.manifests):
         ended, result = read_report(next(reading.objects(pod, "status", "containerStatuses"), {})) or ({}, {})
         finished = reading.moment(ended, "finishedAt") or (reading.moment(pod, "metadata", "creationTimestamp") if is_over(pod) else None)
         yield _Job(finished, result if isinstance(result.get("removed"), list) else None)

@@ -15,7 +15,7 @@ from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
-from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.pods.view import Phase, PodView
 
 Manifest = Mapping[str, Any]
 PRIMER_PATIENCE_SECONDS = 60
@@ -60,11 +60,16 @@ class CacheContext:
     claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     weights_claim_name: str | None = None
     weights_modes: tuple[str, ...] = ()
-    pods: tuple[Manifest, ...] = ()
+    pods: tuple[PodView, ...] = ()
     gpu_nodes: tuple[str, ...] = ()
     holder: Manifest | None = None
-    holder_pods: tuple[Manifest, ...] = ()
+    holder_pods: tuple[PodView, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The Pods as read."""
+        return tuple(pod.manifest for pod in self.pods)
 
     @cached_property
     def template(self) -> Manifest:
@@ -107,7 +112,7 @@ class CacheContext:
         return max(self._digests(), default=("", None))[1]
 
     def _digests(self) -> Iterator[tuple[str, str]]:
-        for pod in self.pods:
+        for pod in self.manifests:
             container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
             desired = reading.named(pod, CONTAINER, "spec", "containers", key="name")
             # An image that was loaded onto a node without a registry has an ID but no digest.
@@ -134,31 +139,27 @@ class CacheContext:
     @cached_property
     def replicas(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The replicas, each with the address of its caches."""
-        return tuple((cache_address(pod.get("spec")), read_pod(pod)) for pod in self.replica_pods)
+        return tuple((cache_address(pod.manifest.get("spec")), pod) for pod in self.pods if is_replica(pod))
 
     @cached_property
-    def replica_pods(self) -> tuple[Manifest, ...]:
-        """The Pods of the replicas."""
-        return tuple(pod for pod in self.pods if is_replica(pod))
-
-    @cached_property
-    def primers_of_plan(self) -> tuple[Manifest, ...]:
+    def primers_of_plan(self) -> tuple[PodView, ...]:
         """Pods of primers that fetch, and therefore publish, the artifact of the plan."""
         desired = read_portability_settings(self.template)
-        return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_portability_settings(pod.get("spec")) == desired)
+        primers = (pod for pod in self.pods if is_primer(pod)) if desired else ()
+        return tuple(pod for pod in primers if read_portability_settings(pod.manifest.get("spec")) == desired)
 
     @cached_property
     def primers(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The primers that are not being deleted, each with the address of its caches."""
-        found = [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_primer(pod)]
-        return tuple((address, view) for address, view in found if view.phase is not Phase.TERMINATING)
+        primers = (pod for pod in self.pods if is_primer(pod) and pod.phase is not Phase.TERMINATING)
+        return tuple((cache_address(pod.manifest.get("spec")), pod) for pod in primers)
 
 
-def is_replica(pod: Manifest) -> bool:
+def is_replica(pod: PodView) -> bool:
     """Return whether a Pod serves requests."""
-    return not has_role(pod, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
+    return not has_role(pod.manifest, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
 
 
-def is_primer(pod: Manifest) -> bool:
+def is_primer(pod: PodView) -> bool:
     """Return whether a Pod only fills a cache."""
-    return has_role(pod, Role.PRIMER)
+    return has_role(pod.manifest, Role.PRIMER)

@@ -48,7 +48,7 @@ from vllm_operator.caches.jobs import (
     render_program,
 )
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
-from vllm_operator.pods.view import read_pod
+from vllm_operator.pods.view import PodView
 
 VARIABLE = "FETCH_WEIGHTS"
 KEPT_SECONDS = 600
@@ -237,13 +237,15 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
     if not reading.is_one_node(reading.access_modes(claim)):
         return []
     name = reading.text(claim, "metadata", "name")
-    return sorted({reading.text(pod, "spec", "nodeName") for pod in context.replica_pods if _is_user(pod, name)} - {""})
+    return sorted({pod.node for _, pod in context.replicas if _is_user(pod.manifest, name)} - {""})
 
 
-def _runs_in_place(context: CacheContext, pod: Mapping[str, Any] | None, claim: Mapping[str, Any]) -> bool:
+def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[str, Any]) -> bool:
     """Return whether the Pod of the Job has a node, and no replica needs the volume on another one."""
-    node, nodes = reading.text(pod, "spec", "nodeName"), _nodes_of_users(context, claim)
-    return bool(node) and (not nodes or node in nodes) and not is_over(pod)
+    if pod is None or not pod.node or is_over(pod.manifest):
+        return False
+    nodes = _nodes_of_users(context, claim)
+    return not nodes or pod.node in nodes
 
 
 def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
@@ -266,34 +268,34 @@ def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
     return f"{FETCHED_ANNOTATION_PREFIX}{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _pod(context: CacheContext, job: str) -> Mapping[str, Any] | None:
+def _pod(context: CacheContext, job: str) -> PodView | None:
     """Return the newest Pod of a Job; None without one."""
-    pods = [pod for pod in pods_with(Role.FETCHING, context.pods) if controller_of(pod).get("name") == job]
-    return max(pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+    pods = [pod for pod in context.pods if has_role(pod.manifest, Role.FETCHING) and controller_of(pod.manifest).get("name") == job]
+    return max(pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
 
 
 def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
-    owners = [controller_of(pod) for pod in pods_with(Role.FETCHING, context.pods) if not is_over(pod)]
+    owners = [controller_of(pod) for pod in pods_with(Role.FETCHING, context.manifests) if not is_over(pod)]
     found = {(reading.text(owner, "name"), reading.text(owner, "uid")) for owner in owners if owner.get("name") != job}
     return tuple(Removal(True, name, uid, frozenset()) for name, uid in sorted(found))
 
 
-def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
+def _read(pod: PodView, claim: str) -> Fetching:
     """Read the state of a fetch from the Pod of a Job. All content is untrusted."""
-    container = reading.named(pod, FETCH_CONTAINER, "status", "containerStatuses", key="name")
-    view, report = read_pod(pod), read_report(container)
+    container = reading.named(pod.manifest, FETCH_CONTAINER, "status", "containerStatuses", key="name")
+    report = read_report(container)
     if report is None:
         state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
-        return Fetching(state=state, claim=claim, view=view)
+        return Fetching(state=state, claim=claim, view=pod)
     ended, found = report
     result = reading.text(found, "result")
     commit = reading.text(found, "commit") if result == "Fetched" else ""
     if ended.get("exitCode") == 0 and _COMMIT.fullmatch(commit):
-        return Fetching(state=FetchingState.FETCHED, claim=claim, view=view, commit=commit)
+        return Fetching(state=FetchingState.FETCHED, claim=claim, view=pod, commit=commit)
     return Fetching(
         state=FetchingState.FAILED,
         claim=claim,
-        view=view,
+        view=pod,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",
         why=(reading.text(found, "message") or reading.text(ended, "reason"))[:MAX_TEXT],
         needed_bytes=reading.integer(found, "needed"),

@@ -55,7 +55,7 @@ from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, PrimingLease, is_primed, is_quarantined, read_lease
 from vllm_operator.catalog.caches import Caches, PrimingRule
-from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.text import wording
 
 LEASE_GRACE_SECONDS = 60
@@ -130,10 +130,10 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
 def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
     """Return whether a Pod has filled the directory from an artifact, and did not crash with it."""
     return any(
-        cache_address(pod.get("spec")) == address
-        and (result := read_fetch(pod)) is not None
+        cache_address(pod.manifest.get("spec")) == address
+        and (result := read_fetch(pod.manifest)) is not None
         and result.result in FETCHED
-        and read_pod(pod).phase in _IN_PROGRESS
+        and pod.phase in _IN_PROGRESS
         for pod in context.pods
     )
 
@@ -180,8 +180,8 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
     # A time far in the future would block priming indefinitely. A clock that is some seconds ahead is normal.
     if lease.since is not None and abs(_age(context, lease.since)) < LEASE_GRACE_SECONDS:
         return True
-    views = [read_pod(pod) for pod in context.holder_pods if cache_address(pod.get("spec")) == address]
-    return any(_makes_progress(context, view) for view in views)
+    pods = (pod for pod in context.holder_pods if cache_address(pod.manifest.get("spec")) == address)
+    return any(_makes_progress(context, pod) for pod in pods)
 
 
 def _makes_progress(context: CacheContext, view: PodView) -> bool:
@@ -283,11 +283,11 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
             return CacheActivity(skipped=ONE_POD)
         is_due = is_asked(context) and publication.state is not PublicationState.DONE
         return CacheActivity(step=PrimingStep.PRIMER, because=WAS_REQUESTED) if is_due else CacheActivity()
-    views = [read_pod(pod) for pod in context.primers_of_plan if not reading.text(pod, "metadata", "deletionTimestamp")]
+    views = [pod for pod in context.primers_of_plan if not reading.text(pod.manifest, "metadata", "deletionTimestamp")]
     skipped = remembered_skip(context) or _failure(context, publication) or _obstacle(context, views)
     if skipped is not None:
         return CacheActivity(skipped=skipped)
-    fetched = any((found := read_fetch(pod)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
+    fetched = any((found := read_fetch(pod.manifest)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
     if publication.state is PublicationState.DONE or fetched or _is_crashing(context):
         return CacheActivity()
     return _primer(context, views, SERVES_UNTIL_PUBLISHED)
@@ -305,8 +305,7 @@ def _changes_tag(context: CacheContext) -> bool:
     if context.deployment is None or read_portability_settings(template_spec(context.deployment)) == desired:
         return False
     return any(
-        view.phase is Phase.READY and read_portability_settings(pod.get("spec")) != desired
-        for pod, (_, view) in zip(context.replica_pods, context.replicas, strict=True)
+        view.phase is Phase.READY and read_portability_settings(view.manifest.get("spec")) != desired for _, view in context.replicas
     )
 
 

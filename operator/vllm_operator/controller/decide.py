@@ -221,8 +221,9 @@ def _is_in_use(child: Manifest, snapshot: Snapshot) -> bool:
     """
     if child["kind"] != CLAIM_TEMPLATE.kind:
         return False
-    deployments = [it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind]
-    return any(child["metadata"]["name"] in _claim_templates_of(pod) for pod in snapshot.pods) or not all(map(_is_complete, deployments))
+    used = {name for pod in snapshot.pods for name in _claim_templates_of(pod.manifest)}
+    deployments = (it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind)
+    return child["metadata"]["name"] in used or not all(map(_is_complete, deployments))
 
 
 def _claim_templates_of(pod: Manifest) -> set[str]:

@@ -31,6 +31,7 @@ from vllm_operator.kube.client import (
 )
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import digest_of, needs_usage
+from vllm_operator.pods.view import PodView
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -244,7 +245,7 @@ class FreeDevices:
         # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
         self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
 
-    async def count(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[Manifest], *, listed_pools: int = 0) -> Inventory:
+    async def count(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, listed_pools: int = 0) -> Inventory:
         """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
 
         Args:
@@ -269,7 +270,7 @@ class FreeDevices:
         if held is None:
             counted = replace(inventory, hidden=True)
         else:
-            allocated = held.claimed_by_others({text(pod, "metadata", "uid") for pod in pods})
+            allocated = held.claimed_by_others({pod.uid for pod in pods})
             counted = replace(inventory, used=held.without((metadata.namespace, metadata.name)), allocated=allocated)
         self._counted.put(metadata.uid, (question, counted))
         return counted

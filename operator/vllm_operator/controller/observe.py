@@ -68,6 +68,7 @@ from vllm_operator.planning.outcome import Outcome, not_accepted
 from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.view import PodView, read_pod
 from vllm_operator.rendering.revision import is_revision_of
 from vllm_operator.status.report import describe_invalid_spec
 
@@ -138,13 +139,13 @@ class Snapshot:
     resource: VLLMDeployment
     now: datetime
     children: tuple[Manifest, ...] = ()
-    pods: tuple[Manifest, ...] = ()
+    pods: tuple[PodView, ...] = ()
     revisions: tuple[Manifest, ...] = ()
     removals: tuple[Removal, ...] = ()
     claims: Mapping[str, Manifest] = field(default_factory=dict)
     claim_users: Mapping[str, tuple[ClaimUser, ...]] = field(default_factory=dict)
     peers: Mapping[str, Manifest] = field(default_factory=dict)
-    peer_pods: Mapping[str, tuple[Manifest, ...]] = field(default_factory=dict)
+    peer_pods: Mapping[str, tuple[PodView, ...]] = field(default_factory=dict)
     unplanned: Outcome | None = None
     inventory: Inventory | Verdict = _NO_INVENTORY
     files: HubAnswer = field(default_factory=HubAnswer)
@@ -245,10 +246,10 @@ class Observer:
         except NotFound:
             return None
 
-    async def _find_pods(self, namespace: str, name: str) -> tuple[Manifest, ...]:
+    async def _find_pods(self, namespace: str, name: str) -> tuple[PodView, ...]:
         """Return the Pods of a VLLMDeployment, including those of its primer and Jobs."""
         found = await self._client.find(POD, namespace, labels=children_of(POD, name))
-        return tuple(pod for pod in found if instance_of(pod) == name)
+        return tuple(read_pod(pod) for pod in found if instance_of(pod) == name)
 
     async def _find_revisions(self, namespace: str, name: str) -> Sequence[Manifest]:
         """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
@@ -257,7 +258,7 @@ class Observer:
         except Forbidden:
             return ()
 
-    async def _find_children(self, manifest: Manifest, pods: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         has_templates = await self._created.may_exist(CLAIM_TEMPLATE, (namespace, name))  # they are not watched
         kinds = [DEPLOYMENT, SERVICE, CLAIM, *([CLAIM_TEMPLATE] if has_templates else [])]
@@ -271,12 +272,12 @@ class Observer:
         relabeled = await asyncio.gather(*(self._get(kind, wanted_name, namespace) for kind, wanted_name in missing)) if missing else ()
         return (*children, *(child for child in relabeled if child is not None and is_controlled_by(child, manifest)))
 
-    def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[Manifest]) -> None:
+    def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[PodView]) -> None:
         startup = resource.status.startup
         starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
         # A Pod may have crashed, and be ready again, since the last reconciliation.
-        starting |= {pod["metadata"]["name"] for pod in pods if _has_new_crash(pod, resource.status.last_crash)}
-        self._logs.sync(key, pods, starting)
+        starting |= {pod.name for pod in pods if _has_new_crash(pod.manifest, resource.status.last_crash)}
+        self._logs.sync(key, [pod.manifest for pod in pods], starting)
 
     # What a plan depends on
 
@@ -313,7 +314,7 @@ class Observer:
                 return without, answer
         return resource, HubAnswer()
 
-    async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[Manifest]) -> Inventory | Verdict:
+    async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[PodView]) -> Inventory | Verdict:
         """Read the cluster's GPUs, or return a verdict why they are unknown. Only new plans need them."""
         try:
             inventory = await self._inventory.read(max_age=max_age_seconds(resource, pods))
@@ -330,10 +331,10 @@ class Observer:
     # PersistentVolumeClaims, and the other VLLMDeployments that use them
 
     async def _find_removals(
-        self, namespace: str, children: Sequence[Manifest], pods: Sequence[Manifest]
+        self, namespace: str, children: Sequence[Manifest], pods: Sequence[PodView]
     ) -> tuple[tuple[Removal, ...], Mapping[str, Manifest]]:
         """Return what blocks the deletion of a PVC, and the PVCs that are known so far, by name."""
-        found = list(find_removals(pods))
+        found = list(find_removals(pod.manifest for pod in pods))
         known = {child["metadata"]["name"]: child for child in children if child["kind"] == CLAIM.kind}
         claims = await self._read_claims(namespace, {name for removal in found for name in removal.claims}, known)
         return tuple(it for it in found if any(is_terminating(claims.get(name)) for name in it.claims)), claims
@@ -348,7 +349,7 @@ class Observer:
         resource, (namespace, own_name) = snapshot.resource, snapshot.key
         claims = await self._read_claims(namespace, claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment), known)
         users, peers = dict[str, tuple[ClaimUser, ...]](), dict[str, Manifest | None]()
-        peer_pods = dict[str, tuple[Manifest, ...]]()
+        peer_pods = dict[str, tuple[PodView, ...]]()
         for name, claim in claims.items():
             for holder in {lease.name for lease in read_leases(claim) if lease.uid != resource.metadata.uid}:
                 peers[holder] = await self._get(VLLM_DEPLOYMENT, holder, namespace)

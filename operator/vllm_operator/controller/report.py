@@ -28,7 +28,6 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Kind, Manifest
 from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
-from vllm_operator.pods.view import waits_for_node
 from vllm_operator.status.crashes import find_crashes
 from vllm_operator.status.decision import PodReference, decide, load_remediator
 from vllm_operator.status.observation import Observation, ObservedState
@@ -213,7 +212,7 @@ def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
 def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:
     """Return the taints of the nodes with the planned GPUs, if a Pod waits for a node."""
     plan, inventory = result.decision.outcome.plan, snapshot.inventory
-    if plan is None or not isinstance(inventory, Inventory) or not any(map(waits_for_node, snapshot.pods)):
+    if plan is None or not isinstance(inventory, Inventory) or all(pod.node for pod in snapshot.pods):
         return {}  # if the nodes cannot be read, the condition Planned reports it
     return inventory.taints_of(plan.resource, plan.architecture)
 

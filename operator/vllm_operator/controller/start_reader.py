@@ -30,7 +30,7 @@ from vllm_operator.kube.client import (
 from vllm_operator.kube.events import EventReader
 from vllm_operator.kube.recent import Recent
 from vllm_operator.logs.state import StartupState
-from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.status.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, DrainingPod, draining_until, last_sign, read_requests
 
 HOLDERS_SECONDS = 15.0
@@ -87,17 +87,17 @@ class StartReader:
         self._drains: Recent[tuple[datetime, int | None]] = Recent(MAX_REMEMBERED)  # by uid of the Pod
 
     async def read(
-        self, resource: VLLMDeployment, pods: Sequence[Manifest], claims: Sequence[Manifest], jobs: Sequence[Manifest], states: States
+        self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest], states: States
     ) -> Starts:
         """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod. `states` are the states of the logs.
 
         Raises:
             ClusterError: The Pods that keep a PVC cannot be read. Anything else may be missing.
         """
-        events, look_again = await self._events.read(pods, claims, jobs)
+        events, look_again = await self._events.read([pod.manifest for pod in pods], claims, jobs)
         holders = await self._holders(resource.metadata.namespace, claims)
         now = self._now()
-        draining = await self._draining([pod for pod in pods if is_replica(pod)], now)
+        draining = await self._draining([pod.manifest for pod in pods if is_replica(pod)], now)
         has_others = any(holder.instance != resource.metadata.name for found in holders.values() for holder in found)
         intervals = (look_again, HOLDERS_SECONDS if has_others else None, DRAIN_SECONDS if draining else None)
         return Starts(
@@ -170,23 +170,19 @@ class CpuUsage:
         self._retry_at = 0.0
         self._busy: dict[str, tuple[float, float]] = {}
 
-    async def read(self, resource: VLLMDeployment, pods: Iterable[Manifest], states: States, now: datetime) -> Mapping[str, float]:
+    async def read(self, resource: VLLMDeployment, pods: Iterable[PodView], states: States, now: datetime) -> Mapping[str, float]:
         """Return the CPUs that the engines of silent starts use, by Pod UID, without Pods that have no metrics."""
         startup = resource.spec.startup
         allowed = timedelta(seconds=(startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS)
         self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
         found: dict[str, float] = {}
         for pod in pods:
-            created = reading.moment(pod, "metadata", "creationTimestamp")
-            is_young = created is not None and now - created < allowed  # it cannot have been silent for that long
-            if is_young or (view := read_pod(pod)).phase is not Phase.STARTING:
+            since = last_sign(pod, states.get(pod.run), now)
+            if pod.phase is not Phase.STARTING or since is None or now - since < allowed:
                 continue
-            since = last_sign(view, states.get(view.run), now)
-            if since is None or now - since < allowed:
-                continue
-            cores = await self._read_pod(view, resource.metadata.namespace)
+            cores = await self._read_pod(pod, resource.metadata.namespace)
             if cores is not None:
-                found[view.uid] = cores
+                found[pod.uid] = cores
         return found
 
     async def _read_pod(self, pod: PodView, namespace: str) -> float | None:

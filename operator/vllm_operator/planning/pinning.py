@@ -6,8 +6,7 @@ because an autoscaler may make it, and new replicas must equal the old ones. The
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from vllm_operator.api.conditions import PLANNED, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
@@ -26,7 +25,7 @@ from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.outcome import Outcome, compare, refusal_of, summarize, summarize_gpu
 from vllm_operator.planning.placement.targets import InUse, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.pods.view import waits_for_node
+from vllm_operator.pods.view import PodView
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
@@ -85,7 +84,7 @@ def digest_of(spec: VLLMDeploymentSpec) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]]) -> float | None:
+def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float | None:
     """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows.
 
     `resource` has the status that was last written; `pods` are its Pods.
@@ -93,7 +92,7 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
     planned = find_condition(resource.status.conditions, PLANNED)
     done = planned is not None and planned.status is ConditionStatus.TRUE
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
-        return PENDING_SECONDS if not done or any(map(waits_for_node, pods)) else None
+        return PENDING_SECONDS if not done or any(not pod.node for pod in pods) else None
     tried = planned is not None and not done and resource.status.observed_generation == resource.metadata.generation
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 

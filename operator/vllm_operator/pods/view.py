@@ -14,9 +14,10 @@ Behaviour of a real kubelet (v1.35.4):
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import Manifest, RunKey
@@ -90,6 +91,7 @@ class PodView:
         ready_at: Time when the Pod became ready.
         created_at: Creation time of the Pod.
         termination: End of the last run; None if no run has ended.
+        manifest: The Pod as read.
     """
 
     name: str
@@ -106,6 +108,7 @@ class PodView:
     ready_at: datetime | None = None
     created_at: datetime | None = None
     termination: Termination | None = None
+    manifest: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def run(self) -> RunKey:
@@ -136,11 +139,6 @@ _CONTAINER_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerE
 _NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 
 
-def waits_for_node(pod: Manifest) -> bool:
-    """Return whether a Pod has no node yet."""
-    return not reading.text(pod, "spec", "nodeName")
-
-
 def is_ready(pod: Manifest) -> bool:
     """Return whether a Pod is Ready and not being deleted."""
     ready = reading.named(pod, "Ready", "status", "conditions")
@@ -169,6 +167,7 @@ def read_pod(pod: Manifest) -> PodView:
         ready_at=reading.moment(ready, "lastTransitionTime") if found.phase is Phase.READY else None,
         created_at=reading.moment(pod, "metadata", "creationTimestamp"),
         termination=_termination(container),
+        manifest=dict(reading.mapping(pod)),
     )
 
 

@@ -399,8 +399,8 @@ def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[st
 
 def _results(observation: Observation) -> Iterator[tuple[str, str, ArtifactResult]]:
     for pod in (*observation.pods, *observation.primers):
-        if (result := read_fetch(pod)) is not None:
-            yield reading.text(pod, "metadata", "creationTimestamp"), reading.text(pod, "metadata", "name")[:253], result
+        if (result := read_fetch(pod.manifest)) is not None:
+            yield reading.text(pod.manifest, "metadata", "creationTimestamp"), pod.name, result
 
 
 def _published(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
+from vllm_operator.pods.view import EventLog, Phase, PodView, refine
 from vllm_operator.status.knowledge import Knowledge, Messages
 
 DEFAULT_STALL_SECONDS = 600
@@ -139,8 +139,8 @@ class Observation:
     weights_claim: Manifest | None = None
     weights_claim_name: str | None = None
     claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)
-    pods: tuple[Manifest, ...] = ()
-    primers: tuple[Manifest, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    primers: tuple[PodView, ...] = ()
     jobs: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
@@ -205,7 +205,6 @@ class PodFacts(PodView):
     """A Pod with everything that is known about it.
 
     Attributes:
-        manifest: The Pod as read.
         state: The state from the log of the current run; None if unknown.
         stage: The stage, if the Pod does not serve yet.
         stall_check: Whether its start is stalled; None if the engine does not run or already serves.
@@ -213,7 +212,6 @@ class PodFacts(PodView):
         is_current: Whether it has the current Pod template, according to the Deployment.
     """
 
-    manifest: Manifest
     state: StartupState | None
     stage: Stage
     stall_check: StallCheck | None
@@ -267,7 +265,7 @@ class Rollout:
             is_observed = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
             counted = reading.integer(deployment, "status", "replicas") or 0
             is_complete = is_observed and updated >= observation.wanted and counted <= updated
-            newest = max(observation.pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+            newest = max(observation.pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
             template = _template(newest) if is_observed and updated else _NO_TEMPLATE
         failure = reading.named(deployment, "ReplicaFailure", "status", "conditions")
         return cls(
@@ -282,8 +280,8 @@ class Rollout:
 _NO_TEMPLATE = "none"
 
 
-def _template(pod: Manifest | None) -> str:
-    return reading.text(pod, "metadata", "labels", "pod-template-hash")
+def _template(pod: PodView | None) -> str:
+    return reading.text(pod.manifest if pod is not None else None, "metadata", "labels", "pod-template-hash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +314,7 @@ class ObservedState:
 
     @classmethod
     def read(cls, observation: Observation, knowledge: Knowledge) -> "ObservedState":
-        """Parse an observation. Pods without a name are omitted, because no message could name them."""
+        """Combine what was observed. Pods without a name are omitted, because no message could name them."""
         log, rollout = EventLog(observation.pod_events), Rollout.read(observation)
         read = partial(_read_pod, observation=observation, knowledge=knowledge, log=log, rollout=rollout)
         pods, primers = (
@@ -345,8 +343,8 @@ class ObservedState:
         return self.knowledge.messages
 
 
-def _read_pod(pod: Manifest, *, observation: Observation, knowledge: Knowledge, log: EventLog, rollout: Rollout) -> PodFacts:
-    view = refine(read_pod(pod), log)
+def _read_pod(pod: PodView, *, observation: Observation, knowledge: Knowledge, log: EventLog, rollout: Rollout) -> PodFacts:
+    view = refine(pod, log)
     if view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower():
         view = replace(view, phase=Phase.WAITING_FOR_VOLUME)  # it fits a node, and a new PVC is bound shortly afterwards
     state, stage = None if view.container else observation.startups.get(view.run), Stage.IMAGE_PULL if view.node else Stage.SCHEDULING
@@ -355,11 +353,10 @@ def _read_pod(pod: Manifest, *, observation: Observation, knowledge: Knowledge, 
         stage = state.stage if state is not None else Stage.PROCESS_START
     return PodFacts(
         **{field.name: getattr(view, field.name) for field in fields(view)},
-        manifest=pod,
         state=state,
         stage=stage,
         stall_check=_check_stall(view, state, stage, observation, knowledge),
-        cache_key=cache_key_of(pod.get("spec")) or "",
+        cache_key=cache_key_of(pod.manifest.get("spec")) or "",
         is_current=rollout.template is None or rollout.template == _template(pod),
     )
 
