@@ -10,12 +10,11 @@ import pytest
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller import leadership
 from vllm_operator.controller.health import Readiness
-from vllm_operator.controller.leadership import Leadership, LeadershipLost, ObservedLease, Record, lease_spec, read_lease
+from vllm_operator.controller.leadership import Leadership, LeadershipLost, lease_spec, read_lease
 from vllm_operator.kube.api_client import Fence
 from vllm_operator.kube.client import LEASE, Forbidden, NotLeading, Unavailable
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
-THEIRS = Record(holder="them", acquired="a", renewed="r", seconds=15.0, transitions=3)
 
 
 class Clock:
@@ -28,22 +27,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.mark.parametrize(
-    ("record", "seen_for", "free"),
-    [
-        (THEIRS, 0.0, False),
-        (THEIRS, 14.9, False),
-        (THEIRS, 15.0, True),
-        (Record("", "a", "r", 15.0, 3), 0.0, True),
-        (Record("them", "a", "r", 60.0, 3), 59.0, False),
-        (Record("us", "a", "r", 15.0, 3), 0.0, True),
-    ],
-    ids=["just seen", "not yet expired", "expired", "released", "a longer one", "of an earlier container of this Pod"],
-)
-def test_when_a_lease_may_be_taken(record: Record, seen_for: float, free: bool) -> None:
-    assert ObservedLease(record, 100.0).may_acquire("us", 100.0 + seen_for) is free
 
 
 @pytest.mark.parametrize(
@@ -73,6 +56,10 @@ class World:
         self.tasks.append(task)
         return made, fence, readiness, task
 
+    def put(self, spec: dict[str, Any]) -> None:
+        metadata = {"namespace": "system", "name": "vllm-operator"}
+        self.cluster.put({"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec})
+
     def spec(self) -> dict[str, Any]:
         [lease] = self.cluster.all(LEASE)
         spec: dict[str, Any] = lease["spec"]
@@ -95,6 +82,27 @@ async def until(task: asyncio.Task[None], leadership: Leadership) -> None:
     assert not task.done()
 
 
+@pytest.mark.parametrize(
+    ("holder", "lasts", "seen_for", "free"),
+    [
+        ("them", 15, 0.0, False),
+        ("them", 15, 14.9, False),
+        ("them", 15, 15.0, True),
+        ("", 1, 0.0, True),
+        ("them", 60, 59.0, False),
+        ("us", 15, 0.0, True),
+    ],
+    ids=["just seen", "not yet expired", "expired", "released", "a longer one", "of an earlier container of this Pod"],
+)
+async def test_when_a_lease_may_be_taken(world: World, clock: Clock, holder: str, lasts: int, seen_for: float, free: bool) -> None:
+    world.put(lease_spec(holder, NOW, seconds=lasts))
+    made, _, _, _ = world.start("us")
+    await asyncio.sleep(0.05)
+    clock.now += seen_for
+    await asyncio.sleep(0.05)
+    assert made.begun.is_set() is free
+
+
 async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_released(world: World) -> None:
     first, fence, readiness, task = world.start("one")
     await until(task, first)
@@ -115,8 +123,7 @@ async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_relea
 
 
 async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(world: World, clock: Clock) -> None:
-    metadata = {"namespace": "system", "name": "vllm-operator"}
-    world.cluster.put({"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": lease_spec("gone", NOW)})
+    world.put(lease_spec("gone", NOW))
     made, fence, _, task = world.start("one")
     await asyncio.sleep(0.05)
     assert not made.begun.is_set()

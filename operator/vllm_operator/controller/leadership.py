@@ -82,18 +82,6 @@ def lease_spec(holder: str, now: datetime, *, acquired: str = "", seconds: float
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedLease:
-    """The content of a Lease, and the time of its first observation by the clock of the observer."""
-
-    record: Record
-    observed_at: float
-
-    def may_acquire(self, identity: str, now: float) -> bool:
-        """Return whether the Lease has no holder, has expired, or is held by an earlier process of this identity."""
-        return self.record.holder in ("", identity) or now >= self.observed_at + self.record.seconds
-
-
 class Leadership:
     """Acquires, renews and releases the Lease."""
 
@@ -115,7 +103,8 @@ class Leadership:
         self._namespace, _, self._name = lease.rpartition("/")
         self._identity = identity
         self._host = host
-        self._observed: ObservedLease | None = None
+        self._observed: Record | None = None
+        self._observed_at = 0.0  # when the content was observed first, by the clock of this process
         self._term: Record | None = None
         self._renewed_at = 0.0
         self.begun = asyncio.Event()
@@ -165,7 +154,7 @@ class Leadership:
             manifest = await self._client.get(LEASE, self._name, self._namespace)
         except NotFound:
             # If the Lease was just deleted, its holder may not know it yet.
-            if self._observed is None or started >= self._observed.observed_at + LEASE_SECONDS:
+            if self._observed is None or started >= self._observed_at + LEASE_SECONDS:
                 named = {
                     "apiVersion": LEASE.api_version,
                     "kind": LEASE.kind,
@@ -175,9 +164,10 @@ class Leadership:
             return
         self._readiness.clear_missing(MISSING)
         record, now = read_lease(manifest), self._fence.clock()
-        if self._observed is None or self._observed.record != record:
-            self._observed = ObservedLease(record, now)
-        if self._observed.may_acquire(self._identity, now):
+        if self._observed != record:
+            self._observed, self._observed_at = record, now
+        # it has no holder, is held by an earlier process of this identity, or has expired
+        if record.holder in ("", self._identity) or now >= self._observed_at + record.seconds:
             transitions = record.transitions + (record.holder != self._identity)
             self._hold(await self._write(manifest, lease_spec(self._identity, _now(), transitions=transitions)), started)
             return
