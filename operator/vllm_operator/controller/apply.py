@@ -15,10 +15,11 @@ The operator never takes over an object of the same name that it did not create.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_operator.api import labels
+from vllm_operator.api import labels, reading
 from vllm_operator.api.digests import digest
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import managed_fields
@@ -103,7 +104,9 @@ class Applier:
         """
         result = Applied()
         found = {_identity(child): child for child in live}
-        for group in _in_order(desired_objects):
+        # prerequisites of scheduling first; Services are among the rest, because API servers create them slowly
+        first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
+        for group in (first, [desired for desired in desired_objects if desired not in first]):
             # A Pod that starts with a PVC that is being deleted would block the deletion.
             ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
@@ -146,7 +149,9 @@ class Applier:
             result.children.append(await self._apply_one(desired, child, result))
         except (Conflict, *_FINAL) as error:
             if isinstance(error, Conflict):
-                live = await self._find(desired)
+                live = None
+                with suppress(NotFound):  # regardless of its labels
+                    live = await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
                 if child is None and live is not None and _is_own(live, owner):
                     return await self._apply_child(owner, desired, live, result)
                 if live is None or is_created_by_operator(live, owner):
@@ -228,13 +233,6 @@ class Applier:
         result.written += 1
         self._count(verb, child["kind"])
 
-    async def _find(self, desired: Manifest) -> Manifest | None:
-        """Return the live object with the name of a desired object, regardless of its labels; None if there is none."""
-        try:
-            return await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
-        except NotFound:
-            return None
-
     async def _is_leaving(self, child: Manifest, owner: Manifest) -> bool:
         """Return whether a child is being deleted. Delete a child of an earlier object of the same name.
 
@@ -276,8 +274,8 @@ class Applier:
             autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:
             return True  # it cannot be excluded
-        targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
-        return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
+        targets = [reading.mapping(item, "spec", "scaleTargetRef") for item in autoscalers]
+        return any((target.get("kind"), target.get("name")) == _identity(child) for target in targets)
 
 
 async def annotate_claim(
@@ -330,12 +328,6 @@ def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
     return name
 
 
-def _in_order(desired_objects: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
-    """Split objects into prerequisites of scheduling and the rest, which has the Services because API servers create them slowly."""
-    first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
-    return first, [desired for desired in desired_objects if desired not in first]
-
-
 def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
     """Return JSON patch operations that replace exactly the parts of the spec that differ from the desired ones."""
     operations: list[Manifest] = []
@@ -362,9 +354,9 @@ def _additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
 
 
 def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
+    kind, name = desired["kind"], desired["metadata"]["name"]
     if not isinstance(error, Conflict):
         return error
-    kind, name = desired["kind"], desired["metadata"]["name"]
     if kind == CLAIM.kind:
         return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
