@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -180,9 +180,7 @@ class KubeClient:
         cached: bool = False,
     ) -> AsyncIterator[Sequence[Manifest]]:
         """List objects page by page. A list from the watch cache (`cached`) has one page."""
-        query: dict[str, Any] = {"limit": PAGE}
-        if cached:
-            query = {"resourceVersion": "0"}  # the watch cache serves no pages
+        query: dict[str, Any] = {"resourceVersion": "0"} if cached else {"limit": PAGE}  # the watch cache serves no pages
         if labels:
             query["labelSelector"] = _selector(labels)
         if fields:
@@ -242,26 +240,20 @@ class KubeClient:
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        try:
+        with suppress(NotFound, Conflict):  # it is gone, or another object has this name now
             await self._call("DELETE", kind.path(namespace, name), kind, body=options)
-        except NotFound:
-            return
-        except Conflict:
-            return  # another object has this name now
 
     @asynccontextmanager
     async def stream_log(self, request: LogRequest) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a log."""
-        query: dict[str, Any] = {"container": request.container, "timestamps": "true"}
-        for name, value in (("follow", request.follow), ("previous", request.previous)):
-            if value:
-                query[name] = "true"
-        if request.since:
-            query["sinceTime"] = request.since
-        if request.limit_bytes:
-            query["limitBytes"] = request.limit_bytes
-        if request.tail_lines:
-            query["tailLines"] = request.tail_lines
+        options = {
+            "follow": "true" if request.follow else None,
+            "previous": "true" if request.previous else None,
+            "sinceTime": request.since,
+            "limitBytes": request.limit_bytes,
+            "tailLines": request.tail_lines,
+        }
+        query = {"container": request.container, "timestamps": "true"} | {name: value for name, value in options.items() if value}
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None if request.follow else self._timeout)
         path = POD.path(request.namespace, request.pod, "log")
@@ -396,8 +388,7 @@ class KubeClient:
         if any(getattr(fresh, name) != getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
             self._is_outdated = True
             return False
-        for name in ("api_key", "refresh_api_key_hook", "username", "password"):
-            setattr(self.configuration, name, getattr(fresh, name))
+        self.configuration = fresh
         return True
 
     def _error(self, response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
