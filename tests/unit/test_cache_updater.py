@@ -20,12 +20,12 @@ class World:
         self.cluster = FakeCluster()
         self.cluster.put(llama())
         self.keys: list[tuple[str, str]] = []
-        self.unchanged: list[tuple[str, str]] = []
+        self.resynced: list[tuple[str, str]] = []
         self.cache = ObjectCache(self.cluster)
         self.updater = CacheUpdater(
             self.cache,
             changed=self.keys.append,
-            unchanged=self.unchanged.append,
+            resync=self.resynced.append,
             users_of=lambda kind, preset: [("default", "user")] if preset == ("default", "fast") else [],
             settle_seconds=0.01,
         )
@@ -57,7 +57,7 @@ def deployment() -> dict[str, object]:
 
 
 async def test_all_there_is_is_looked_at_first(world: World) -> None:
-    assert world.keys == [KEY]
+    assert world.resynced == [KEY]
 
 
 async def test_a_change_of_a_child_is_a_reason_to_look_at_its_owner(world: World) -> None:
@@ -112,22 +112,12 @@ async def test_nothing_is_reconciled_before_all_kinds_have_been_listed() -> None
     running = asyncio.create_task(world.updater.run(KINDS))
     world.updater.recheck(VLLM_DEPLOYMENT)
     await world.until(lambda: world.cache.is_complete(VLLM_DEPLOYMENT))
-    assert (world.keys, world.updater.loaded.is_set()) == ([], False)
+    assert (world.resynced, world.updater.loaded.is_set()) == ([], False)
     world.begin_watches()
     await world.updater.loaded.wait()
-    assert world.keys == [KEY]
+    assert (world.keys, world.resynced) == ([], [KEY])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_objects_whose_status_is_about_their_spec_can_wait(world: World) -> None:
-    seen = world.cluster.put(
-        {**llama("seen"), "metadata": {**llama("seen")["metadata"], "generation": 1}, "status": {"observedGeneration": 1}}
-    )
-    world.updater.notice(VLLM_DEPLOYMENT, seen, deleted=False)
-    world.keys.clear()
-    await world.updater.add_all()
-    assert (world.keys, world.unchanged) == ([KEY], [("default", "seen")])
 
 
 async def test_a_change_of_a_preset_is_a_reason_to_look_at_the_objects_that_name_it(world: World) -> None:

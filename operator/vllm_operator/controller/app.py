@@ -143,7 +143,11 @@ class Operator:
         self.metrics = Metrics()
         self.readiness = Readiness()
         self._health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
-        self.leadership = self._make_leadership()
+        self.leadership: Leadership | None = None
+        if client.fence is not None:
+            identity, host = settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}", client.configuration.host
+            self.leadership = Leadership(client, client.fence, self.readiness, lease=settings.lease, identity=identity, host=host)
+            self.metrics.observe_leader(client.fence.is_open)
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
         self.presets = Presets(self.cache)
@@ -186,7 +190,7 @@ class Operator:
         self.updater = CacheUpdater(
             self.cache,
             changed=self.queue.add,
-            unchanged=lambda key: self.queue.add(key, Priority.RESYNC),
+            resync=lambda key: self.queue.add(key, Priority.RESYNC),
             users_of=self.presets.users_of,
             namespaces=settings.namespaces,
             seconds=settings.resync_seconds,
@@ -198,17 +202,6 @@ class Operator:
             for what, use, changed in zip(USER_DATA, uses, changes, strict=True)
             if (name := getattr(settings, f"{what}_config_map"))
         ]
-
-    def _make_leadership(self) -> Leadership | None:
-        """Return None if leader election is off."""
-        fence = self._client.fence
-        if fence is None:
-            return None
-        self.metrics.observe_leader(fence.is_open)
-        identity = self._settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
-        return Leadership(
-            self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
-        )
 
     async def _read_crashes_again(self) -> None:
         """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
@@ -350,10 +343,8 @@ class Operator:
 
 def _log_end(task: asyncio.Task[object]) -> None:
     failure = None if task.cancelled() else task.exception()
-    if isinstance(failure, LeadershipLost):  # expected where two operators run, so a traceback would be misleading
-        log.warning("%s. The operator exits, to be started again as a standby", failure)
-        return
-    if isinstance(failure, WatchesOutdated | ConnectionOutdated):
-        log.warning("%s. The operator exits, to be started again", failure)
+    if isinstance(failure, LeadershipLost | WatchesOutdated | ConnectionOutdated):  # expected, so a traceback would be misleading
+        role = " as a standby" if isinstance(failure, LeadershipLost) else ""
+        log.warning("%s. The operator exits, to be started again%s", failure, role)
         return
     log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)

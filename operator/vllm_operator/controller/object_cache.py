@@ -273,7 +273,7 @@ class CacheUpdater:
         cache: ObjectCache,
         *,
         changed: Callable[[Key], None],
-        unchanged: Callable[[Key], None],
+        resync: Callable[[Key], None],
         users_of: Callable[[Kind, Key], Iterable[Key]],
         namespaces: Sequence[str] = (),
         seconds: float = 600.0,
@@ -281,13 +281,13 @@ class CacheUpdater:
     ) -> None:
         """Initialize without reading.
 
-        `changed` is called with the key of each VLLMDeployment that has changed itself or in its children or preset; `unchanged` by
-        `add_all` with the keys of VLLMDeployments whose spec has not changed since their last status. `users_of` returns the
-        VLLMDeployments that name a preset. All kinds are listed after `seconds`, and `settle_seconds` after a watch has begun.
+        `changed` is called with the key of each VLLMDeployment that has changed itself or in its children or preset; `resync` by
+        `add_all`. `users_of` returns the VLLMDeployments that name a preset. All kinds are listed after `seconds`, and `settle_seconds`
+        after a watch has begun.
         """
         self._cache = cache
         self._changed = changed
-        self._unchanged = unchanged
+        self._resync = resync
         self._users_of = users_of
         self._namespaces = tuple(namespaces)
         self._seconds = seconds
@@ -311,7 +311,7 @@ class CacheUpdater:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
         for namespace in self._namespaces or (None,):
             for resource in await self._cache.find(VLLM_DEPLOYMENT, namespace):
-                (self._unchanged if _is_reported(resource) else self._changed)(name_of(resource))
+                self._resync(name_of(resource))
 
     async def run(self, kinds: Sequence[Kind]) -> None:
         """Keep these kinds up to date in the cache until cancelled."""
@@ -388,9 +388,3 @@ def _serialize(manifest: Manifest) -> bytes:
         return json.dumps(manifest).encode()
     except RecursionError:
         return json.dumps(cut_depth(manifest)).encode()
-
-
-def _is_reported(resource: Manifest) -> bool:
-    """Return whether the status of a VLLMDeployment describes its current spec."""
-    generation = reading.integer(resource, "metadata", "generation")
-    return generation == reading.integer(resource, "status", "observedGeneration")

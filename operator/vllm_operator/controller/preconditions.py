@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.controller.health import Readiness
@@ -20,7 +19,7 @@ from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Ki
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Check = Callable[[], Awaitable[None]]
 
 RETRY_SECONDS = 2.0
 """Delay between attempts while a precondition is missing, and minimum delay between checks after a refused request."""
@@ -185,10 +184,9 @@ class Preconditions:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._retry if self._readiness.missing else self._check):
                     await self._recheck_due.wait()
+            is_due = self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self._readiness.missing)
             try:
-                await self._check_crd()
-                if self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self._readiness.missing):
-                    await self._check_permissions()
+                await self._run(self._check_crd, *([self._check_permissions] if is_due else []))
             except _Missing as error:
                 raise WatchesOutdated("the CRD is gone") from error
             except ClusterError:
@@ -203,10 +201,10 @@ class Preconditions:
     def _kinds(self) -> tuple[Kind, ...]:
         return watched_kinds(self._denied, presets=self._preset_kinds)
 
-    async def _until(self, name: str, check: Callable[[], Awaitable[None]]) -> None:
+    async def _until(self, name: str, check: Check) -> None:
         while True:
             try:
-                await check()
+                await self._run(check)
             except (Unavailable, _Missing):
                 pass  # the check has reported it
             except ClusterError as error:
@@ -216,10 +214,28 @@ class Preconditions:
                 return
             await asyncio.sleep(self._retry)
 
+    async def _run(self, *checks: Check) -> None:
+        """Run checks, and update the readiness: whether the API server answers and accepts the credentials."""
+        readiness = self._readiness
+        try:
+            for check in checks:
+                await check()
+        except Unauthorized as error:
+            readiness.clear_missing("API server")
+            readiness.set_missing("credentials", str(error))
+            raise
+        except Unavailable as error:
+            readiness.set_missing("API server", f"The API server {self._host} cannot be reached: {error}")
+            raise
+        except (ClusterError, _Missing):
+            readiness.clear_missing("API server", "credentials")
+            raise
+        readiness.clear_missing("API server", "credentials")
+
     async def _check_permissions(self) -> None:
         """Check all permissions. Each costs a request, so call this only when needed."""
         asked = (*REQUIRED, *OPTIONAL, *PRESETS)
-        answers = await self._reach(self._review(asked))
+        answers = await self._review(asked)
         self._recheck_due.clear()
         self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
         for permission in REQUIRED:
@@ -229,24 +245,6 @@ class Preconditions:
                 self._readiness.set_missing(name, message)
             else:
                 self._readiness.clear_missing(name)
-
-    async def _reach(self, call: Awaitable[Answer]) -> Answer:
-        """Send a request, and update the readiness: whether the API server answers and accepts the credentials."""
-        readiness = self._readiness
-        try:
-            answer = await call
-        except Unauthorized as error:
-            readiness.clear_missing("API server")
-            readiness.set_missing("credentials", str(error))
-            raise
-        except Unavailable as error:
-            readiness.set_missing("API server", f"The API server {self._host} cannot be reached: {error}")
-            raise
-        except ClusterError:
-            readiness.clear_missing("API server", "credentials")
-            raise
-        readiness.clear_missing("API server", "credentials")
-        return answer
 
     async def _review(self, asked: Sequence[Permission]) -> list[bool]:
         """Return for each permission whether the operator has it. Raises ClusterError."""
@@ -274,13 +272,13 @@ class Preconditions:
 
     async def _check_crd(self) -> None:
         """Check that the CRD exists, and find the available CRDs of presets."""
-        if not await self._reach(self._is_served(kube.VLLM_DEPLOYMENT)):
+        if not await self._is_served(kube.VLLM_DEPLOYMENT):
             name = f"{labels.PLURAL}.{labels.GROUP}"
             message = f"The CRD {name} does not exist. Install it with kubectl apply -f crds/, or install the Helm chart."
             self._readiness.set_missing("CRD", message)
             raise _Missing
         self._readiness.clear_missing("CRD")
-        self._preset_kinds = tuple([kind for kind in (kube.PRESET, kube.CLUSTER_PRESET) if await self._reach(self._is_served(kind))])
+        self._preset_kinds = tuple([kind for kind in (kube.PRESET, kube.CLUSTER_PRESET) if await self._is_served(kind)])
 
     async def _is_served(self, kind: Kind) -> bool:
         """Return whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""
