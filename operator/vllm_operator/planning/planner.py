@@ -161,10 +161,10 @@ class _FreshPlan:
         target, decision = self._best(premises, chosen.targets)
         if decision.refusal is not None:
             return not_accepted(decision.refusal)
-        names = check_names(premises.overrides, premises.version, self.catalog)
-        if names.refusal is not None and not self._allows_known_bad:
-            return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{names.refusal} {ALLOW_ANYWAY}"))
-        made = self._assemble(chosen, target, decision, names.notes)
+        about_names, refusal = check_names(premises.overrides, premises.version, self.catalog)
+        if refusal is not None and not self._allows_known_bad:
+            return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{refusal} {ALLOW_ANYWAY}"))
+        made = self._assemble(chosen, target, decision, about_names)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
@@ -202,7 +202,7 @@ class _FreshPlan:
             shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
             found = find_candidates(request, shapes, sizing, self.inventory, in_use=count)
         if sizing is None or not found:
-            targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
+            targets = find_targets(request, self.inventory, self.catalog)
             if isinstance(targets, Verdict):
                 return targets
             if self.in_force:
@@ -229,7 +229,7 @@ class _FreshPlan:
         judged = {each.target.pool for each in chosen.compared}
         others = replace(self.inventory, pools=tuple(pool for pool in self.inventory.pools if pool not in judged))
         request = replace(self._request(chosen.premises), count=target.count)
-        rejections = find_rejections(request, others, self.catalog.gpus, self.catalog.images)
+        rejections = find_rejections(request, others, self.catalog)
         return describe_candidates(target, chosen.candidates, chosen.compared, rejections, chosen.premises.sizing, self._ranking) or None
 
     def _remembered(self) -> Facts | None:

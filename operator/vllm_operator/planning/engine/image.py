@@ -17,6 +17,7 @@ from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, Images, Version, cuda_of_tag, parse_version
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_facts, parse_release
@@ -155,21 +156,15 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
     return (default, *(ImageOption(image + variant.suffix, variant.cuda) for variant in images.variants_of(resolved.version)))
 
 
-def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> ImageFit:
+def fit_image(options: Sequence[ImageOption], pool: Pool, catalog: Catalog, *, forced: bool, compatible: bool) -> ImageFit:
     """Return the first option without problem and note, else the first without problem, else the first.
 
-    Args:
-        options: At least one.
-        pool: The nodes.
-        gpus: The GPUs of the catalog.
-        images: The images of the catalog.
-        forced: Whether the user allows an image that is known to be incompatible with the driver. Such an image is the last resort, because
-            the annotation may have another reason.
-        compatible: Whether this vLLM version can load the forward compatibility package.
+    `forced`: whether the user allows an image that is known to be incompatible with the driver. Such an image is the last resort, because
+    the annotation may have another reason. `compatible`: whether this vLLM version can load the forward compatibility package.
     """
     if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; among equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
-    nodes = _Nodes(pool, gpus, images, compatible=compatible)
+    nodes = _Nodes(pool, catalog.gpus, catalog.images, compatible=compatible)
     fits = [nodes.fit(option) for option in options]
     if forced:
         fits.append(nodes.fit(options[0], forced=True))

@@ -182,24 +182,18 @@ def keep_first(planned: Iterable[Named]) -> list[Named]:
     return list(first.values())
 
 
-@dataclass(frozen=True, slots=True)
-class NameCheck:
-    """Problems with names that the user sets. `refusal` names a flag that is known to prevent the start."""
-
-    notes: tuple[Note, ...] = ()
-    refusal: str | None = None
-
-
-def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog) -> NameCheck:
+def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog) -> tuple[list[Note], str | None]:
     """Check whether this version of vLLM has the variables and flags that the user sets, and whether they are passed to it.
+
+    Return notes, and a refusal for a flag that is known to prevent the start.
 
     vLLM exits on an unknown flag. Only images of the vLLM project are refused, because other images may add flags with a plugin.
     """
     table = version.table
     if overrides.replaces_arguments:
-        return NameCheck((note("names.replaced"),))
+        return [note("names.replaced")], None
     if table is None:
-        return NameCheck()
+        return [], None
     variables = [
         name
         for name in overrides.variables
@@ -221,9 +215,9 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
         notes.append(note("names.more", version=table.version, more=more))
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
     if not (wrong and exact and catalog.images.is_official(version.image)):
-        return NameCheck(tuple(notes))
+        return notes, None
     instead = instead_of(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
-    return NameCheck(tuple(notes), f"vLLM {table.version} does not know the flag {wrong[0]} and does not start with it.{instead}")
+    return notes, (f"vLLM {table.version} does not know the flag {wrong[0]} and does not start with it.{instead}")
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:

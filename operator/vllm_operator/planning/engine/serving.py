@@ -71,13 +71,8 @@ def engine_arguments(
 ) -> list[PlannedArgument]:
     """Return the flags that follow from the spec, as far as this version has them.
 
-    Args:
-        model: The model in the spec.
-        version: The vLLM version.
-        parallel: The parallel sizes.
-        chosen: Whether the operator chose the sizes.
-        length: The context length to set; None for the model's default.
-        shortened: Whether the operator chose this length because the model's context does not fit.
+    `chosen`: whether the operator chose the parallel sizes. `length` is the context length to set; None for the model's default.
+    `shortened`: whether the operator chose it because the model's context does not fit.
     """
 
     def size(number: int) -> str | None:
@@ -118,10 +113,8 @@ def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | 
 def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | None) -> PlannedRequests:
     """Return the requests of the engine container. Resources that `spec.podTemplate` requests or limits are omitted.
 
-    Args:
-        gpus: Number of GPUs of a replica.
-        offload_gib: Weights in the host's memory for each GPU (`--cpu-offload-gb`).
-        template: `spec.podTemplate`. Any value is valid input.
+    `gpus` is the number of GPUs of a replica, `offload_gib` the weights in the host's memory for each (`--cpu-offload-gb`). Any template is
+    valid input.
     """
     ranks = max(gpus, 1)
     memory = SERVER_GIB + ranks * (GIB_PER_GPU + math.ceil(offload_gib))

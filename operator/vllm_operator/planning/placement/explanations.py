@@ -48,7 +48,7 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
     refused = allowed(model.shape, model.form, parallel, options.context_parallel if options else 1) if model else None
     if refused is not None:
         notes.append(note("size.indivisible", name=name, reason=refused))
-    product = sizing.gpus.product(chosen.target.pool.product)
+    product = sizing.catalog.gpus.product(chosen.target.pool.product)
     if sized and parallel.tensor > 1 and product is not None and product.links == "PCIe":
         notes.append(note("size.no-nvlink", title=title, count=count))
     if sized:

@@ -17,7 +17,6 @@ from enum import IntEnum
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
-from vllm_operator.catalog.gpus import GPUs, Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.notes import Note, note
@@ -86,22 +85,14 @@ def longest_context(made: Estimate) -> int:
 class Sizing:
     """Common inputs of the estimates of one VLLMDeployment.
 
-    Attributes:
-        model: Known facts about the model; None if its sizes are unknown.
-        options: The user's flags; None if one has an effect that is not modelled.
-        release: The vLLM version.
-        facts: The constants.
-        gpus: The table of GPUs.
-        images: The images of the catalog.
-        concurrency: Number of concurrent requests that the KV cache should hold.
+    `model` is None if its sizes are unknown. `options` are the user's flags; None if one has an effect that is not modelled.
+    `concurrency` is the number of concurrent requests that the KV cache should hold.
     """
 
     model: SizedModel | None
     options: Options | None
     release: Release
-    facts: MemoryFacts
-    gpus: GPUs
-    images: Images
+    catalog: Catalog
     concurrency: int = 1
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -122,7 +113,7 @@ class Sizing:
         if self.model is None or options is None or (pool.mig_profile is not None and pool.memory_mebibytes is None):
             return UNKNOWN
         if pool.shared and options.utilization is None:
-            part = time_slice_utilization(pool, self.facts, self.release)
+            part = time_slice_utilization(pool, self.catalog.memory, self.release)
             if part is None:
                 return UNKNOWN
             options = replace(options, utilization=part)
@@ -185,15 +176,16 @@ class Sizing:
 
     def _estimate(self, pool: Pool, parallel: ParallelShape, options: Options) -> Estimate:
         assert self.model is not None  # checked in `judge`
-        device = device_of(self.gpus.product(pool.product), pool.architecture, pool.memory_mebibytes, self.gpus, self.facts)
-        key = (parallel, pool.architecture)
-        made = predict_model(self.model, parallel, device, replace(options, weights_gib=self._weighed.get(key)), self.facts, self.release)
+        key, gpus, facts = (parallel, pool.architecture), self.catalog.gpus, self.catalog.memory
+        device = device_of(gpus.product(pool.product), pool.architecture, pool.memory_mebibytes, gpus, facts)
+        options = replace(options, weights_gib=self._weighed.get(key))
+        made = predict_model(self.model, parallel, device, options, facts, self.release)
         self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # equal on every GPU of an architecture
         return made
 
     def is_native(self, pool: Pool) -> bool:
         """Return whether a GPU computes in the format of the weights."""
-        family, name = self.gpus.architectures.get(pool.architecture or ""), self.model.form.name if self.model else ""
+        family, name = self.catalog.gpus.architectures.get(pool.architecture or ""), self.model.form.name if self.model else ""
         if family is None:
             return False
         return family.fp4 if "FP4" in name else family.fp8 if "FP8" in name else True
@@ -250,7 +242,7 @@ def resolve_sizing(
     if options is not None and length is not None and "--max-model-len" not in arguments:
         options = replace(options, max_length=length)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    return Sizing(model, options, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
+    return Sizing(model, options, release, catalog, concurrency)
 
 
 def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | None:
@@ -274,12 +266,8 @@ def find_candidates(
 ) -> list[Candidate]:
     """Return judged candidates for each size and each GPU that can run it: for each size the GPUs in the order of `find_targets`.
 
-    Args:
-        request: Requirements of a replica, except the number of GPUs.
-        shapes: Sizes in ascending order.
-        sizing: The inputs of the estimates.
-        inventory: The GPUs of the cluster.
-        in_use: The number of GPUs in use. Larger sizes of a kind of GPU are omitted if a smaller one fits.
+    `request` has the requirements of a replica, except the number of GPUs. `shapes` are in ascending order. `in_use` is the number of GPUs
+    in use. Larger sizes of a kind of GPU are omitted if a smaller one fits.
     """
     found: list[Candidate] = []
     done: set[Pool] = set()
@@ -287,7 +275,7 @@ def find_candidates(
     targets: tuple[Target, ...] | Verdict | None = None
     for shape in shapes:
         if targets is None:  # a GPU that can run a larger size can run the smallest
-            targets = find_targets(replace(request, count=shape.count), inventory, sizing.gpus, sizing.images)
+            targets = find_targets(replace(request, count=shape.count), inventory, sizing.catalog)
         if isinstance(targets, Verdict):
             break
         for each in targets:

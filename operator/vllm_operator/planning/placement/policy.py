@@ -59,11 +59,8 @@ class Ranking:
     def choose(self, found: Sequence[Candidate], sizing: Sizing, preferred: InUse | None, count: int | None) -> list[Candidate]:
         """Return the candidates of the size to use, the best GPU first.
 
-        Args:
-            found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
-            sizing: The inputs of the estimates.
-            preferred: The GPU in use, which stays if the model fits on it.
-            count: The number of GPUs in use, which stays too.
+        `found` are all candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`. The GPU in use
+        (`preferred`) and its `count` stay if the model fits on it.
         """
         own = [each for each in found if in_use_of(each.target.pool) == preferred and each.shape.count == count]
         if self.policy not in (None, AcceleratorPolicy.SMALLEST_THAT_FITS):
@@ -138,7 +135,7 @@ def _largest(candidates: Sequence[Candidate]) -> list[Candidate]:
 def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
     """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
     pool = candidate.target.pool
-    family, product = sizing.gpus.architectures.get(pool.architecture or ""), sizing.gpus.product(pool.product)
+    family, product = sizing.catalog.gpus.architectures.get(pool.architecture or ""), sizing.catalog.gpus.product(pool.product)
     unified = family is None or family.unified_memory
     has_nvlink = product is not None and product.links == "NVLink" and pool.mig_profile is None  # MIG slices have no links
     linked = has_nvlink == (candidate.shape.count > 1)  # a single GPU needs no NVLink and leaves it to others

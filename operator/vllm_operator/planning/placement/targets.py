@@ -31,7 +31,8 @@ from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.catalog.gpus import GPUs, Images, product_key
+from vllm_operator.catalog.gpus import GPUs, product_key
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note
 from vllm_operator.inventory.node_labels import SLICES, split_product
 from vllm_operator.inventory.pools import GPU_TAINT, Inventory, Pool, Source
@@ -176,15 +177,15 @@ class Target:
         return self.pool.architecture
 
 
-def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
+def find_targets(request: Request, inventory: Inventory, catalog: Catalog) -> tuple[Target, ...] | Verdict:
     """Return the pools that can run a replica, the best first; or a verdict with the reason and the user's options."""
-    candidates, rejections = _sort_out(request, inventory, gpus, images)
+    candidates, rejections = _sort_out(request, inventory, catalog)
     if not candidates:
-        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
+        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, catalog.gpus, request.large_enough)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
-    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
+    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, catalog.gpus))
     capacity = capacity_for(request, inventory)
-    return tuple(_target(pool, fit, request, inventory, gpus, capacity) for pool, fit in ordered)
+    return tuple(_target(pool, fit, request, inventory, catalog.gpus, capacity) for pool, fit in ordered)
 
 
 def capacity_for(request: Request, inventory: Inventory) -> Capacity:
@@ -198,12 +199,12 @@ def with_count(target: Target, count: int, request: Request, inventory: Inventor
     return replace(target, count=count, free=free, rank=_rank(target.pool, free, request, inventory))
 
 
-def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> list[Rejection]:
+def find_rejections(request: Request, inventory: Inventory, catalog: Catalog) -> list[Rejection]:
     """Return the pools that cannot run a replica, each with the reason."""
-    return _sort_out(request, inventory, gpus, images)[1]
+    return _sort_out(request, inventory, catalog)[1]
 
 
-def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, ImageFit]], list[Rejection]]:
+def _sort_out(request: Request, inventory: Inventory, catalog: Catalog) -> tuple[list[tuple[Pool, ImageFit]], list[Rejection]]:
     candidates: list[tuple[Pool, ImageFit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -215,7 +216,7 @@ def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images
         if obstacle is not None:
             rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems) if obstacle is Obstacle.PROBLEM else ""))
             continue
-        fit = fit_image(request.options, pool, gpus, images, forced=request.forced, compatible=request.compatible)
+        fit = fit_image(request.options, pool, catalog, forced=request.forced, compatible=request.compatible)
         if fit.problem is not None:
             rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
         else:
