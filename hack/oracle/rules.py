@@ -8,13 +8,13 @@ from oracle.differences import Difference, Kind
 from oracle.finding import TREES
 from oracle.tables import release as numbers
 from oracle.trees import find
-from vllm_operator.catalog.backends import SELECTOR_TABLES
+from vllm_operator.catalog.backends import SELECTOR_TABLES, load_questions
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
-from vllm_operator.planning.engine.rule_input import MODELS, SPARSE_CACHE_AS_GIVEN
+from vllm_operator.planning.engine.rule_input import SPARSE_CACHE_AS_GIVEN
 
 SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 ATTENTIONS = {
@@ -30,7 +30,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Parallel layouts of experts that rules distinguish."""
 QUANTIZATIONS = {"FP8Dynamic": ("FP8", "token"), "FP8Channel": ("FP8", "compressed"), "MXFP4DeepSeek": ("MXFP4", None)}
-FAMILIES = {kind: family for family, kind in reversed(MODELS.items())}
+FAMILIES = {kind: family for family, kind in reversed(list(load_questions().models.items()))}
 EXPERTS: Mapping[str, Any] = {"mixture_of_experts": True, "experts": 256, "routing_groups": 8}
 
 

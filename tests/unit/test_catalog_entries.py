@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog import entry as entries
-from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent
+from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent, Questions
 from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, load_list, parse_entry, read_data
 from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
@@ -31,6 +31,7 @@ FILES: dict[str, type[Entry]] = {
     "stages.yaml": Stages,
     "messages.yaml": MessageTexts,
     "notes.yaml": NoteTexts,
+    "questions.yaml": Questions,
     "terminations.yaml": TerminationRules,
     "versions/0.20.1.json": VersionTable,
 }

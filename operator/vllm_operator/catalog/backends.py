@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vllm_operator.catalog.entry import Entry, load_list, read_data
+from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput
 from vllm_operator.catalog.versions import Release, VersionTable, parse_release
 
@@ -329,3 +329,33 @@ def load_selectors() -> Mapping[Component, Selectors]:
     """Read the tables that ship with the operator, by component."""
     tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(SELECTOR_TABLES.values()))}
     return {component: tables[name] for component, name in SELECTOR_TABLES.items()}
+
+
+class Questions(Entry):
+    """The vocabulary of the keys in the tables of selectors: the content of `questions.yaml`, which explains the fields."""
+
+    head_sizes: tuple[int, ...]
+    head_sizes_with_image_prefix: tuple[int, ...]
+    head_sizes_with_sinks: tuple[int, ...]
+    mla_heads: tuple[tuple[int, int, int], ...]
+    attention_flags: frozenset[str]
+    own_attention: frozenset[str]
+    cache_types: Mapping[str, str]
+    expert_schemes: Mapping[str, tuple[str, ...]]
+    published: Mapping[str, tuple[str, ...]]
+    groups_of_32: frozenset[str] = Field(alias="groupsOf32")
+    models: Mapping[str, str]
+    routings: frozenset[str]
+    asked: Mapping[str, frozenset[str]]
+    expert_flags: frozenset[str]
+    expert_variables: frozenset[str]
+    expert_pins: tuple[str, ...]
+    gemm_schemes: Mapping[str, tuple[str, ...]]
+    gemm_flags: frozenset[str]
+    gemm_variables: frozenset[str]
+
+
+@cache
+def load_questions() -> Questions:
+    """Read the vocabulary that ships with the package."""
+    return load_file(Questions, "questions.yaml")

@@ -17,7 +17,7 @@ from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, nearest
+from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
@@ -26,7 +26,6 @@ from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import (
     COMPONENTS,
     DEEP_GEMM,
-    MLA_HEADS,
     attention_cases,
     attention_component,
     gemm_cases,
@@ -465,7 +464,7 @@ class _Choosing:
         else:
             return None
         found = self.rules.selectors.get(component, Selectors()).find(self.table.release, self.rule_input.architecture or "", cases)
-        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in MLA_HEADS
+        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in load_questions().mla_heads
         if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
             return found
         # the MLA questions were asked for the head sizes of DeepSeek R1, with which alone some backends work

@@ -19,6 +19,7 @@ from vllm_operator.api.spec import (
     Toggle,
     VLLMDeploymentSpec,
 )
+from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
@@ -32,6 +33,24 @@ bits are quantized. Source: 80.6 GB measured, 68.4 GB estimated (NVIDIA-Nemotron
 WIDTH_OF_EXCHANGE = 128
 """Block size in which DeepEP quantizes tokens."""
 DEEPSEEK_HEADS = (128, 64, 128)
+FEW_HEADS = 16
+"""Maximum number of query heads on a GPU that selectors of sparse MLA treat as few."""
+SPARSE_CACHE_AS_GIVEN = (0, 18, 0)
+COMPONENTS = {
+    Attention.MHA: Component.ATTENTION,
+    Attention.GQA: Component.ATTENTION,
+    Attention.HYBRID: Component.ATTENTION,
+    Attention.MLA: Component.MLA_DECODE,
+    Attention.SPARSE_MLA: Component.SPARSE_ATTENTION,
+}
+MANY_PARTS = 8
+"""Number of GPUs from which vLLM before 0.15 distinguishes split experts."""
+HIDDEN_BLOCK = 512
+EXCHANGE = "allgather_reducescatter"
+"""The default of `--all2all-backend`."""
+DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
+WITH_FLAG = (0, 17, 0)
+"""First version with `--moe-backend`. In earlier versions, variables pin a backend."""
 
 
 def describe_rule_input(
@@ -115,31 +134,6 @@ def _uneven(number: int | None, ranks: int) -> bool | None:
     return None if number is None else number % ranks != 0
 
 
-HEAD_SIZES: tuple[int, ...] = (128, 64, 80, 96, 112, 192, 256)
-"""Head sizes of models without MLA, the most frequent first."""
-HEAD_SIZES_WITH_IMAGE_PREFIX = (256, 128)
-HEAD_SIZES_WITH_SINKS = (64,)
-MLA_HEADS = ((128, 64, 128), (192, 64, 256))
-"""Sizes of the nope, rope and value heads of models with MLA, the most frequent first."""
-FEW_HEADS = 16
-"""Maximum number of query heads on a GPU that selectors of sparse MLA treat as few."""
-OTHER_QUESTIONS = frozenset(
-    {"--block-size", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "--runner", "--convert", "--dtype"}
-)
-"""Flags that change the question in a way that the tables do not cover."""
-OWN_ATTENTION = frozenset({"deepseek-v4"})
-"""Families whose models choose a class of attention themselves (vllm/models/deepseek_v4/nvidia/model.py, 0.23.0:716)."""
-CACHE_TYPES = {"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "fp8_ds_mla": "fp8_ds_mla"}
-SPARSE_CACHE_AS_GIVEN = (0, 18, 0)
-COMPONENTS = {
-    Attention.MHA: Component.ATTENTION,
-    Attention.GQA: Component.ATTENTION,
-    Attention.HYBRID: Component.ATTENTION,
-    Attention.MLA: Component.MLA_DECODE,
-    Attention.SPARSE_MLA: Component.SPARSE_ATTENTION,
-}
-
-
 def attention_component(rule_input: RuleInput) -> Component:
     """Return the component of an attention backend that the user sets."""
     return COMPONENTS[Attention(rule_input.attention)] if rule_input.attention else Component.ATTENTION
@@ -149,27 +143,28 @@ def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's MLA prefill, the likeliest first; none if the table cannot answer."""
     if rule_input.attention != Attention.MLA or rule_input.distribution != Distribution.VLLM:
         return ()
-    heads = MLA_HEADS if rule_input.mla_dims is None else (rule_input.mla_dims,)
+    heads = load_questions().mla_heads if rule_input.mla_dims is None else (rule_input.mla_dims,)
     return [f"MLA/{'-'.join(map(str, each))}" for each in heads]
 
 
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's layers, the likeliest first; none if the table cannot answer."""
-    kind = Attention(rule_input.attention) if rule_input.attention else None
-    cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
-    unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
-    if kind is None or attention_component(rule_input) is not component or cache is None or unasked or rule_input.family in OWN_ATTENTION:
+    kind, known = Attention(rule_input.attention) if rule_input.attention else None, load_questions()
+    cache = known.cache_types.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
+    if kind is None or attention_component(rule_input) is not component or cache is None or rule_input.family in known.own_attention:
+        return ()
+    if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys():
         return ()
     if component is Component.ATTENTION:
-        sizes, mark = HEAD_SIZES, ""
+        sizes, mark = known.head_sizes, ""
         if rule_input.attention_sinks:
-            sizes, mark = HEAD_SIZES_WITH_SINKS, "/sinks"
+            sizes, mark = known.head_sizes_with_sinks, "/sinks"
         elif rule_input.image_prefix:
-            sizes, mark = HEAD_SIZES_WITH_IMAGE_PREFIX, "/prefix"
+            sizes, mark = known.head_sizes_with_image_prefix, "/prefix"
         return [f"Dense/{size}/{cache}{mark}" for size in sizes if rule_input.head_size in (None, size)]
     if component is Component.SPARSE_ATTENTION:
         cache = _sparse_cache(rule_input)
-    if component is Component.MLA_DECODE and rule_input.mla_dims in MLA_HEADS[1:]:
+    if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
     heads = rule_input.heads_per_rank
     counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
@@ -182,99 +177,41 @@ def _sparse_cache(rule_input: RuleInput) -> str:
     return given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
 
 
-EXPERT_SCHEMES = {
-    "BF16": ("BF16",),
-    "FP16": ("BF16",),
-    "FP8Block": ("FP8Block",),
-    "FP8": ("FP8", "FP8Dynamic", "FP8Channel"),
-    "NVFP4": ("NVFP4",),
-    "MXFP8": ("MXFP8",),
-    "INT4": ("INT4", "INT4Group32"),
-}
-"""Formats of weights and activations that a model may have, the most frequent first. Whether INT8 also applies to the activations is
-unknown.
-"""
-PUBLISHED = {
-    "modelopt": ("FP8",),
-    "tensor": ("FP8",),
-    "token": ("FP8Dynamic",),
-    "compressed": ("FP8Channel",),
-}
-"""FP8 weight formats by publisher."""
-GROUPS_OF_32 = frozenset({"kimi-k2", "kimi-k2-thinking"})
-MODELS = {
-    "gpt-oss": "GptOss",
-    "gpt-oss-120b": "GptOss",
-    "nemotron-3-nano": "Nemotron",
-    "nemotron-3-super": "Nemotron",
-    "nemotron-h": "Nemotron",
-    "qwen3.5-moe": "Qwen3.5",
-    "deepseek-v4": "DeepSeekV4",
-}
-"""Families with a separate kind. Other families are named by their routing."""
-_COMMON = frozenset({"DeepSeekV3", "MiniMax2", "Renormalize", "Qwen3.5"})
-_GATED_OR_NOT = _COMMON | {"Llama4", "Nemotron"}
-ASKED = {
-    "BF16": _GATED_OR_NOT | {"GptOss"},
-    "FP8Block": _COMMON | {"DeepSeekV4"},
-    "FP8": _GATED_OR_NOT,
-    "FP8Dynamic": _GATED_OR_NOT,
-    "FP8Channel": _GATED_OR_NOT,
-    "NVFP4": _GATED_OR_NOT | {"DeepSeekV4"},
-    "MXFP8": _COMMON,
-}
-"""Kinds of models in the tables, by format. The selectors of other formats ignore the model."""
-ROUTINGS = frozenset({"DeepSeekV3", "DeepSeekV4", "MiniMax2", "Renormalize", "Llama4"})
-MANY_PARTS = 8
-"""Number of GPUs from which vLLM before 0.15 distinguishes split experts."""
-HIDDEN_BLOCK = 512
-EXCHANGE = "allgather_reducescatter"
-"""The default of `--all2all-backend`."""
-DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
-OTHER_FLAGS = frozenset({"--enable-lora", "--prefill-context-parallel-size", "-pcp", "--quantization", "-q", "--enable-elastic-ep"})
-EXPERT_VARIABLES = frozenset(
-    {"VLLM_BATCH_INVARIANT", "VLLM_TEST_FORCE_FP8_MARLIN", "VLLM_USE_FLASHINFER_MOE_INT4", "VLLM_HUMMING_MOE_GEMM_TYPE"}
-)
-"""Settings that change the question in a way that the tables do not cover."""
-WITH_FLAG = (0, 17, 0)
-"""First version with `--moe-backend`. In earlier versions, variables pin a backend."""
-PINNING = ("VLLM_USE_FLASHINFER_MOE_", "VLLM_FLASHINFER_MOE_BACKEND", "VLLM_MXFP4_USE_MARLIN")
-
-
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
     """Return the possible cases of the model's experts, the likeliest first; none if the table cannot answer.
 
     `chosen` are the backends chosen so far, by component.
     """
-    model = MODELS.get(rule_input.family or "", rule_input.routing)
+    known = load_questions()
+    model = known.models.get(rule_input.family or "", rule_input.routing)
     setting, layout = _setting(rule_input), _layout(rule_input, chosen)
-    if not rule_input.mixture_of_experts or model not in {*ROUTINGS, *MODELS.values()} or setting is None or layout is None:
+    if not rule_input.mixture_of_experts or model not in {*known.routings, *known.models.values()} or setting is None or layout is None:
         return ()
-    if rule_input.distribution != Distribution.VLLM or OTHER_FLAGS & rule_input.arguments.keys():
+    if rule_input.distribution != Distribution.VLLM or known.expert_flags & rule_input.arguments.keys():
         return ()
     schemes = _schemes(rule_input, model)
-    if any(model not in ASKED.get(scheme, (model,)) for scheme in schemes):
+    if any(model not in known.asked.get(scheme, (model,)) for scheme in schemes):
         return ()
     return [f"{scheme}/{setting}/{layout}/{model}{_size_suffix(rule_input, scheme)}" for scheme in schemes]
 
 
 def _schemes(rule_input: RuleInput, model: str | None) -> Sequence[str]:
+    known = load_questions()
     if rule_input.quantization == "MXFP4":
         return {"GptOss": ("MXFP4",), "DeepSeekV4": ("MXFP4DeepSeek",)}.get(model or "", ())
-    if rule_input.quantization == "INT4" and rule_input.family in GROUPS_OF_32:
+    if rule_input.quantization == "INT4" and rule_input.family in known.groups_of_32:
         return ("INT4Group32",)
-    if rule_input.quantization == "FP8" and rule_input.quantization_scheme in PUBLISHED:
-        return PUBLISHED[rule_input.quantization_scheme]
-    return EXPERT_SCHEMES.get(rule_input.quantization or "", ())
+    published = known.published.get(rule_input.quantization_scheme or "") if rule_input.quantization == "FP8" else None
+    return published or known.expert_schemes.get(rule_input.quantization or "", ())
 
 
 def _setting(rule_input: RuleInput) -> str | None:
     """Return the case for the DeepGEMM variables; None if other settings decide."""
     environment = rule_input.environment
-    if EXPERT_VARIABLES & environment.keys():
+    if load_questions().expert_variables & environment.keys():
         return None
     by_flag = rule_input.release >= WITH_FLAG
-    if by_flag and any(name.startswith(PINNING) for name in environment):
+    if by_flag and any(name.startswith(load_questions().expert_pins) for name in environment):
         return None
     # before the flag existed, VLLM_MOE_USE_DEEP_GEMM pins a backend
     given = [name for name in DEEP_GEMM if name in environment and (by_flag or name == DEEP_GEMM[0])]
@@ -300,24 +237,10 @@ def _size_suffix(rule_input: RuleInput, scheme: str) -> str:
     return "-hidden" if unusual else ""
 
 
-GEMM_SCHEMES = {
-    Quantization.FP8: ("tensor", "modelopt", "compressed-tensor", "token", "compressed"),
-    Quantization.NVFP4: ("modelopt", "compressed"),
-    Quantization.MXFP8: ("modelopt", "mxfp8"),
-    Quantization.INT8: ("compressed",),
-    Quantization.INT4: ("compressed", "gptq", "awq"),
-}
-"""Publishing formats of a number format, the likeliest first."""
-GEMM_QUESTIONS = frozenset({"--quantization", "-q", "--dtype", "--quantization-config", "--load-format"})
-GEMM_VARIABLES = frozenset(
-    {"VLLM_TEST_FORCE_FP8_MARLIN", "VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS", "VLLM_USE_FBGEMM", "VLLM_USE_NVFP4_CT_EMULATIONS"}
-)
-"""Flags and variables that change the question in a way that the tables do not cover."""
-
-
 def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's dense layers, the likeliest first; none if the table cannot answer."""
-    unasked = GEMM_QUESTIONS & rule_input.arguments.keys() or GEMM_VARIABLES & rule_input.environment.keys()
+    questions = load_questions()
+    unasked = questions.gemm_flags & rule_input.arguments.keys() or questions.gemm_variables & rule_input.environment.keys()
     if rule_input.quantization is None or rule_input.distribution != Distribution.VLLM or unasked:
         return ()
     quantization = Quantization(rule_input.quantization)
@@ -326,5 +249,5 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     known = rule_input.quantization_scheme
     if quantization is Quantization.MXFP4:  # the dense layers of gpt-oss and DeepSeek V4 have other formats
         return ("MXFP4/compressed",) if known == "compressed" else ()
-    schemes = GEMM_SCHEMES.get(quantization, ())
+    schemes = questions.gemm_schemes.get(quantization, ())
     return [f"{quantization.value}/{scheme}" for scheme in ((known,) if known in schemes else schemes)]
