@@ -15,7 +15,7 @@ from support.model_hub import COMMIT, Hub, blob, serve
 from support.tools import command
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.progress import Bars
-from vllm_operator.tools.fetch_weights import SMALL_BYTES, choose
+from vllm_operator.tools.hub import SMALL_BYTES, choose
 
 MODEL = "acme/llama"
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}

@@ -24,7 +24,7 @@ from vllm_operator.sizing.model_facts import AdapterFiles
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.sizing.weights import adapter_bytes
-from vllm_operator.tools import fetch_adapters
+from vllm_operator.tools import hub
 
 LLAMA = "hf://unsloth/Meta-Llama-3.1-8B-Instruct"
 BASE = {"base_model_name_or_path": "meta-llama/Meta-Llama-3.1-8B-Instruct"}
@@ -203,10 +203,10 @@ def test_a_link_that_a_killed_container_left_behind_is_replaced_by_the_next_one(
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        fetch_adapters.link(str(files), str(path))
+        hub.link(str(files), str(path))
     assert len(list(path.parent.iterdir())) == 1
     monkeypatch.setattr(os, "replace", replace)
-    fetch_adapters.link(str(files), str(path))
+    hub.link(str(files), str(path))
     assert [(entry.name, entry.readlink()) for entry in path.parent.iterdir()] == [("sql-1", files)]
 
 

@@ -13,7 +13,7 @@ import yaml
 import build_tools
 from support.tools import archive, command
 from vllm_operator.pods.tools import operator_container, with_tools
-from vllm_operator.tools.__main__ import MODULES
+from vllm_operator.tools.__main__ import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
 IMAGE = "registry.example/vllm-operator:1"
@@ -46,7 +46,7 @@ def test_a_program_needs_no_other_package_and_reports_a_failure(tmp_path: Path, 
     assert json.loads((tmp_path / "report").read_text())["result"] == "Failed", done.stderr
 
 
-@pytest.mark.parametrize("program", MODULES)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_each_name_runs_a_program(program: str) -> None:
     done = subprocess.run([sys.executable, "-S", *command(program)[1:]], env={}, capture_output=True, text=True, timeout=60)
     assert "ADAPTERS" in done.stderr or "CLEAN_ROOT" in done.stderr or program in VARIABLES

@@ -12,7 +12,7 @@ the result. It alone mounts the Secret for pushing. It runs in the operator's im
 engine's image nor an engine that changes the directory can read the Secret.
 
 No Job can mount the caches of a Pod with an EmptyDir, a PVC per replica or a directory of the node. There, the same two containers run in
-the Pod of a primer when the engine is ready (`vllm_operator.caches.priming` says when there is a primer).
+the Pod of a primer when the engine is ready.
 """
 
 import copy

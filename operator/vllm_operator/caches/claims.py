@@ -11,10 +11,9 @@ immutable.
 Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with them
 the whole manifest. The operator therefore does not request such changes, and reports them.
 
-A VLLMDeployment can use the PVC of another one: through `claimName`, a volume of `podTemplate`, a `pvc://` URI, or a preset with one of
-these. Before its Pods use the PVC, it records itself there (`shared.vllm-operator.dev/UID`) and removes the owner reference of the other
-one. So the way it names the PVC and the order of creation and deletion do not matter. The VLLMDeployment that created the PVC sets no owner
-while the record of a user is valid, whatever `onDelete` says, and removes the record when it is not. Both report it.
+A VLLMDeployment can use the PVC of another one. Before its Pods do, it records itself there (`shared.vllm-operator.dev/UID`) and removes
+the owner reference of the other one. So the way it names the PVC and the order of creation and deletion do not matter. The VLLMDeployment
+that created the PVC sets no owner while the record is valid, whatever `onDelete` says, and removes an invalid record. Both report it.
 
 Kubernetes keeps a PVC that is being deleted while a Pod with a node refers to it, even a finished Pod (controller `pvc-protection`). A Job
 keeps its finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that
@@ -36,6 +35,7 @@ from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.directories import read_annotations
 from vllm_operator.caches.jobs import has_role, is_over
 from vllm_operator.pods.owner import instance_of
 
@@ -244,19 +244,17 @@ def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) 
 
 def find_other_owners(claim: Mapping[str, Any], uid: str) -> tuple[int, ...]:
     """Return the positions of the owner references of a PVC to VLLMDeployments with another uid."""
-    owners = enumerate(reading.objects(claim, "metadata", "ownerReferences"))
-    return tuple(position for position, owner in owners if _is_vllm_deployment(owner) and owner.get("uid") != uid)
+    return tuple(
+        position
+        for position, owner in enumerate(reading.objects(claim, "metadata", "ownerReferences"))
+        if (owner.get("kind"), reading.text(owner, "apiVersion").partition("/")[0]) == (KIND, GROUP) and owner.get("uid") != uid
+    )
 
 
 def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
     """Return the VLLMDeployments with another uid that have recorded themselves on a PVC."""
-    users: list[ClaimUser] = []
-    for annotation, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
-        user = str(annotation).removeprefix(SHARED_ANNOTATION_PREFIX)
-        if user not in (annotation, uid):
-            name, _, since = str(value).partition("/")
-            users.append(ClaimUser(user, name, reading.moment(since)))
-    return tuple(users[:MAX_USERS])
+    others = {user: value.partition("/") for user, value in read_annotations(claim, SHARED_ANNOTATION_PREFIX).items() if user != uid}
+    return tuple(ClaimUser(user, name, reading.moment(since)) for user, (name, _, since) in list(others.items())[:MAX_USERS])
 
 
 def is_recent(user: ClaimUser, now: datetime) -> bool:
@@ -311,10 +309,6 @@ def describe_kept_owner(claim: str, lender: str = "this object") -> str:
         f"Several VLLMDeployments use PersistentVolumeClaim {claim}, but it is deleted with {lender}: the operator may not remove its "
         f"owner, because the API server demands the permission to delete it. Remove the owner yourself: {command}"
     )
-
-
-def _is_vllm_deployment(owner: Mapping[str, Any]) -> bool:
-    return owner.get("kind") == KIND and reading.text(owner, "apiVersion").partition("/")[0] == GROUP
 
 
 @dataclass(frozen=True, slots=True)

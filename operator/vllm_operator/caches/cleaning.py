@@ -32,7 +32,7 @@ from vllm_operator.caches.activity import Cleaning, CleaningState
 from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.directories import Changes, recorded_keys
+from vllm_operator.caches.directories import Changes, read_annotations, recorded_keys
 from vllm_operator.caches.jobs import is_over, pods_with, read_report, render_job, render_pod_spec, render_program
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.pods.owner import instance_of
@@ -257,10 +257,10 @@ class Attempts:
 
 def quarantined_keys(context: CacheContext, age: timedelta) -> Iterator[str]:
     """Return the keys that were quarantined at least this long ago and are still on the volume."""
-    for name, value in sorted(_annotations(context).items()):
+    for key, value in read_annotations(context.claim, QUARANTINED_ANNOTATION_PREFIX).items():
         since = reading.moment(value)
-        if str(name).startswith(QUARANTINED_ANNOTATION_PREFIX) and since is not None and context.now - since >= age:
-            yield str(name).removeprefix(QUARANTINED_ANNOTATION_PREFIX)
+        if since is not None and context.now - since >= age:
+            yield key
 
 
 def record_attempt(context: CacheContext, keys: tuple[str, ...], why: str = "") -> Changes:

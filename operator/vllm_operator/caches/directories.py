@@ -57,6 +57,12 @@ _RECORDS = (
 )
 
 
+def read_annotations(claim: Mapping[str, Any] | None, prefix: str) -> dict[str, str]:
+    """Return the annotations of a PVC whose names have a prefix, sorted by the rest of the name."""
+    annotations = sorted(reading.mapping(claim, "metadata", "annotations").items())
+    return {str(name).removeprefix(prefix): reading.text(value) for name, value in annotations if str(name).startswith(prefix)}
+
+
 @dataclass(frozen=True, slots=True)
 class PrimingLease:
     """The VLLMDeployment that fills a cache, and when it began; None if the time cannot be read."""
@@ -78,16 +84,12 @@ def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None
 
 def read_leases(claim: Mapping[str, Any] | None) -> list[PrimingLease]:
     """Return all readable leases of a PVC."""
-    names = map(str, reading.mapping(claim, "metadata", "annotations"))
-    keys = [name.removeprefix(PRIMING_ANNOTATION_PREFIX) for name in names if name.startswith(PRIMING_ANNOTATION_PREFIX)]
-    return [lease for key in keys if (lease := read_lease(claim, key)) is not None]
+    return [lease for key in read_annotations(claim, PRIMING_ANNOTATION_PREFIX) if (lease := read_lease(claim, key)) is not None]
 
 
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
     """Return the directories that a PVC records as created by the operator."""
-    names = map(str, reading.mapping(claim, "metadata", "annotations"))
-    keys = (name.removeprefix(prefix) for name in names for prefix in _RECORDS if name.startswith(prefix))
-    return frozenset(key for key in keys if KEY.fullmatch(key))
+    return frozenset(key for prefix in _RECORDS for key in read_annotations(claim, prefix) if KEY.fullmatch(key))
 
 
 def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Changes:
@@ -142,11 +144,11 @@ class ImageRecord:
 def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
     """Return the readable records of a PVC by directory."""
     found = {}
-    for name, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
-        reference, _, latest = reading.text(value).partition(" ")
+    for key, value in read_annotations(claim, IMAGE_ANNOTATION_PREFIX).items():
+        reference, _, latest = value.partition(" ")
         image, _, digest = reference.rpartition("@")
-        if str(name).startswith(IMAGE_ANNOTATION_PREFIX) and image and digest:
-            found[str(name).removeprefix(IMAGE_ANNOTATION_PREFIX)] = ImageRecord(image, digest, latest or digest)
+        if image and digest:
+            found[key] = ImageRecord(image, digest, latest or digest)
     return found
 
 

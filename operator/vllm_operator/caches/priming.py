@@ -7,11 +7,8 @@ A cache counts as filled when a Pod with it has been Ready. That is recorded on 
   the new cache.
 * If `spec.replicas` is 0, a primer fills the cache.
 
-A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress. An interrupted start does not make a Pod
-Ready, so it does not count. The next start continues with the files on the volume.
-
-VLLMDeployments that share a PVC and a key coordinate by a lease on the PVC. The holder of the lease must exist and have a Pod that
-makes progress. Otherwise another one takes over, so none waits forever.
+A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress. VLLMDeployments that share a PVC and a
+key coordinate by a lease on the PVC. Its holder must exist and have a Pod that makes progress. Otherwise another one takes over.
 
 The primer is a Deployment with one Pod from the template of the replicas, so Kubernetes replaces the Pod after an eviction, the loss
 of a node, or a crash. It has another component label, so neither the Service nor the Deployment of the replicas selects its Pod.
@@ -21,8 +18,7 @@ an additional container (`vllm_operator.caches.artifacts`).
 
 A rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free, if the Pod cannot be created or
 does not start before its deadline, or if the publication fails. If the engine of the primer crashes, the rollout waits: the new replicas
-would crash too. No state is kept in memory: the decision follows from the live Deployments, their Pods and the status. So another spec
-change replaces the primer, a revert removes it, and a restarted operator continues.
+would crash too.
 """
 
 import copy

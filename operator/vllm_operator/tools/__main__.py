@@ -7,14 +7,15 @@ import shutil
 import sys
 from importlib import import_module
 
-MODULES = {
-    "fetch-caches": "fetch",
-    "pack-caches": "pack",
-    "publish-caches": "publish",
-    "clean-caches": "clean_caches",
-    "fetch-weights": "fetch_weights",
-    "fetch-adapters": "fetch_adapters",
+PROGRAMS = {
+    "fetch-caches": ("fetch", "main"),
+    "pack-caches": ("pack", "main"),
+    "publish-caches": ("publish", "main"),
+    "clean-caches": ("clean_caches", "main"),
+    "fetch-weights": ("hub", "main_weights"),
+    "fetch-adapters": ("hub", "main_adapters"),
 }
+"""The module and the function of each program."""
 
 
 def main() -> int:
@@ -23,10 +24,11 @@ def main() -> int:
         case ["copy", folder]:
             shutil.copy(sys.argv[0], folder)
             return 0
-        case [name] if name in MODULES:
-            status: int = import_module(f"vllm_operator.tools.{MODULES[name]}").main()
+        case [name] if name in PROGRAMS:
+            module, function = PROGRAMS[name]
+            status: int = getattr(import_module(f"vllm_operator.tools.{module}"), function)()
             return status
-    print(f"usage: {sys.argv[0]} copy FOLDER | {' | '.join(MODULES)}", file=sys.stderr)
+    print(f"usage: {sys.argv[0]} copy FOLDER | {' | '.join(PROGRAMS)}", file=sys.stderr)
     return 2
 
 

@@ -1,12 +1,14 @@
-"""Downloads the weights of a model from the model hub. Runs in a Job without a GPU, in the engine's image, which has huggingface_hub.
+"""Downloads weights and LoRA adapters from the model hub. Runs in the engine's image, which has huggingface_hub.
 
-`FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's default branch. The revision is resolved to a
-commit first, and exactly that commit is downloaded to the cache of the hub's client. Existing files are not downloaded again. A partial
-file is continued by versions of the client that support it, otherwise it is restarted. Progress is printed as the bars that the operator
-reads in logs of engines.
+`fetch-weights` runs in a Job without a GPU. `FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's
+default branch. The revision is resolved to a commit first, and exactly that commit is downloaded to the cache of the hub's client. Existing
+files are not downloaded again. A partial file is continued by versions of the client that support it, otherwise it is restarted. Progress
+is printed as the bars that the operator reads in logs of engines. The result is a line of JSON in the termination message: `{result, message,
+commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`, `NotFound`, `NoSpace`, `Unreachable` or `Failed`.
 
-The result is a line of JSON in the termination message: `{result, message, commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`,
-`NotFound`, `NoSpace`, `Unreachable` or `Failed`.
+`fetch-adapters` runs before the engine starts. `ADAPTERS` is a JSON list of `{name, uri, repository, revision, path, token}`: `path` is the
+link to make to the files, and `token` the file with the token, if the adapter has a separate one. If the hub is unavailable, an earlier
+download is used. Every adapter is tried, and each failure has a separate line.
 
 Exit status: 0 if all files are available, otherwise 1. The kubelet then restarts the program.
 """
@@ -62,7 +64,7 @@ def choose(sizes: dict[str, int]) -> dict[str, int]:
     }
 
 
-def fetch(settings: dict[str, Any]) -> dict[str, Any]:
+def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
     """Download a model, and return the result.
 
     Raises:
@@ -215,13 +217,13 @@ def without_token(text: str) -> str:
     return text.replace(token, "***") if token else text
 
 
-def main() -> int:
+def main_weights() -> int:
     """Fetch the weights, and write the result."""
     # The first process of a container ignores this signal unless it handles it.
     signal.signal(signal.SIGTERM, stop)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
-        result = fetch(json.loads(os.environ["FETCH_WEIGHTS"]))
+        result = fetch_weights(json.loads(os.environ["FETCH_WEIGHTS"]))
     except Exception as error:  # the status of the VLLMDeployment must name every error
         result = describe(error)
     print(json.dumps(result), flush=True)
@@ -231,3 +233,64 @@ def main() -> int:
     except OSError as error:
         print(f"cannot write the result: {error}", file=sys.stderr)
     return 0 if result["result"] == "Fetched" else 1
+
+
+ADAPTER_FILES = ["*.json", "adapter_model.*", "new_embeddings.*", "tokenizer.model", "*.txt"]
+NOT_ADAPTER_FILES = ["*/*"]
+"""Training checkpoints, which adapters often contain, are in folders."""
+REQUIRED = "adapter_config.json"
+
+
+def fetch_adapter(adapter: dict[str, str]) -> None:
+    """Download one adapter, and link its path to it.
+
+    Raises:
+        Exception: It cannot be downloaded, or is not an adapter.
+    """
+    from huggingface_hub import snapshot_download
+
+    token = None
+    if adapter.get("token"):
+        with open(adapter["token"], encoding="utf-8") as file:
+            token = file.read().strip()
+    folder = snapshot_download(
+        adapter["repository"],
+        revision=adapter.get("revision"),
+        token=token,
+        allow_patterns=ADAPTER_FILES,
+        ignore_patterns=NOT_ADAPTER_FILES,
+    )
+    if not os.path.exists(os.path.join(folder, REQUIRED)):
+        raise FileNotFoundError(f"it has no {REQUIRED}, so it is not a LoRA adapter")
+    link(folder, adapter["path"])
+
+
+def link(folder: str, path: str) -> None:
+    """Make `path` a link to a folder, atomically, because other replicas may read it meanwhile."""
+    if os.path.islink(path) and os.readlink(path) == folder:
+        return
+    if os.path.exists(path) and not os.path.islink(path):
+        raise FileExistsError(f"{path} is not a link, and was left as it is")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.uname().nodename}"  # the hostname is the name of the Pod
+    if os.path.islink(temporary):  # a container of this Pod was killed before the rename
+        os.unlink(temporary)
+    os.symlink(folder, temporary)
+    os.replace(temporary, path)
+
+
+def main_adapters() -> int:
+    """Fetch all adapters."""
+    failed = 0
+    for adapter in json.loads(os.environ["ADAPTERS"]):
+        revision = f", revision {adapter['revision']}" if adapter.get("revision") else ""
+        try:
+            fetch_adapter(adapter)
+        except Exception as error:  # the next adapter may be available, and every failure must be reported
+            failed = 1
+            reason = " ".join(str(error).split())[:MAX_REASON] or "no reason given"
+            what = f"Adapter {adapter['name']} ({adapter['uri']}{revision})"
+            print(f"{what} cannot be fetched: {type(error).__name__}: {reason}", file=sys.stderr)
+        else:
+            print(f"Adapter {adapter['name']} ({adapter['uri']}{revision}) is in {adapter['path']}")
+    return failed
