@@ -3,8 +3,8 @@
 `fetch-weights` runs in a Job without a GPU. `FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's
 default branch. The revision is resolved to a commit first, and exactly that commit is downloaded to the cache of the hub's client. Existing
 files are not downloaded again. A partial file is continued by versions of the client that support it, otherwise it is restarted. Progress
-is printed as the bars that the operator reads in logs of engines. The result is a line of JSON in the termination message: `{result, message,
-commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`, `NotFound`, `NoSpace`, `Unreachable` or `Failed`.
+is printed as the bars that the operator reads in logs of engines. The result is a line of JSON in the termination message: `{result,
+message, commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`, `NotFound`, `NoSpace`, `Unreachable` or `Failed`.
 
 `fetch-adapters` runs before the engine starts. `ADAPTERS` is a JSON list of `{name, uri, repository, revision, path, token}`: `path` is the
 link to make to the files, and `token` the file with the token, if the adapter has a separate one. If the hub is unavailable, an earlier
@@ -87,8 +87,7 @@ def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
     print(f"{repository}, commit {info.sha}: {total} bytes, {missing} of them to download; {free} bytes are free", flush=True)
     if missing and missing + MARGIN_BYTES > free:
         raise FetchError(result="NoSpace", message="The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
-    progress = Progress(blobs, total, missing)
-    threading.Thread(target=progress.report, daemon=True).start()
+    threading.Thread(target=report_progress, args=(blobs, total, missing, used_in(blobs)), daemon=True).start()
     names = [glob.escape(name) for name in sizes]
     folder = snapshot_download(repository, revision=info.sha, allow_patterns=names)
     absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
@@ -104,8 +103,7 @@ def has_size(path: str, size: int) -> bool:
 
 def blob_of(entry: Any) -> str | None:
     """Return the name of a file in the cache of the client: its ETag."""
-    lfs = entry.lfs
-    of_lfs = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
+    of_lfs = entry.lfs.get("sha256") if isinstance(entry.lfs, dict) else getattr(entry.lfs, "sha256", None)
     name: str | None = of_lfs or entry.blob_id
     return name
 
@@ -146,35 +144,26 @@ def used(path: str) -> int:
     return 0
 
 
-class Progress:
-    """Prints the progress, and the remaining time at the speed so far."""
+def used_in(folder: str) -> int:
+    """Return the bytes of the files in a folder on the disk."""
+    with os.scandir(folder) as entries:
+        return sum(used(entry.path) for entry in entries)
 
-    def __init__(self, blobs: str, total: int, missing: int) -> None:
-        """Create the progress. `missing` bytes of `total` are to be downloaded to the directory `blobs`."""
-        self._blobs = blobs
-        self._total = total
-        self._before = total - missing
-        self._base = self._used()
-        self._begun = time.monotonic()
 
-    def report(self) -> None:
-        """Print the progress until the process ends."""
-        while self._total:
-            print(self.line(time.monotonic()), flush=True)
-            time.sleep(REPORT_SECONDS)
+def report_progress(blobs: str, total: int, missing: int, base: int) -> None:
+    """Print the progress as bars of tqdm, with the remaining time at the speed so far, until the process ends.
 
-    def line(self, now: float) -> str:
-        """Return the progress as a bar with bytes, in the format of tqdm."""
-        fetched = max(0, self._used() - self._base)
-        done, elapsed = min(self._total, self._before + fetched), now - self._begun
-        rest = clock(elapsed / fetched * (self._total - done)) if fetched and elapsed > 1 else "?"
-        percent = done * 100 // self._total
-        amounts = f"{done / 10**6:.1f}M/{self._total / 10**6:.1f}M"  # in this unit, small models show progress, too
-        return f"Downloading weights: {percent:3}%|{'#' * (percent // 10):10}| {amounts} [{clock(elapsed)}<{rest}]"
-
-    def _used(self) -> int:
-        with os.scandir(self._blobs) as entries:
-            return sum(used(entry.path) for entry in entries)
+    `missing` bytes of `total` are to be downloaded to the directory `blobs`, which had `base` bytes before.
+    """
+    begun = time.monotonic()
+    while total:
+        fetched, elapsed = max(0, used_in(blobs) - base), time.monotonic() - begun
+        done = min(total, total - missing + fetched)
+        rest = clock(elapsed / fetched * (total - done)) if fetched and elapsed > 1 else "?"
+        percent, amounts = done * 100 // total, f"{done / 10**6:.1f}M/{total / 10**6:.1f}M"  # small models show progress in this unit, too
+        bar = f"{percent:3}%|{'#' * (percent // 10):10}| {amounts} [{clock(elapsed)}<{rest}]"
+        print(f"Downloading weights: {bar}", flush=True)
+        time.sleep(REPORT_SECONDS)
 
 
 def clock(seconds: float) -> str:
