@@ -50,6 +50,26 @@ _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port"
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _MAX_NAMED = 150
+PAUSE = timedelta(minutes=15)
+"""Interval between two attempts if the last failure may be temporary."""
+SETTLE_SECONDS = 30.0
+"""How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
+PROGRAM_SECONDS = 840
+"""Deadline of each of the two programs."""
+DEADLINE_SECONDS = 2 * PROGRAM_SECONDS + 120
+KEPT_SECONDS = 600
+"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt reuses the name."""
+PRIMER_ATTEMPTS = 3
+"""Maximum attempts of a primer to publish after failures that may be temporary. The kubelet restarts the container."""
+PACKED = "Packed"
+"""Report of the packing container when the publisher can continue."""
+PACKED_VOLUME, ACCOUNT_VOLUME = "packed-caches", "publish-account"
+SECRET_PREFIX = "SECRET_"
+"""Prefix of variables of the packing container whose values must not occur in an artifact."""
+PUBLISHED = frozenset({"Published", "AlreadyPublished"})
+FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
+"""Results that another attempt would not change."""
+_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 
 
 def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: Distribution, caches: Caches) -> PlannedArtifact | None:
@@ -175,28 +195,6 @@ def read_result(container: Any) -> ArtifactResult | None:
 def _count(found: Mapping[str, Any], name: str) -> int | None:
     number = reading.integer(found, name)
     return number if number is not None and 0 <= number < 2**53 else None
-
-
-PAUSE = timedelta(minutes=15)
-"""Interval between two attempts if the last failure may be temporary."""
-SETTLE_SECONDS = 30.0
-"""How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
-PROGRAM_SECONDS = 840
-"""Deadline of each of the two programs."""
-DEADLINE_SECONDS = 2 * PROGRAM_SECONDS + 120
-KEPT_SECONDS = 600
-"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt reuses the name."""
-PRIMER_ATTEMPTS = 3
-"""Maximum attempts of a primer to publish after failures that may be temporary. The kubelet restarts the container."""
-PACKED = "Packed"
-"""Report of the packing container when the publisher can continue."""
-PACKED_VOLUME, ACCOUNT_VOLUME = "packed-caches", "publish-account"
-SECRET_PREFIX = "SECRET_"
-"""Prefix of variables of the packing container whose values must not occur in an artifact."""
-PUBLISHED = frozenset({"Published", "AlreadyPublished"})
-FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
-"""Results that another attempt would not change."""
-_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 
 
 def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publication | None, dict[str, Any] | None]:

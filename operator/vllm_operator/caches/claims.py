@@ -47,6 +47,18 @@ STEP = 10 * GIBIBYTE
 """Sizes of PVCs are multiples of this, so that they do not change with each estimate."""
 UNKNOWN_WEIGHTS = 100 * GIBIBYTE
 """Assumed size of weights of unknown size. Holds 45 billion parameters of two bytes."""
+_CLAIM = "PersistentVolumeClaim"
+_FIXED = {"accessModes": "access mode", "storageClassName": "storage class"}
+GRACE = timedelta(minutes=10)
+"""How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a
+preset.
+"""
+MAX_USERS = 50
+"""Maximum number of records to read from one PVC."""
+_SUFFIXES = {"-cache": "cache", "-weights": "weights"}
+"""Name suffixes of PVCs that the operator creates, and the spec field of each."""
+_SCHEME = "pvc://"
+_MAX_DEPTH = 16
 
 
 def storage_of(spec: StorageSpec | None) -> Storage:
@@ -128,10 +140,6 @@ def _size(weight_bytes: int | None) -> str:
     return f"{-(-needed // STEP) * STEP // GIBIBYTE}Gi"
 
 
-_CLAIM = "PersistentVolumeClaim"
-_FIXED = {"accessModes": "access mode", "storageClassName": "storage class"}
-
-
 def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
     """Return whether the operator created a PVC: it applied the access modes, and no other manager has set them.
 
@@ -195,18 +203,6 @@ def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool)
     if difference and not bound:
         return spec, f"PersistentVolumeClaim {name} is resized to {size} when it is bound."
     return spec, None
-
-
-GRACE = timedelta(minutes=10)
-"""How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a
-preset.
-"""
-MAX_USERS = 50
-"""Maximum number of records to read from one PVC."""
-_SUFFIXES = {"-cache": "cache", "-weights": "weights"}
-"""Name suffixes of PVCs that the operator creates, and the spec field of each."""
-_SCHEME = "pvc://"
-_MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ _RECORDS = (
     QUARANTINED_ANNOTATION_PREFIX,
     IMAGE_ANNOTATION_PREFIX,
 )
+MOST_GENERATIONS = 64
+"""Maximum number of quarantined directories. Beyond it the volume is not repairable: the last directory is used, and its start fails."""
 
 
 def read_annotations(claim: Mapping[str, Any] | None, prefix: str) -> dict[str, str]:
@@ -211,10 +213,6 @@ def _is_in_use(context: CacheContext, before: Plan) -> bool:
     if live is None or address is None or (live.claim, live.key) != (address.claim, before.cache_key):
         return False
     return before.image == plan.image and key_with_image(before, plan.image) == context.key_by_tag
-
-
-MOST_GENERATIONS = 64
-"""Maximum number of quarantined directories. Beyond it the volume is not repairable: the last directory is used, and its start fails."""
 
 
 def next_cache_generation(context: CacheContext) -> int | None:

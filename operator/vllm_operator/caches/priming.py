@@ -64,6 +64,12 @@ HOLDER_CREATION_SECONDS = 3600
 """How long the Pod of a holder may wait for a node, its image and its volumes."""
 HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
+SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Pods are filled."
+SERVES_UNTIL_PUBLISHED = "The current replicas serve until the caches of the new Pods are published."
+ONE_POD = "Only one Pod can mount the PVC (ReadWriteOncePod)."
+_NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
+"""Pod phases that do not predict whether replicas of the next rollout start."""
+WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +249,6 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
     is_being_filled = priming.activity.step is PrimingStep.ELSEWHERE and context.live_address == context.address
     return min(live, desired) if is_being_filled else desired
-
-
-SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Pods are filled."
-SERVES_UNTIL_PUBLISHED = "The current replicas serve until the caches of the new Pods are published."
-ONE_POD = "Only one Pod can mount the PVC (ReadWriteOncePod)."
-_NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
-"""Pod phases that do not predict whether replicas of the next rollout start."""
-WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
 
 
 def replaces_serving(context: CacheContext, address: CacheAddress) -> bool:

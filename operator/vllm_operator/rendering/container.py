@@ -36,6 +36,9 @@ LOG_ENVIRONMENT = (
     EnvironmentVariable(name="PYTHONUNBUFFERED", value="1"),
 )
 """Variables that make the progress of a start visible in its log."""
+HEALTH_PATH = "/health"
+STARTUP_PERIOD_SECONDS = 5
+"""Period of the startup probe, and the maximum delay until a finished start is noticed. A warm start takes half a minute."""
 
 
 def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -118,11 +121,6 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
         return [flag]
     # argparse would read a value that starts with a dash as the next flag.
     return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
-
-
-HEALTH_PATH = "/health"
-STARTUP_PERIOD_SECONDS = 5
-"""Period of the startup probe, and the maximum delay until a finished start is noticed. A warm start takes half a minute."""
 
 
 def render_probes(deadline: int, port: str) -> dict[str, Any]:

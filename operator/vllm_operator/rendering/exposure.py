@@ -18,6 +18,18 @@ from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.rendering.container import PORT
 
 POOL_GROUP = "inference.networking.k8s.io"
+DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
+"""Targets per replica. The last one is a percentage."""
+UNKNOWN_START_SECONDS = 600
+"""Period between two steps until a start has been measured."""
+STEP_SECONDS = 30
+"""Periods are rounded up to multiples of this, so that they do not change with each start."""
+MAX_PERIOD_SECONDS = 1800
+"""Maximum `periodSeconds` in the API."""
+_NO_LIMIT = "1000000"
+"""Threshold of a trigger that only decides whether a replica is needed."""
+MIN_WINDOW_SECONDS = 300
+"""Minimum time to wait before scaling down, the default of HorizontalPodAutoscalers."""
 
 
 def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
@@ -64,20 +76,6 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
         "rules": [rule],
     }
     return _object(resource, "gateway.networking.k8s.io/v1", "HTTPRoute", spec)
-
-
-DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
-"""Targets per replica. The last one is a percentage."""
-UNKNOWN_START_SECONDS = 600
-"""Period between two steps until a start has been measured."""
-STEP_SECONDS = 30
-"""Periods are rounded up to multiples of this, so that they do not change with each start."""
-MAX_PERIOD_SECONDS = 1800
-"""Maximum `periodSeconds` in the API."""
-_NO_LIMIT = "1000000"
-"""Threshold of a trigger that only decides whether a replica is needed."""
-MIN_WINDOW_SECONDS = 300
-"""Minimum time to wait before scaling down, the default of HorizontalPodAutoscalers."""
 
 
 def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:

@@ -44,6 +44,10 @@ MAX_REASON = 300
 UNREACHABLE = ("ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "OfflineModeIsEnabled")
 """Names of errors, because the libraries of huggingface_hub differ between its versions."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+ADAPTER_FILES = ["*.json", "adapter_model.*", "new_embeddings.*", "tokenizer.model", "*.txt"]
+NOT_ADAPTER_FILES = ["*/*"]
+"""Training checkpoints, which adapters often contain, are in folders."""
+REQUIRED = "adapter_config.json"
 
 
 class FetchError(Exception):
@@ -222,12 +226,6 @@ def main_weights() -> int:
     except OSError as error:
         print(f"cannot write the result: {error}", file=sys.stderr)
     return 0 if result["result"] == "Fetched" else 1
-
-
-ADAPTER_FILES = ["*.json", "adapter_model.*", "new_embeddings.*", "tokenizer.model", "*.txt"]
-NOT_ADAPTER_FILES = ["*/*"]
-"""Training checkpoints, which adapters often contain, are in folders."""
-REQUIRED = "adapter_config.json"
 
 
 def fetch_adapter(adapter: dict[str, str]) -> None:

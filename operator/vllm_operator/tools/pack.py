@@ -69,6 +69,14 @@ MAX_LEVELS = 28
 REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors for files that vanished or became symbolic links."""
 RANK = re.compile(r"rank_\d+_\d+")
+PACK_SECONDS = 840
+QUIET_SECONDS = 10
+PAUSE_SECONDS = 5
+PACK_ATTEMPTS = 20
+SECRETS = "SECRET_"
+"""Prefix of the variables with values that must not be published."""
+MIN_SECRET = 8
+"""Minimum length of a secret. Shorter values occur by chance."""
 
 
 @dataclass(frozen=True)
@@ -346,16 +354,6 @@ def pack(
         layer = write_layer(top, inventory, file, index=index, secrets=secrets)
     config, manifest = describe_image(all_labels, layer=layer, machine=machine)
     return Packed(layer[0], layer[1], config, manifest, len(files), sum(entry.size for entry in files))
-
-
-PACK_SECONDS = 840
-QUIET_SECONDS = 10
-PAUSE_SECONDS = 5
-PACK_ATTEMPTS = 20
-SECRETS = "SECRET_"
-"""Prefix of the variables with values that must not be published."""
-MIN_SECRET = 8
-"""Minimum length of a secret. Shorter values occur by chance."""
 
 
 def main() -> int:
