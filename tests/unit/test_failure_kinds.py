@@ -74,6 +74,27 @@ def test_the_innermost_file_that_says_something_decides() -> None:
     assert inner.cause.startswith("The code of the model failed")
 
 
+DIRECT = "The above exception was the direct cause of the following exception:"
+HANDLED = "During handling of the above exception, another exception occurred:"
+
+
+@pytest.mark.parametrize(
+    ("first", "link", "last", "shown"),
+    [
+        ("KeyError: 'abc'", DIRECT, "RuntimeError: no widget", "RuntimeError: no widget (caused by KeyError: 'abc')"),
+        ("StopIteration", HANDLED, "RuntimeError: no widget", "RuntimeError: no widget (caused by StopIteration)"),
+        ("KeyError: 'abc'", HANDLED, "TypeError: the handler failed", "KeyError: 'abc'"),
+    ],
+)
+def test_a_chain_of_exceptions_shows_what_failed_and_why(first: str, link: str, last: str, shown: str) -> None:
+    lines = ["EngineCore failed to start."]
+    for file, error in (("a.py", first), ("b.py", last)):
+        lines += ["Traceback (most recent call last):", f'  File "{PACKAGES}acme/{file}", line 1, in f', "    x()", error, "", link, ""]
+    crash = read_pasted("".join(f"{PREFIX}{line}\n" for line in lines[:-3])).final_state.crash
+    assert crash is not None
+    assert crash.cause.endswith(f": {shown}")
+
+
 def test_an_error_in_unknown_files_is_reported_as_unknown() -> None:
     assert "matches no known signature" in crash_of(["acme/plugin.py"], ODD).cause
 

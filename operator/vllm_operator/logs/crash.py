@@ -71,6 +71,7 @@ _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while p
 """An error that reports a failure in another process and quotes its message."""
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
 """An error that the GPU cannot be used, raised by its first user."""
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCERPT_FRAMES = 6
 _KIND_FRAMES = 60
 """Lines of a traceback in which the kind of a failure is looked for."""
@@ -90,11 +91,13 @@ class Evidence:
     `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
     of a traceback, whose exception says more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
     crashes were ended from outside, according to this line. `kind`: for an exception that matches no signature.
+    `because`: the first exception of a chain whose last one is `text`.
     """
 
     signature: Signature | None
     text: str
     number: int
+    process: str = ""
     frames: tuple[str, ...] = ()
     captures: tuple[tuple[str, str], ...] = ()
     weak: bool = False
@@ -103,6 +106,7 @@ class Evidence:
     records: int = 0
     overrules: tuple[str, ...] = ()
     kind: FailureKind | None = None
+    because: str = ""
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -156,7 +160,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
         cause, remedy = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY
     return Crash(
         signature=UNKNOWN,
-        cause=f"{cause}: {line}",
+        cause=f"{cause}: {line}" + (f" (caused by {present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""),
         remedy=remedy,
         reference=None,
         line=line,
@@ -284,6 +288,7 @@ class CrashTracker:
         self._found = findings
         self._failure_at: int | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
+        self._chained: Evidence | None = None
         self._only_death = False
 
     def count(self) -> None:
@@ -404,6 +409,11 @@ class CrashTracker:
         elif not known and _PANIC.match(text):
             self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
             self._wrapped = (process, text, number, 0)
+        unknown = self._found.unknown
+        if text.startswith(_CHAINED) and unknown is not None and unknown.process == process:
+            # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
+            # without a message says nothing alone.
+            self._chained = unknown if text.startswith(_CHAINED[0]) or ":" not in unknown.text else None
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=uncaught)
 
@@ -481,7 +491,12 @@ class CrashTracker:
         if not known and self._recognizer.is_echo(text):
             self._found.echoed = self._found.echoed or self._seen(process, None, text, number)
         elif not known:
+            first = self._chained
+            if first is not None and first is self._found.unknown and first.process == process:
+                self._found.unknown = replace(self._seen(process, None, text, number), because=first.because or first.text)
             self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
+        if self._chained is not None and self._chained.process == process:
+            self._chained = None
         if uncaught and not self._ready:
             self._fail(number)
 
@@ -541,7 +556,7 @@ class CrashTracker:
         return self._seen(process, match.signature, text, number, captures=captures, **marks)
 
     def _seen(self, process: str | None, signature: Signature | None, text: str, number: int, **marks: Any) -> Evidence:
-        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, records=self._found.records, **marks)
+        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", records=self._found.records, **marks)
         return self._with_frames(process, evidence)
 
     def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
