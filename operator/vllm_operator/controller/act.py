@@ -79,27 +79,17 @@ class ActionResult:
     scaling: tuple[ObjectProblem, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Carries out decisions."""
+    """Carries out decisions. `count` is called with the verb and the kind of each write."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        crashes: KnownCrashes,
-        *,
-        plans: PlanStore,
-        created: CreatedObjects,
-        optional: OptionalObjects,
-        count: Callable[[str, str], None],
-    ) -> None:
-        """Initialize. `count` is called with the verb and the kind of each write."""
-        self._client = client
-        self._crashes = crashes
-        self._plans = plans
-        self._created = created
-        self._optional = optional
-        self._count = count
-        self._applier = Applier(client, count=count)
+    client: ClusterClient
+    crashes: KnownCrashes
+    plans: PlanStore
+    created: CreatedObjects
+    optional: OptionalObjects
+    applier: Applier
+    count: Callable[[str, str], None]
 
     async def act(self, snapshot: Snapshot, decision: Decision) -> ActionResult:
         """Carry out a decision.
@@ -112,7 +102,7 @@ class Actor:
         await self.release_claims(snapshot.manifest, snapshot.removals)
         resource, revision = snapshot.resource, None
         if decision.outcome.plan is not None:
-            persisted = await self._plans.persist(resource, snapshot.revisions, decision.outcome.plan)
+            persisted = await self.plans.persist(resource, snapshot.revisions, decision.outcome.plan)
             if isinstance(persisted, Verdict):
                 decision = without_plan(snapshot, persisted)  # a plan that cannot be stored is not applied
             else:
@@ -126,8 +116,8 @@ class Actor:
         if failure is not None and not _is_reported(failure, resource):
             raise failure
         try:
-            result.exposure = await self._optional.expose(resource, snapshot.manifest)
-            result.scaling = await self._optional.scale(resource, snapshot.manifest)
+            result.exposure = await self.optional.expose(resource, snapshot.manifest)
+            result.scaling = await self.optional.scale(resource, snapshot.manifest)
             await self._prune_plans(snapshot, result)
         except ClusterError as error:
             raise failure or error from error
@@ -146,16 +136,16 @@ class Actor:
         kind, namespace = JOB if removal.is_job else POD, owner["metadata"]["namespace"]
         try:
             if removal.is_job:
-                job = await self._client.get(JOB, removal.name, namespace)
+                job = await self.client.get(JOB, removal.name, namespace)
                 if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, owner):
                     return
-            await self._client.delete(kind, removal.name, namespace, uid=removal.uid)
+            await self.client.delete(kind, removal.name, namespace, uid=removal.uid)
         except NotFound:
             return  # the garbage collector is about to delete its Pods
         except Forbidden as error:
             log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
             return
-        self._count("delete", kind.kind)
+        self.count("delete", kind.kind)
 
     # Records on PersistentVolumeClaims
 
@@ -177,9 +167,9 @@ class Actor:
 
     async def _annotate(self, name: str, changes: Changes, result: ActionResult, disowned: tuple[int, ...] = ()) -> None:
         before = result.claims[name]
-        result.claims[name] = await annotate_claim(self._client, before, changes, disowned=disowned)
+        result.claims[name] = await annotate_claim(self.client, before, changes, disowned=disowned)
         if result.claims[name]["metadata"].get("resourceVersion") != before["metadata"].get("resourceVersion"):
-            self._count("patch", CLAIM.kind)
+            self.count("patch", CLAIM.kind)
 
     # Jobs
 
@@ -205,11 +195,11 @@ class Actor:
         What uses the volume is read just before, because the Job deletes.
         """
         namespace, address = context.resource.metadata.namespace, context.address
-        pods = await self._client.find(POD, namespace)
+        pods = await self.client.find(POD, namespace)
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
             state, why, detail = CleaningState.IN_USE_BY_OTHERS, f"Pod {blocker} mounts the whole volume", blocker
         else:
-            users = await self._client.find(VLLM_DEPLOYMENT, namespace)
+            users = await self.client.find(VLLM_DEPLOYMENT, namespace)
             try:
                 await self._create_job(render_cleaning(context, need, directories_in_use(context, users, pods)), result)
                 return None
@@ -218,7 +208,7 @@ class Actor:
                 state, why, detail = CleaningState.REFUSED, str(error), str(error)
         if not need.is_full and address is not None and address.claim in result.claims:
             await self._annotate(address.claim, record_attempt(context, need.doomed, why), result)
-        return describe_blocked_cleaning(context, self._crashes.reporting.cleaning, state, detail)
+        return describe_blocked_cleaning(context, self.crashes.reporting.cleaning, state, detail)
 
     async def _fetch(self, owner: Manifest, plan: FetchingPlan, result: ActionResult) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""
@@ -242,15 +232,15 @@ class Actor:
     async def _create_job(self, job: Manifest, result: ActionResult) -> Manifest | None:
         """Create a Job. If a Job with this name exists, add it to the result and return it."""
         try:
-            await self._client.create(job)
+            await self.client.create(job)
         except Conflict:
             try:
-                live = await self._client.get(JOB, job["metadata"]["name"], job["metadata"]["namespace"])
+                live = await self.client.get(JOB, job["metadata"]["name"], job["metadata"]["namespace"])
             except (NotFound, Forbidden):
                 return None
             result.jobs.append(live)
             return live
-        self._count("create", JOB.kind)
+        self.count("create", JOB.kind)
         return None
 
     # Children
@@ -260,13 +250,13 @@ class Actor:
         actions, kept = result.decision.actions, result.decision.kept
         live = [_current(child, result.claims) for child in snapshot.children if child not in kept]
         if any(manifest["kind"] == CLAIM_TEMPLATE.kind for manifest in actions.manifests):
-            self._created.note(CLAIM_TEMPLATE, snapshot.key)
-        applied = await self._applier.apply(snapshot.manifest, _named(actions.manifests, snapshot.resource, result.revision), live)
+            self.created.note(CLAIM_TEMPLATE, snapshot.key)
+        applied = await self.applier.apply(snapshot.manifest, _named(actions.manifests, snapshot.resource, result.revision), live)
         for child in kept:
             now = child
             if actions.scale is not None and child is snapshot.deployment:
                 try:
-                    now = await self._applier.scale(child, actions.scale)
+                    now = await self.applier.scale(child, actions.scale)
                 except ClusterError as error:
                     applied.failure = applied.failure or error
             applied.children.append(now)
@@ -277,7 +267,7 @@ class Actor:
         summary = snapshot.resource.status.pinned_plan
         if result.revision is not None:
             in_use = {result.revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
-            await self._plans.prune(snapshot.revisions, in_use)
+            await self.plans.prune(snapshot.revisions, in_use)
 
 
 def _current(child: Manifest, claims: Mapping[str, Manifest]) -> Manifest:

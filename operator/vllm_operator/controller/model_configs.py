@@ -14,9 +14,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
-from vllm_operator.api.operation import SecretKeyReference
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AdapterSpec, ModelSpec
 from vllm_operator.hub.client import HttpHub, HubAnswer
@@ -25,10 +25,6 @@ from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.sizing.model_facts import AdapterFiles
 
 log = logging.getLogger(__name__)
-
-Question = tuple[str, str, bool, str | None, str | None, str | None]
-"""Repository, revision, and whether it is a LoRA adapter; with a token also namespace, Secret and key, so that no namespace gets a
-model through the token of another one."""
 
 KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
 ANSWERS_LIMIT = 256
@@ -40,10 +36,17 @@ DEFAULT_REVISION = "main"
 _AWAY = HubAnswer(trouble="The model hub does not answer.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    answer: HubAnswer
-    until: float
+class Question(NamedTuple):
+    """A file of a repository. `token` is a namespace, Secret and key: no namespace gets a model through the token of another one."""
+
+    repository: str
+    revision: str
+    is_adapter: bool
+    token: tuple[str, str, str] | None
+
+
+class _TokenError(Exception):
+    """The token that the spec names cannot be read. `str()` is the reason."""
 
 
 class ModelConfigs:
@@ -64,7 +67,7 @@ class ModelConfigs:
         self._wait = wait_seconds
         self._changed = changed
         self._clock = clock
-        self._answers: OrderedDict[Question, _Kept] = OrderedDict()
+        self._answers: OrderedDict[Question, tuple[HubAnswer, float]] = OrderedDict()
         self._tasks: dict[Question, asyncio.Task[None]] = {}
         self._waiting: dict[Question, set[Key]] = {}
         self._places = asyncio.Semaphore(READERS)
@@ -87,14 +90,14 @@ class ModelConfigs:
         return replace(of_model, adapters={name: AdapterFiles(it.config, it.trouble, it.refused) for name, it in found.items() if name})
 
     def _answer(self, question: Question, resource: VLLMDeployment) -> HubAnswer | None:
-        kept = self._answers.get(question)
-        if kept is not None and kept.until > self._clock():
-            return kept.answer
+        answer, until = self._answers.get(question, (None, 0.0))
+        if answer is not None and until > self._clock():
+            return answer
         if self._clock() < self._down_until:
             return _AWAY
         self._waiting.setdefault(question, set()).add((resource.metadata.namespace, resource.metadata.name))
         if question not in self._tasks:
-            self._tasks[question] = asyncio.create_task(self._fetch(question), name=f"config.json of {question[0]}")
+            self._tasks[question] = asyncio.create_task(self._fetch(question), name=f"config.json of {question.repository}")
         return None
 
     async def close(self) -> None:
@@ -109,7 +112,7 @@ class ModelConfigs:
         try:
             async with self._places:  # the time limit starts with the request, not while waiting for others
                 is_down = self._clock() < self._down_until
-                answer = _AWAY if is_down else await self._bounded(question)
+                answer = _AWAY if is_down else await self._read(question)
             if not is_down:
                 self._keep(question, answer)
         finally:
@@ -119,50 +122,47 @@ class ModelConfigs:
 
     def _keep(self, question: Question, answer: HubAnswer) -> None:
         seconds = KEPT_SECONDS if answer.config is not None else TROUBLE_SECONDS
-        self._answers[question] = _Kept(answer, self._clock() + seconds)
+        self._answers[question] = answer, self._clock() + seconds
         while len(self._answers) > ANSWERS_LIMIT:
             self._answers.popitem(last=False)
         if answer.failed and len(self._failing) < FAILURES:
-            self._failing.add(question[0])
+            self._failing.add(question.repository)
         elif answer.config is not None or answer.refused:
             self._failing.clear()
         if answer.unreachable or (answer.failed and len(self._failing) >= FAILURES):
             self._down_until = self._clock() + TROUBLE_SECONDS
 
-    async def _bounded(self, question: Question) -> HubAnswer:
-        token: str | HubAnswer | None = None
+    async def _read(self, question: Question) -> HubAnswer:
         is_asked = False
         try:
             async with asyncio.timeout(self._wait):
-                token = await self._token_of(question)
-                if isinstance(token, HubAnswer):
-                    return token
+                token = await self._token(*question.token) if question.token is not None else None
                 is_asked = True
-                read = self._hub.read_adapter if question[2] else self._hub.read
-                return await read(question[0], question[1], token)
+                read = self._hub.read_adapter if question.is_adapter else self._hub.read
+                return await read(question.repository, question.revision, token)
+        except _TokenError as error:
+            return HubAnswer(trouble=f"{error}, so config.json was not read.")
         except TimeoutError:
             return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", failed=is_asked)
         except Exception as error:  # a plan without these facts is better than none
-            log.exception("cannot read the config.json of %s", question[0])
+            log.exception("cannot read the config.json of %s", question.repository)
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
-    async def _token_of(self, question: Question) -> str | HubAnswer | None:
-        """Return the token for a model, None if the spec names none, or a message if the named token cannot be read."""
-        _, _, _, namespace, secret, name = question
-        if not (namespace and secret and name):
-            return None
+    async def _token(self, namespace: str, secret: str, name: str) -> str:
+        """Read a token from a Secret. Raises _TokenError."""
         try:
-            token = await self._token(namespace, secret, name)
-        except ClusterError as error:
-            return HubAnswer(trouble=_about_secret(error, namespace, secret))
-        return token or HubAnswer(trouble=f"The Secret {secret} has no usable key {name}, so config.json was not read.")
-
-    async def _token(self, namespace: str, secret: str, name: str) -> str | None:
-        data = (await self._client.get(SECRET, secret, namespace)).get("data") or {}
+            data = (await self._client.get(SECRET, secret, namespace)).get("data") or {}
+        except Forbidden:
+            raise _TokenError(f"The operator may not get the Secret {secret} in {namespace}") from None
+        except NotFound:
+            raise _TokenError(f"There is no Secret {secret} in {namespace}") from None
+        except ClusterError:
+            raise _TokenError(f"The Secret {secret} in {namespace} cannot be read now") from None
         with contextlib.suppress(binascii.Error, UnicodeDecodeError, ValueError, TypeError):
             token = base64.b64decode(data.get(name) or "", validate=True).decode("ascii").strip()
-            return token if token.isprintable() and token and " " not in token else None
-        return None
+            if token and token.isprintable() and " " not in token:
+                return token
+        raise _TokenError(f"The Secret {secret} has no usable key {name}")
 
 
 def _questions(resource: VLLMDeployment) -> dict[str | None, Question]:
@@ -174,19 +174,8 @@ def _questions(resource: VLLMDeployment) -> dict[str | None, Question]:
     questions: dict[str | None, Question] = {}
     for name, each in asked:
         scheme, _, repository = each.uri.partition("://")
+        secret = each.token_secret_ref or spec.model.token_secret_ref
+        token = (resource.metadata.namespace, secret.name, secret.key) if secret is not None else None
         if scheme == "hf":
-            secret = _secret(resource, each.token_secret_ref or spec.model.token_secret_ref)
-            questions[name] = (repository.rstrip("/"), each.revision or DEFAULT_REVISION, name is not None, *secret)
+            questions[name] = Question(repository.rstrip("/"), each.revision or DEFAULT_REVISION, name is not None, token)
     return questions
-
-
-def _secret(resource: VLLMDeployment, reference: SecretKeyReference | None) -> tuple[str | None, str | None, str | None]:
-    return (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
-
-
-def _about_secret(error: ClusterError, namespace: str, secret: str) -> str:
-    if isinstance(error, Forbidden):
-        return f"The operator may not get the Secret {secret} in {namespace}, so config.json was not read."
-    if isinstance(error, NotFound):
-        return f"There is no Secret {secret} in {namespace}, so config.json was not read."
-    return f"The Secret {secret} in {namespace} cannot be read now, so config.json was not read."

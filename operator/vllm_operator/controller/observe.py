@@ -171,35 +171,22 @@ class Snapshot:
         return own_deployment(self.children, primer_name(self.resource.metadata.name), self.manifest)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Reads snapshots."""
+    """Reads snapshots with the parts of the operator that know something."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        catalog: KnownCatalog,
-        *,
-        plans: PlanStore,
-        presets: Presets,
-        created: CreatedObjects,
-        inventory: InventoryCache[Inventory],
-        logs: Logs,
-        configs: ModelConfigs | None,
-        trust: ArtifactTrust,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._client = client
-        self._catalog = catalog
-        self._plans = plans
-        self._presets = presets
-        self._created = created
-        self._inventory = inventory
-        self._logs = logs
-        self._configs = configs
-        self._trust = trust
-        self._now = now
-        self._pod_schema = PodSchemas(client)
-        self._free_devices = FreeDevices(inventory)
+    client: ClusterClient
+    catalog: KnownCatalog
+    plans: PlanStore
+    presets: Presets
+    created: CreatedObjects
+    inventory: InventoryCache[Inventory]
+    free_devices: FreeDevices
+    pod_schema: PodSchemas
+    logs: Logs
+    configs: ModelConfigs | None
+    trust: ArtifactTrust
+    now: Callable[[], datetime]
 
     async def observe(self, key: Key) -> Snapshot | Pending | None:
         """Read an object and everything that a decision about it depends on; None if it is gone or being deleted.
@@ -222,12 +209,12 @@ class Observer:
         except ValidationError as error:
             return replace(pending, invalid=describe_invalid_spec(error))
         self._follow_logs(key, resource, pods)
-        if resource.status.observed_generation == resource.metadata.generation and not self._logs.caught_up(key):
+        if resource.status.observed_generation == resource.metadata.generation and not self.logs.caught_up(key):
             return replace(pending, wait_seconds=CATCH_UP_SECONDS)
         snapshot = Snapshot(
             manifest=manifest,
             resource=resource,
-            now=self._now(),
+            now=self.now(),
             children=children,
             pods=pods,
             revisions=tuple(item for item in revisions if is_revision_of(resource, item)),
@@ -242,27 +229,27 @@ class Observer:
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
-            return await self._client.get(kind, name, namespace)
+            return await self.client.get(kind, name, namespace)
         except NotFound:
             return None
 
     async def _find_pods(self, namespace: str, name: str) -> tuple[PodView, ...]:
         """Return the Pods of a VLLMDeployment, including those of its primer and Jobs."""
-        found = await self._client.find(POD, namespace, labels=children_of(POD, name))
+        found = await self.client.find(POD, namespace, labels=children_of(POD, name))
         return tuple(read_pod(pod) for pod in found if instance_of(pod) == name)
 
     async def _find_revisions(self, namespace: str, name: str) -> Sequence[Manifest]:
         """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
         try:
-            return await self._client.find(REVISION, namespace, labels=children_of(REVISION, name))
+            return await self.client.find(REVISION, namespace, labels=children_of(REVISION, name))
         except Forbidden:
             return ()
 
     async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        has_templates = await self._created.may_exist(CLAIM_TEMPLATE, (namespace, name))  # they are not watched
+        has_templates = await self.created.may_exist(CLAIM_TEMPLATE, (namespace, name))  # they are not watched
         kinds = [DEPLOYMENT, SERVICE, CLAIM, *([CLAIM_TEMPLATE] if has_templates else [])]
-        found = [child for kind in kinds for child in await self._client.find(kind, namespace, labels=children_of(kind, name))]
+        found = [child for kind in kinds for child in await self.client.find(kind, namespace, labels=children_of(kind, name))]
         children = [child for child in found if not is_of_another(child, name)]
         if not reading.mapping(manifest, "status", "pinnedPlan"):
             return tuple(children)  # nothing was applied yet
@@ -277,22 +264,22 @@ class Observer:
         starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
         # A Pod may have crashed, and be ready again, since the last reconciliation.
         starting |= {pod.name for pod in pods if _has_new_crash(pod.manifest, resource.status.last_crash)}
-        self._logs.sync(key, [pod.manifest for pod in pods], starting)
+        self.logs.sync(key, [pod.manifest for pod in pods], starting)
 
     # What a plan depends on
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
         """Add the plan in force, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
-        resource = await self._plans.read(snapshot.resource, snapshot.deployment)
+        resource = await self.plans.read(snapshot.resource, snapshot.deployment)
         if not isinstance(resource, Verdict):
-            resource = await self._presets.merge(resource)
+            resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
         resource, files = self._ask_hub(resource, snapshot.deployment)
         if files is None:
             return None
         snapshot = replace(snapshot, resource=resource, files=files)
-        refusal = refuse_artifact(resource, self._trust) or await self._pod_schema.refusal(resource.spec.pod_template)
+        refusal = refuse_artifact(resource, self.trust) or await self.pod_schema.refusal(resource.spec.pod_template)
         if refusal is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return replace(snapshot, inventory=await self._read_inventory(resource, snapshot.pods))
@@ -303,13 +290,13 @@ class Observer:
         Return the object with the plan to keep, and the answer; None if there is none yet.
         """
         plan = resource.pinned
-        if self._configs is None:
+        if self.configs is None:
             return resource, HubAnswer()
         if plan is None or not is_in_force(plan, resource):
-            return resource, self._configs.ask(resource)
+            return resource, self.configs.ask(resource)
         if plan.awaits_facts and not _has_served(resource, deployment):
             without = resource.with_pinned(reopened(plan))
-            answer = self._configs.ask(without)
+            answer = self.configs.ask(without)
             if answer is not None and answer.config is not None:
                 return without, answer
         return resource, HubAnswer()
@@ -317,8 +304,8 @@ class Observer:
     async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[PodView]) -> Inventory | Verdict:
         """Read the cluster's GPUs, or return a verdict why they are unknown. Only new plans need them."""
         try:
-            inventory = await self._inventory.read(max_age=max_age_seconds(resource, pods))
-            return await self._free_devices.count(resource, inventory, pods, listed_pools=len(self._catalog.current.instance_types))
+            inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods))
+            return await self.free_devices.count(resource, inventory, pods, listed_pools=len(self.catalog.current.instance_types))
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
@@ -369,7 +356,7 @@ class Observer:
         found = await self._get(VLLM_DEPLOYMENT, user.name, namespace)
         if found is None or found["metadata"].get("uid") != user.uid:
             return False
-        if is_recent(user, self._now()) or claim in named_claims(found.get("spec")):
+        if is_recent(user, self.now()) or claim in named_claims(found.get("spec")):
             return True
         return claim in claims_of(template_spec(await self._get(DEPLOYMENT, user.name, namespace)))
 

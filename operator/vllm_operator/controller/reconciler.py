@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from vllm_operator.api.conditions import Reason
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS
 from vllm_operator.controller.act import Actor
+from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide
-from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.observe import Logs, Observer, Pending
@@ -22,11 +23,15 @@ from vllm_operator.controller.optional_objects import CreatedObjects, OptionalOb
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.report import Reporter, Result
+from vllm_operator.controller.schema import PodSchemas
+from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
+from vllm_operator.kube.events import EventRecorder
 from vllm_operator.planning.validation import ArtifactTrust
 from vllm_operator.pods.tools import TOOLS_IMAGE
+from vllm_operator.status.decision import load_remediator
 
 log = logging.getLogger(__name__)
 
@@ -78,22 +83,40 @@ class Reconciler:
         self._presets = presets
         self._tools_image = tools_image
         self._primer_patience_seconds = primer_patience_seconds
-        plans, created = PlanStore(client, count=metrics.wrote), CreatedObjects(client, namespaces=namespaces)
-        optional = OptionalObjects(client, created, integrations=integrations, count=metrics.wrote, now=now)
+        count, plans, created = metrics.wrote, PlanStore(client, count=metrics.wrote), CreatedObjects(client, namespaces=namespaces)
         self._observer = Observer(
-            client,
-            catalog,
+            client=client,
+            catalog=catalog,
             plans=plans,
             presets=presets,
             created=created,
             inventory=inventory,
+            free_devices=FreeDevices(inventory),
+            pod_schema=PodSchemas(client),
             logs=logs,
             configs=configs,
             trust=trust or ArtifactTrust(),
             now=now,
         )
-        self._actor = Actor(client, crashes, plans=plans, created=created, optional=optional, count=metrics.wrote)
-        self._reporter = Reporter(client, crashes, logs=logs, metrics=metrics, now=now)
+        self._actor = Actor(
+            client=client,
+            crashes=crashes,
+            plans=plans,
+            created=created,
+            optional=OptionalObjects(client, created, integrations=integrations, count=count, now=now),
+            applier=Applier(client, count=count),
+            count=count,
+        )
+        self._reporter = Reporter(
+            client=client,
+            crashes=crashes,
+            logs=logs,
+            starts=StartReader(client, now=now),
+            remediator=load_remediator(),
+            recorder=EventRecorder(client),
+            metrics=metrics,
+            now=now,
+        )
 
     async def reconcile(self, key: Key) -> Result:
         """Reconcile one VLLMDeployment and write its status.

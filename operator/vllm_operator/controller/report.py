@@ -29,7 +29,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Kind, Manifest
 from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
 from vllm_operator.status.crashes import find_crashes
-from vllm_operator.status.decision import PodReference, decide, load_remediator
+from vllm_operator.status.decision import PodReference, Remediator, decide
 from vllm_operator.status.observation import Observation, ObservedState
 from vllm_operator.status.report import Report, report, status_with_failure
 from vllm_operator.text import wording
@@ -55,26 +55,18 @@ class Result:
     requeue_seconds: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
     """Writes events and status."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        crashes: KnownCrashes,
-        *,
-        logs: Logs,
-        metrics: Metrics,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._client = client
-        self._crashes = crashes
-        self._logs = logs
-        self._metrics = metrics
-        self._now = now
-        self._starts = StartReader(client, now=now)
-        self._remediator = load_remediator()
-        self._recorder = EventRecorder(client)
+    client: ClusterClient
+    crashes: KnownCrashes
+    logs: Logs
+    starts: StartReader
+    remediator: Remediator
+    recorder: EventRecorder
+    metrics: Metrics
+    now: Callable[[], datetime]
 
     async def report(self, snapshot: Snapshot, result: ActionResult) -> Result:
         """Write the events and the status, and delete Pods whose start has stalled.
@@ -82,12 +74,12 @@ class Reporter:
         Raises:
             ClusterError: The API server failed or refused.
         """
-        if not self._logs.caught_up(snapshot.key):
+        if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observe(snapshot, result)
-        observed = ObservedState.read(observation, self._crashes.reporting)
+        observed = ObservedState.read(observation, self.crashes.reporting)
         crashes = find_crashes(observed)
-        decision = decide(observed, crashes, self._remediator)
+        decision = decide(observed, crashes, self.remediator)
         reported = report(observed, crashes, decision)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
@@ -118,9 +110,9 @@ class Reporter:
             reason=reason,
             message=wording.clean(message),
             generation=metadata.get("generation", 0),
-            now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            now=self.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
-        self._metrics.reported(metadata["namespace"], metadata["name"], changed)
+        self.metrics.reported(metadata["namespace"], metadata["name"], changed)
         if changed != status:
             await self._apply(manifest, changed)
 
@@ -133,8 +125,8 @@ class Reporter:
         claims = {**result.claims, **{child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}}
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
-        states = self._logs.states(snapshot.key)
-        starts = await self._starts.read(resource, snapshot.pods, live, result.jobs, states)
+        states = self.logs.states(snapshot.key)
+        starts = await self.starts.read(resource, snapshot.pods, live, result.jobs, states)
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
         observation = Observation(
@@ -154,7 +146,7 @@ class Reporter:
             jobs=tuple(result.jobs),
             pod_events=starts.events,
             startups=states,
-            unread_logs=self._logs.unread(snapshot.key),
+            unread_logs=self.logs.unread(snapshot.key),
             cores=starts.cores,
             taints=_taints(snapshot, result),
             activity=_with_claim_notes(snapshot, result, live),
@@ -174,10 +166,10 @@ class Reporter:
         manifest, metadata = snapshot.manifest, snapshot.resource.metadata
         for event in reported.events:
             occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
-            if verb := await self._recorder.record(manifest, occurrence, now=self._now()):
-                self._metrics.wrote(verb, "Event")
+            if verb := await self.recorder.record(manifest, occurrence, now=self.now()):
+                self.metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
-        self._metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start)
+        self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start)
         if reported.status != snapshot.resource.status:
             await self._apply(manifest, reported.status)
 
@@ -185,18 +177,18 @@ class Reporter:
         # The API server ignores a wrong UID in a status. Only the resourceVersion protects a new object with the same name.
         metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         body = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
-        await self._client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
-        self._metrics.wrote("status", labels.KIND)
+        await self.client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
+        self.metrics.wrote("status", labels.KIND)
 
     async def _restart_stalled(self, namespace: str, pods: Iterable[PodReference]) -> None:
         """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in pods:
             try:
-                await self._client.delete(POD, pod.name, namespace, uid=pod.uid)
+                await self.client.delete(POD, pod.name, namespace, uid=pod.uid)
             except Forbidden as error:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
-            self._metrics.wrote("delete", POD.kind)
+            self.metrics.wrote("delete", POD.kind)
 
 
 def _child(applied: Applied, kind: Kind, name: str) -> Manifest | None:
