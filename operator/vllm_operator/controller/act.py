@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, FetchingState, Publication, PublicationState
-from vllm_operator.caches.claims import Removal
+from vllm_operator.caches.claims import Removal, find_other_owners
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
     describe_blocked_cleaning,
@@ -109,8 +109,8 @@ class Actor:
                 revision = persisted
         result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
         if decision.context is not None:
-            unwritten = {name for name in decision.records if not await self._write_record(decision, name, result)}
-            await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=decision.claim_name not in unwritten)
+            recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.records}
+            await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
         await self._apply(snapshot, result)
         failure = result.applied.failure
         if failure is not None and not _is_reported(failure, resource):
@@ -149,21 +149,19 @@ class Actor:
 
     # Records on PersistentVolumeClaims
 
-    async def _write_record(self, decision: Decision, name: str, result: ActionResult) -> bool:
-        """Write the annotations of a PVC, and remove its owners. Return whether the PVC has the annotations now."""
-        changes, disowned = decision.records[name], decision.disowned.get(name, ())
-        try:
+    async def _write_record(self, uid: str, name: str, result: ActionResult) -> bool:
+        """Write the annotations of a PVC, and remove its other owners. Return whether it has the annotations now."""
+        changes, is_lent = result.decision.records[name], name in result.decision.lenders
+        disowned = find_other_owners(result.claims[name], uid) if is_lent else ()
+        # The API server may allow changes of owners only with the permission to delete.
+        for positions in dict.fromkeys((disowned, ())):
             try:
-                await self._annotate(name, changes, result, disowned=disowned)
-            except (Forbidden, Invalid):
-                if not disowned:
-                    raise
-                # The API server may allow changes of owners only with the permission to delete.
-                await self._annotate(name, changes, result)
-        except (Forbidden, Invalid) as error:
-            log.warning("cannot record the users and caches of PersistentVolumeClaim %s: %s", name, error)
-            return False
-        return True
+                await self._annotate(name, changes, result, disowned=positions)
+                return True
+            except (Forbidden, Invalid) as error:
+                if not positions:
+                    log.warning("cannot record the users and caches of PersistentVolumeClaim %s: %s", name, error)
+        return False
 
     async def _annotate(self, name: str, changes: Changes, result: ActionResult, disowned: tuple[int, ...] = ()) -> None:
         before = result.claims[name]

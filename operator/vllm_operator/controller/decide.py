@@ -13,7 +13,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
-from vllm_operator.caches.claims import claims_of_others, find_other_owners, is_created_by_operator, is_terminating, read_users, usage_by
+from vllm_operator.caches.claims import claims_of_others, read_users, usage_by
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
@@ -39,8 +39,7 @@ class Decision:
         claim_name: The PVC of the caches; None if they are on no PVC.
         weights_claim_name: The PVC of the weights, if it is another one.
         records: Annotations to write on PVCs before Pods use them, by the name of the PVC.
-        disowned: For PVCs of other VLLMDeployments, the positions of the owner references to remove.
-        lenders: The VLLMDeployments that created these PVCs, by the name of the PVC.
+        lenders: The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them.
     """
 
     outcome: Outcome
@@ -50,7 +49,6 @@ class Decision:
     claim_name: str | None = None
     weights_claim_name: str | None = None
     records: Mapping[str, Changes] = field(default_factory=dict)
-    disowned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     lenders: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,7 +88,8 @@ def decide(
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, primer_patience_seconds)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
-    lenders = claims_of_others(template_spec(context.desired), resource.metadata.name)
+    others = claims_of_others(template_spec(context.desired), resource.metadata.name)
+    lenders = {name: lender for name, lender in others.items() if name in snapshot.claim_users}
     return Decision(
         outcome=outcome,
         actions=actions,
@@ -99,8 +98,7 @@ def decide(
         claim_name=context.address.claim if context.address else None,
         weights_claim_name=context.weights_claim_name,
         records=_records(snapshot, context, actions, manifests, lenders),
-        disowned={name: find_other_owners(claim, resource.metadata.uid) for name, claim in _operators(snapshot, lenders).items()},
-        lenders={name: lenders[name] for name in _operators(snapshot, lenders)},
+        lenders=lenders,
     )
 
 
@@ -181,25 +179,17 @@ def _render(snapshot: Snapshot, planned: Plan, primer_patience_seconds: int) -> 
 
 
 def _records(
-    snapshot: Snapshot, context: CacheContext, actions: CacheActions, manifests: Iterable[Manifest], lenders: Mapping[str, str]
+    snapshot: Snapshot, context: CacheContext, actions: CacheActions, manifests: Iterable[Manifest], lenders: Iterable[str]
 ) -> dict[str, Changes]:
-    """Return the annotations to write on PVCs: the state of the caches, and who shares the PVC (`caches.claims`)."""
-    resource, records = snapshot.resource, dict[str, Changes]()
-    own = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == CLAIM.kind]
-    for name, claim in _operators(snapshot, own).items():
-        former = set(read_users(claim, resource.metadata.uid)) - set(snapshot.claim_users.get(name, ()))
-        records[name] = {user.annotation: None for user in former}
-    for name, claim in _operators(snapshot, lenders).items():
-        records[name] = {**usage_by(resource, claim, snapshot.now)}
+    """Return the annotations to write on PVCs: who shares them (`caches.claims`), and the state of the caches."""
+    resource, claims = snapshot.resource, snapshot.claims
+    records: dict[str, Changes] = {name: {**usage_by(resource, claims[name], snapshot.now)} for name in lenders}
+    for name in (manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == CLAIM.kind):
+        if (valid := snapshot.claim_users.get(name)) is not None:
+            records[name] = {user.annotation: None for user in read_users(claims[name], resource.metadata.uid) if user not in valid}
     if context.address is not None and context.claim is not None:
         records[context.address.claim] = records.get(context.address.claim, {}) | actions.record
     return records
-
-
-def _operators(snapshot: Snapshot, names: Iterable[str]) -> dict[str, Manifest]:
-    """Return the PVCs with these names that an operator created and that are not being deleted."""
-    found = {name: claim for name in names if (claim := snapshot.claims.get(name)) is not None}
-    return {name: claim for name, claim in found.items() if is_created_by_operator(claim) and not is_terminating(claim)}
 
 
 def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:

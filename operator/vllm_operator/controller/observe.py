@@ -127,7 +127,8 @@ class Snapshot:
         revisions: The ControllerRevisions with its plans, possibly without their data.
         removals: Cleaning Jobs and finished Pods that block the deletion of a PVC.
         claims: The live PVCs that its Pods mount or could mount, by name.
-        claim_users: For each PVC that an operator created, the other VLLMDeployments with a valid record on it.
+        claim_users: For each PVC that an operator created and that is not being deleted, the other VLLMDeployments with a valid
+            record on it.
         peers: Other VLLMDeployments, by name: those that created a PVC in `claims`, or hold a priming lease on one.
         peer_pods: The Pods of holders of a priming lease, by the name of the VLLMDeployment.
         unplanned: The outcome if no plan can be made or read; otherwise None.
