@@ -234,13 +234,12 @@ class KnownShapes:
         for known in (sought, last):
             if known in self._by_name:
                 return self._by_name[known]
-        best = (False, "")
-        for start, known in self._starts:
-            rank = (start == known, known)  # an entry of another format only if the model itself has none
-            better = (rank[0], len(known)) > (best[0], len(best[1]))
-            if better and last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
-                best = rank
-        return self._by_name[best[1]] if best[1] else None
+        variants = [
+            (start == known, len(known), known)  # an entry of another format only if the model itself has none
+            for start, known in self._starts
+            if last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :]))
+        ]
+        return self._by_name[max(variants, key=lambda each: each[:2])[2]] if variants else None
 
 
 def load_shapes() -> KnownShapes:

@@ -13,12 +13,12 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.plan import ModelFact, Plan
-from vllm_operator.api.reading import mapping, read_bytes, read_integer
+from vllm_operator.api.reading import mapping, read_bytes, read_integer, text
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.sizing.model_shape import EXPERT_KEYS
+from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.text.wording import listed
 
@@ -26,6 +26,7 @@ FROM_SPEC = "spec.model.facts"
 FROM_CONFIG = "config.json"
 FROM_WEIGHTS = "weight files"
 FROM_TABLE = "table of well-known models"
+MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
 VALUE_LIMIT = 128
 """Maximum characters of a fact in a plan."""
@@ -198,25 +199,24 @@ def _value(name: str, text: str) -> Any:
 
 def read_config(config: Mapping[str, Any]) -> Facts:
     """Read the facts. Facts that are missing or invalid are None."""
-    text = {**config, **mapping(config.get("text_config"))}
-    experts = next((count for key in EXPERT_KEYS if (count := read_integer(text.get(key))) is not None), None)
-    heads = read_integer(text.get("num_attention_heads"))
-    groups = read_integer(text.get("n_group"))
-    model_type = text.get("model_type") if isinstance(text.get("model_type"), str) else None
-    known = heads is not None
+    read = ModelConfig(config)
+    heads, experts = read_integer(read.text.get("num_attention_heads")), read.first(*EXPERT_KEYS)
+    groups = read.first("n_group")
+    quantization = mapping(read.text.get("quantization_config")) or mapping(config.get("quantization_config"))
+    dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
-        model_type=model_type,
-        attention=_attention(text, heads),
-        experts=experts if experts is not None else (0 if known else None),
-        quantization=_quantization(text, config),
-        quantization_scheme=_scheme(mapping(text.get("quantization_config")) or mapping(config.get("quantization_config"))),
-        routing=_routing(text, groups) if experts else None,
+        model_type=text(read.text, "model_type") or None,
+        attention=_attention(read.text, heads),
+        experts=experts if experts is not None else (None if heads is None else 0),
+        quantization=_quantization(read.text, quantization),
+        quantization_scheme=_scheme(quantization),
+        routing=_routing(read.text, groups) if experts else None,
         routing_groups=groups if groups is not None else (0 if experts else None),
-        hidden_size=read_integer(text.get("hidden_size")),
-        moe_intermediate_size=read_integer(text.get("moe_intermediate_size")),
+        hidden_size=read.first("hidden_size"),
+        moe_intermediate_size=read.first("moe_intermediate_size"),
         attention_heads=heads,
-        mla_dims=_mla_dims(text),
-        head_size=_head_size(text, heads),
+        mla_dims=dims if len(dims) == 3 else None,
+        head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
 
 
@@ -233,20 +233,6 @@ def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
     return Attention.GQA if kv_heads is not None and kv_heads < heads else Attention.MHA
 
 
-def _head_size(text: Mapping[str, Any], heads: int | None) -> int | None:
-    """Return the size of a head without MLA. Without a value in the file, vLLM divides the width."""
-    if read_integer(text.get("kv_lora_rank")):
-        return None
-    hidden = read_integer(text.get("hidden_size"))
-    return read_integer(text.get("head_dim")) or (hidden // heads if hidden and heads else None)
-
-
-def _mla_dims(text: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    dims = [read_integer(text.get(key)) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
-    nope, rope, value = dims
-    return None if nope is None or rope is None or value is None else (nope, rope, value)
-
-
 def _routing(text: Mapping[str, Any], groups: int | None) -> str | None:
     scores = text.get("scoring_func")
     if scores == "sigmoid":
@@ -259,8 +245,7 @@ def _routing(text: Mapping[str, Any], groups: int | None) -> str | None:
     return "Renormalize" if text.get("norm_topk_prob") is True else None
 
 
-def _quantization(text: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization | None:
-    quantization = mapping(text.get("quantization_config")) or mapping(config.get("quantization_config"))
+def _quantization(text: Mapping[str, Any], quantization: Mapping[str, Any]) -> Quantization | None:
     if not quantization:
         dtype = text.get("torch_dtype") or text.get("dtype")
         return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(dtype) if isinstance(dtype, str) else None

@@ -214,7 +214,7 @@ WIDE = 2
 """Size of a 32-bit value in 16-bit elements."""
 
 
-class _Config:
+class ModelConfig:
     """The language model's part of a config.json, with the sizes that every part of a model depends on."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class _Config:
         self.hidden = self.size("hidden_size", "n_embd", "d_model")
         self.heads = self.size("num_attention_heads", "n_head")
         self.kv_heads = self.size("num_key_value_heads") or self.heads
-        self.head_dim = self.size("head_dim") or self.hidden // max(self.heads, 1)
+        self.head_dim = self.size("head_dim") or (self.hidden // self.heads if self.heads else 0)
         self.experts = self.size(*EXPERT_KEYS)
         self.width = self.size("intermediate_size", "n_inner", "ffn_dim")
         self.latent = self.size("kv_lora_rank")
@@ -238,13 +238,15 @@ class _Config:
         name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else self.text.get("model_type")
         return re.sub(r"[_\-.]", "", name[:128].lower()) if isinstance(name, str) else ""
 
+    def first(self, *keys: str) -> int | None:
+        """Return the first of these keys that has a size; None if none has."""
+        values = (read_integer(self.text.get(key)) for key in keys)
+        return next((value for value in values if value is not None and 0 <= value < LARGEST), None)
+
     def size(self, *keys: str, default: int = 0) -> int:
-        """Return the first of these keys that has a size."""
-        for key in keys:
-            value = read_integer(self.text.get(key))
-            if value is not None and 0 <= value < LARGEST:
-                return value
-        return default
+        """Return the first of these keys that has a size, or the default."""
+        value = self.first(*keys)
+        return default if value is None else value
 
     def flag(self, key: str) -> bool:
         """Return whether this key is true."""
@@ -261,7 +263,7 @@ class _Config:
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Read the shape; None if the sizes that every model has are missing."""
-    read = _Config(config)
+    read = ModelConfig(config)
     vocabulary = read.size("vocab_size")
     if not (0 < read.layers <= MOST_LAYERS and read.hidden and read.heads and vocabulary):
         return None
@@ -296,7 +298,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         cache_known=known,
         state_bytes=_state_bytes(read),
         vision=bool(vision) or "vision_config" in config,
-        vision_width=min(_Config(mapping(config.get("vision_config"))).size("hidden_size", "embed_dim"), MOST_WIDTH),
+        vision_width=min(ModelConfig(mapping(config.get("vision_config"))).size("hidden_size", "embed_dim"), MOST_WIDTH),
         latent=bool(read.latent),
         projected=read.heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if read.latent else 0,
         streams=_read_streams(read, compressed),
@@ -306,7 +308,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     )
 
 
-def _layer_kinds(read: _Config) -> tuple[str, ...]:
+def _layer_kinds(read: ModelConfig) -> tuple[str, ...]:
     """Return the kind of each layer in order; in any order if only counts per kind are known."""
     pattern = read.text.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern and len(pattern) <= MOST_LAYERS:
@@ -346,7 +348,7 @@ def _alternating(layers: int, every: int, other: str) -> tuple[str, ...]:
     return tuple("full_attention" if (layer + 1) % every == 0 else other for layer in range(layers))
 
 
-def _outside_layers(read: _Config, vocabulary: int, vision: int) -> list[Module]:
+def _outside_layers(read: ModelConfig, vocabulary: int, vision: int) -> list[Module]:
     """Return the embeddings, the output and the encoder.
 
     Gemma 4 E2B and E4B also have a table of embeddings for all layers, its projection, and two projections of each layer
@@ -368,7 +370,7 @@ def _outside_layers(read: _Config, vocabulary: int, vision: int) -> list[Module]
     return [module for module in found if module.elements]
 
 
-def _heads_by_kind(read: _Config) -> tuple[tuple[str, int], ...]:
+def _heads_by_kind(read: ModelConfig) -> tuple[tuple[str, int], ...]:
     """Return heads and groups of recurrent layers by name (mamba/mamba_mixer2.py, mamba/gdn/qwen_gdn_linear_attn.py, 0.33.0)."""
     heads = read.size("mamba_num_heads", "mamba_n_heads")
     groups = read.size("n_groups", "mamba_n_groups") if heads else 0
@@ -392,7 +394,7 @@ def _factor(scaling: Mapping[str, Any], most: int, *kinds: str) -> float | None:
     return factor if 1 <= factor <= most else None
 
 
-def _max_length(read: _Config) -> int:
+def _max_length(read: ModelConfig) -> int:
     """Return the longest context that vLLM accepts: with YaRN the original length times its factor, else the length in the file.
 
     Linear and dynamic scaling multiply the length in the file, except for Gemma 3.
@@ -405,14 +407,14 @@ def _max_length(read: _Config) -> int:
     return int(original * scaled) if scaled and original and 0 < original < LONGEST else length
 
 
-def _usual_length(read: _Config) -> int | None:
+def _usual_length(read: ModelConfig) -> int | None:
     """Return vLLM's default context if it is not the longest one: with LongRoPE the length before scaling."""
     original = read_integer(read.text.get("original_max_position_embeddings"))
     longer = read.rope.get("rope_type", read.rope.get("type")) in ("longrope", "su")
     return original if longer and original and 0 < original < LONGEST else None
 
 
-def _rotary_width(read: _Config, compressed: CompressedAttention | None) -> int:
+def _rotary_width(read: ModelConfig, compressed: CompressedAttention | None) -> int:
     """Return the elements of all tables for one position of the model's maximum length.
 
     Linear scaling extends a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0). The tables of DeepSeek V4 have 32 bits, and
@@ -428,7 +430,7 @@ def _rotary_width(read: _Config, compressed: CompressedAttention | None) -> int:
     return width * ceil(stretched) + second
 
 
-def _rotary_share(read: _Config) -> float:
+def _rotary_share(read: ModelConfig) -> float:
     """Return the fraction of a head that is rotated."""
     for place in (read.text, read.rope, mapping(read.rope, "full_attention")):
         value = place.get("partial_rotary_factor")
@@ -440,7 +442,7 @@ def _rotary_share(read: _Config) -> float:
 # Attention: weights and caches by the kind of layer.
 
 
-def _attention(read: _Config) -> tuple[list[Module], tuple[CachedLayers, ...], bool]:
+def _attention(read: ModelConfig) -> tuple[list[Module], tuple[CachedLayers, ...], bool]:
     """Return the weights of attention, its caches, and whether all of them are understood."""
     if read.text.get("compress_ratios"):
         return _compressed_modules(read), (), _read_compression(read) is not None
@@ -467,7 +469,7 @@ def _attention(read: _Config) -> tuple[list[Module], tuple[CachedLayers, ...], b
     return modules, tuple(cached), known
 
 
-def _attention_of(read: _Config, kind: str, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
+def _attention_of(read: ModelConfig, kind: str, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
     """Return weights and cache of layers with full attention, a window or a chunk."""
     full, hidden = kind in FULL_KINDS, read.hidden
     dim = (read.size("global_head_dim") if full else 0) or read.head_dim
@@ -495,13 +497,13 @@ def _attention_of(read: _Config, kind: str, layers: tuple[int, ...]) -> tuple[li
     return modules, CachedLayers(form if reach or full else Cache.FULL, keeping, kv_heads, dim + value_dim, reach)
 
 
-def _first_shared_layer(read: _Config) -> int:
+def _first_shared_layer(read: ModelConfig) -> int:
     """Return the first of the last layers, which store no keys and values; the number of layers without them."""
     shared = read.size("num_kv_shared_layers")
     return read.layers - shared if 0 < shared < read.layers else read.layers
 
 
-def _heads_by_layer(read: _Config, layers: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+def _heads_by_layer(read: ModelConfig, layers: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Return the layers by their number of attention heads (Laguna states one for each layer)."""
     written = read.text.get("num_attention_heads_per_layer")
     if not isinstance(written, list) or not layers or len(written) <= max(layers):
@@ -512,7 +514,7 @@ def _heads_by_layer(read: _Config, layers: tuple[int, ...]) -> dict[int, tuple[i
     return {number: tuple(own) for number, own in found.items() if 0 < number < MOST_WIDTH}
 
 
-def _latent_attention(read: _Config, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
+def _latent_attention(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
     hidden, heads, latent = read.hidden, read.heads, read.latent
     rope, query, value = read.size("qk_rope_head_dim"), read.size("q_lora_rank"), read.size("v_head_dim")
     nope = read.size("qk_nope_head_dim")
@@ -543,7 +545,7 @@ def _latent_attention(read: _Config, layers: tuple[int, ...]) -> tuple[list[Modu
     return modules, CachedLayers(Cache.LATENT, len(layers), 1, latent + rope, index_bytes=index, index_share=share)
 
 
-def _recurrent(read: _Config, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers | None]:
+def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers | None]:
     """Return weights and state of a request for a gated delta net (Qwen3-Next) or Mamba 2."""
     hidden, value_heads = read.hidden, read.size("linear_num_value_heads")
     if value_heads:
@@ -576,7 +578,7 @@ def _recurrent(read: _Config, layers: tuple[int, ...]) -> tuple[list[Module], Ca
     return modules, CachedLayers(Cache.STATE, len(layers), conv=conv * rows, state=state, conv_kernel=rows)
 
 
-def _state_bytes(read: _Config) -> int | None:
+def _state_bytes(read: ModelConfig) -> int | None:
     written = next((text for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if isinstance(text := read.text.get(key), str)), None)
     return None if written is None else 4 if written == "float32" else 2
 
@@ -584,7 +586,7 @@ def _state_bytes(read: _Config) -> int | None:
 # Attention of DeepSeek V4: vllm/models/deepseek_v4 (attention.py, compressor.py, common/rope.py, nvidia/model.py), 0.25.0.
 
 
-def _ratios(read: _Config) -> list[int]:
+def _ratios(read: ModelConfig) -> list[int]:
     """Return the compression of each layer. The table of shapes has unordered counts, config.json a list."""
     written = read.text.get("compress_ratios")
     if isinstance(written, list) and len(written) <= MOST_LAYERS:
@@ -594,7 +596,7 @@ def _ratios(read: _Config) -> list[int]:
     return [*[0] * max(read.layers - len(known), 0), *known][: read.layers]
 
 
-def _read_compression(read: _Config) -> CompressedAttention | None:
+def _read_compression(read: ModelConfig) -> CompressedAttention | None:
     """Return the layers by compression; None if no layer compresses four tokens."""
     ratios = _ratios(read)
     by_four, by_many = ratios.count(BY_FOUR), ratios.count(BY_MANY)
@@ -604,11 +606,11 @@ def _read_compression(read: _Config) -> CompressedAttention | None:
     return CompressedAttention(by_four, by_many, read.layers, read.size("head_dim"), read.size("index_head_dim"), window)
 
 
-def _read_streams(read: _Config, compressed: CompressedAttention | None) -> int:
+def _read_streams(read: ModelConfig, compressed: CompressedAttention | None) -> int:
     return min(read.size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS)
 
 
-def _compressed_modules(read: _Config) -> list[Module]:
+def _compressed_modules(read: ModelConfig) -> list[Module]:
     """Return the weights of attention, and of the modules that mix the copies of the hidden state."""
     ratios, every = _ratios(read), tuple(range(read.layers))
     four, many = (tuple(layer for layer, own in enumerate(ratios) if own == ratio) for ratio in (BY_FOUR, BY_MANY))
@@ -636,7 +638,7 @@ def _compressed_modules(read: _Config) -> list[Module]:
 # Feed-forward blocks, layers for speculative decoding, and the encoder.
 
 
-def _feed_forward(read: _Config) -> list[Module]:
+def _feed_forward(read: ModelConfig) -> list[Module]:
     if any(kind in BLOCK_KINDS for kind in read.kinds):
         return _nemotron_blocks(read)
     hidden, experts, width, every = read.hidden, read.experts, read.width, tuple(range(read.layers))
@@ -670,7 +672,7 @@ def _feed_forward(read: _Config) -> list[Module]:
     return modules
 
 
-def _nemotron_blocks(read: _Config) -> list[Module]:
+def _nemotron_blocks(read: ModelConfig) -> list[Module]:
     """Return layers that are attention, Mamba, or a feed-forward block without a gate (vllm/model_executor/models/nemotron_h.py)."""
     moe, dense, hidden = read.layers_of("E", "moe"), read.layers_of("-", "mlp"), read.hidden
     latent, width = read.size("moe_latent_size"), read.size("intermediate_size")
@@ -689,7 +691,7 @@ def _nemotron_blocks(read: _Config) -> list[Module]:
     return modules
 
 
-def _drafts(read: _Config, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
+def _drafts(read: ModelConfig, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
     """Return the layers for multi-token prediction: like the last layer (in Nemotron 3 the last of each kind), and a projection."""
     count = read.size("num_nextn_predict_layers", "mtp_num_hidden_layers")
     if not count or count > MOST_LAYERS or not blocks:
@@ -703,12 +705,12 @@ def _drafts(read: _Config, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
     return (*made, Module("eh_proj", 2 * read.hidden * read.hidden, Shard.REPLICATED, own, linear=False))
 
 
-def _vision_elements(read: _Config) -> int:
+def _vision_elements(read: ModelConfig) -> int:
     """Return the parameters of the image encoder: from its sizes, or from the table of well-known models."""
     stated = read.size("vision_params")
     if stated:
         return stated
-    vision = _Config(mapping(read.whole.get("vision_config")))
+    vision = ModelConfig(mapping(read.whole.get("vision_config")))
     hidden = vision.size("hidden_size", "embed_dim")
     depth = vision.size("num_hidden_layers", "depth")
     width = vision.size("intermediate_size", default=4 * hidden)
