@@ -26,6 +26,23 @@ FROM_SPEC = "spec.model.facts"
 FROM_CONFIG = "config.json"
 FROM_WEIGHTS = "weight files"
 FROM_TABLE = "table of well-known models"
+INTEGERS = ("gptq", "awq", "auto-round", "auto_gptq", "auto_awq")
+QUANTIZATIONS = {
+    "mxfp4": Quantization.MXFP4,
+    "gpt_oss_mxfp4": Quantization.MXFP4,
+    "nvfp4": Quantization.NVFP4,
+    "mxfp8": Quantization.MXFP8,
+    "fp8": Quantization.FP8,
+}
+"""Number formats by `quant_method`, and by `quant_algo` of ModelOpt."""
+PACKED = {
+    "nvfp4-pack-quantized": Quantization.NVFP4,
+    "mxfp4-pack-quantized": Quantization.MXFP4,
+    "pack-quantized": Quantization.INT4,
+    "float-quantized": Quantization.FP8,
+    "int-quantized": Quantization.INT8,
+}
+"""Number formats by the `format` of compressed-tensors."""
 MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
 VALUE_LIMIT = 128
@@ -233,66 +250,56 @@ def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
     return Attention.GQA if kv_heads is not None and kv_heads < heads else Attention.MHA
 
 
-def _routing(text: Mapping[str, Any], groups: int | None) -> str | None:
-    scores = text.get("scoring_func")
-    if scores == "sigmoid":
-        biased = text.get("topk_method") == "noaux_tc" or text.get("use_routing_bias") is True
-        if groups:
+def _routing(config: Mapping[str, Any], groups: int | None) -> str | None:
+    match config.get("scoring_func"):
+        case "sigmoid" if groups:
             return "DeepSeekV3"
-        return "MiniMax2" if biased else None
-    if scores == "sqrtsoftplus":
-        return "DeepSeekV4"
-    return "Renormalize" if text.get("norm_topk_prob") is True else None
+        case "sigmoid":
+            return "MiniMax2" if config.get("topk_method") == "noaux_tc" or config.get("use_routing_bias") is True else None
+        case "sqrtsoftplus":
+            return "DeepSeekV4"
+        case _:
+            return "Renormalize" if config.get("norm_topk_prob") is True else None
 
 
-def _quantization(text: Mapping[str, Any], quantization: Mapping[str, Any]) -> Quantization | None:
-    if not quantization:
-        dtype = text.get("torch_dtype") or text.get("dtype")
-        return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(dtype) if isinstance(dtype, str) else None
-    method = quantization.get("quant_method")
-    algorithm = str(quantization.get("quant_algo") or mapping(quantization.get("quantization")).get("quant_algo") or "").upper()
+def _quantization(config: Mapping[str, Any], written: Mapping[str, Any]) -> Quantization | None:
+    if not written:
+        return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(text(config, "torch_dtype") or text(config, "dtype"))
+    method = text(written, "quant_method")
     if method == "fp8":
-        if text.get("expert_dtype") == "fp4":
+        if config.get("expert_dtype") == "fp4":
             return Quantization.MXFP4
-        return Quantization.FP8_BLOCK if quantization.get("weight_block_size") == list(BLOCK) else Quantization.FP8
-    if method in ("gptq", "awq", "auto-round", "auto_gptq", "auto_awq"):
-        return Quantization.INT4 if quantization.get("bits", 4) == 4 else Quantization.INT8
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return Quantization.MXFP4
-    if method == "mxfp8":
-        return Quantization.MXFP8
+        return Quantization.FP8_BLOCK if written.get("weight_block_size") == list(BLOCK) else Quantization.FP8
+    if method in INTEGERS:
+        return Quantization.INT4 if written.get("bits", 4) == 4 else Quantization.INT8
     if method == "compressed-tensors":
-        return _compressed_quantization(quantization)
-    return {"NVFP4": Quantization.NVFP4, "MXFP8": Quantization.MXFP8, "FP8": Quantization.FP8}.get(algorithm)
+        weights, form = _weights(written), PACKED.get(text(written, "format"))
+        if form is Quantization.FP8 and weights.get("strategy") == "block":
+            return Quantization.FP8_BLOCK
+        return Quantization.INT8 if form is Quantization.INT4 and weights.get("num_bits", 4) != 4 else form
+    return QUANTIZATIONS.get(method) or QUANTIZATIONS.get(_algorithm(written).lower())
 
 
-def _scheme(quantization: Mapping[str, Any]) -> str | None:
+def _scheme(written: Mapping[str, Any]) -> str | None:
     """Return the publishing format of the weights, as named in `hack/oracle/gemm.py`; None if the number format is sufficient."""
-    method = quantization.get("quant_method")
-    if method == "fp8":
-        schemes = {"static": "tensor", "dynamic": "token"}
-        return None if quantization.get("weight_block_size") else schemes.get(str(quantization.get("activation_scheme")))
-    if method == "compressed-tensors":
-        weights = mapping(next(iter(mapping(quantization.get("config_groups")).values()), None), "weights")
-        if weights.get("strategy") == "block":
-            return None
-        is_one_scale = quantization.get("format") == "float-quantized" and weights.get("strategy") == "tensor"
-        return "compressed-tensor" if is_one_scale else "compressed"
-    if method in ("gptq", "awq", "mxfp8"):
-        return str(method)
-    algorithm = quantization.get("quant_algo") or mapping(quantization.get("quantization")).get("quant_algo")
-    return "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
+    match text(written, "quant_method"):
+        case "fp8":
+            schemes = {"static": "tensor", "dynamic": "token"}
+            return None if written.get("weight_block_size") else schemes.get(text(written, "activation_scheme"))
+        case "compressed-tensors":
+            strategy = _weights(written).get("strategy")
+            is_one_scale = written.get("format") == "float-quantized" and strategy == "tensor"
+            return None if strategy == "block" else "compressed-tensor" if is_one_scale else "compressed"
+        case "gptq" | "awq" | "mxfp8" as method:
+            return method
+        case _:
+            return "modelopt" if _algorithm(written) in ("FP8", "NVFP4", "MXFP8") else None
 
 
-def _compressed_quantization(quantization: Mapping[str, Any]) -> Quantization | None:
-    named = {"nvfp4-pack-quantized": Quantization.NVFP4, "mxfp4-pack-quantized": Quantization.MXFP4}
-    format_name = str(quantization.get("format"))
-    groups = mapping(quantization.get("config_groups"))
-    weights = mapping(next(iter(groups.values()), None), "weights")
-    if format_name in named:
-        return named[format_name]
-    if format_name == "pack-quantized":
-        return Quantization.INT4 if weights.get("num_bits", 4) == 4 else Quantization.INT8
-    if format_name == "float-quantized":
-        return Quantization.FP8_BLOCK if weights.get("strategy") == "block" else Quantization.FP8
-    return Quantization.INT8 if format_name == "int-quantized" else None
+def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the weights of the first group of compressed-tensors."""
+    return mapping(next(iter(mapping(written.get("config_groups")).values()), None), "weights")
+
+
+def _algorithm(written: Mapping[str, Any]) -> str:
+    return text(written, "quant_algo") or text(written, "quantization", "quant_algo")
