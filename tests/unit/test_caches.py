@@ -9,7 +9,8 @@ from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.caches import Caches, load_caches
+from vllm_operator.catalog.entry import parse_entry, read_data
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 from vllm_operator.rendering.container import render_container
 
@@ -111,7 +112,7 @@ WEIGHTS = {"holds": "weights", "variables": {"HF_HOME": "{directory}"}, "default
 )
 def test_a_malformed_table_is_refused(entries: list[object], want_message: str) -> None:
     with pytest.raises(ValueError, match=want_message):
-        load_caches({"caches": entries, "weights": WEIGHTS})
+        parse_entry(Caches, {**read_data("caches.yaml"), "caches": entries, "weights": WEIGHTS})
 
 
 def test_the_documentation_names_every_variable() -> None:

@@ -90,7 +90,9 @@ def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[s
         f"{variable.name} has a different value in each Pod (fieldRef) and is part of vLLM's cache keys, so no Pod finds the compiled "
         f"files of another. Pass it as a flag if there is one, or set it in the command of the Pod."
         for variable in env
-        if variable.name.startswith("VLLM_") and variable.name not in caches.per_pod_allowed and "fieldRef" in (variable.value_from or {})
+        if variable.name.startswith("VLLM_")
+        and variable.name not in caches.per_pod_values.allowed
+        and "fieldRef" in (variable.value_from or {})
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.entry import Entry, Specifiers, load_file, parse_entry
+from vllm_operator.catalog.entry import Entry, Specifiers, load_file
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
 
@@ -82,9 +82,9 @@ class WeightsCache(Cache):
 
 
 class PerPodValues(Entry):
-    """vLLM's variables that are not part of its own cache keys."""
+    """vLLM's variables that are not part of its own cache keys, so that their values may differ between Pods."""
 
-    allowed: frozenset[str] = frozenset()
+    allowed: frozenset[str]
     source: str
 
 
@@ -114,9 +114,9 @@ class Caches(Entry):
 
     compiled: tuple[Cache, ...] = Field(alias="caches")
     weights: WeightsCache
-    per_pod_values: PerPodValues | None = None
-    keyed: tuple[KeyedArgument, ...] = Field((), alias="keyedArguments")
-    artifact: PublishedCaches | None = None
+    per_pod_values: PerPodValues
+    keyed: tuple[KeyedArgument, ...] = Field(alias="keyedArguments")
+    artifact: PublishedCaches
 
     @model_validator(mode="after")
     def _check_unique(self) -> "Caches":
@@ -124,11 +124,6 @@ class Caches(Entry):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"set by more than one cache: {repeated}")
         return self
-
-    @property
-    def per_pod_allowed(self) -> frozenset[str]:
-        """Variables of vLLM whose values may differ between Pods."""
-        return self.per_pod_values.allowed if self.per_pod_values else frozenset()
 
     @cached_property
     def keyed_arguments(self) -> frozenset[str]:
@@ -143,7 +138,7 @@ class Caches(Entry):
     def folders_of_artifact(self, version: str | None, distribution: Distribution) -> tuple[str, ...]:
         """Return the top folders of the cache directory that go into an artifact of a build of vLLM, sorted."""
         own = {cache.folder.partition("/")[0] for cache in self.used_by(version, distribution) if cache.is_published}
-        return tuple(sorted(own.union(self.artifact.home_folders if self.artifact else ())))
+        return tuple(sorted(own.union(self.artifact.home_folders)))
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:
         """Return the variables that put the caches of a build of vLLM, and its weights, on the volume."""
@@ -182,12 +177,9 @@ class Priming(Entry):
     rules: tuple[PrimingRule, ...]
 
 
-def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
-    """Load the table of caches. `data` is the content of the file; by default the file that ships with the operator.
-
-    Raises EntryError if an entry is malformed, or two entries set the same variable.
-    """
-    return load_file(Caches, "caches.yaml") if data is None else parse_entry(Caches, data)
+def load_caches() -> Caches:
+    """Read the table that ships with the operator."""
+    return load_file(Caches, "caches.yaml")
 
 
 def load_priming_rules() -> tuple[PrimingRule, ...]:

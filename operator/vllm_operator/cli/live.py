@@ -14,27 +14,8 @@ from vllm_operator.cli.terminal import Line
 from vllm_operator.controller.inventory_reader import ON_NODES, has_gpu_sign
 from vllm_operator.controller.settings import PREFIX
 from vllm_operator.inventory.devices import requested_devices
+from vllm_operator.kube import client as kube
 from vllm_operator.kube.api_client import KubeClient
-from vllm_operator.kube.client import (
-    CLUSTER_PRESET,
-    CONFIG_MAP,
-    DEPLOYMENT,
-    NODE,
-    NODE_POOL,
-    POD,
-    PRESET,
-    RESOURCE_CLAIM,
-    RESOURCE_SLICE,
-    REVISION,
-    VLLM_DEPLOYMENT,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Kind,
-    NotFound,
-    Unavailable,
-    children_of,
-)
 from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
 
 Read = TypeVar("Read")
@@ -62,8 +43,8 @@ def read_live(namespace: str, name: str) -> ClusterObjects:
 
     async def read(client: KubeClient) -> ClusterObjects:
         resource, objects = await _deployment(client, namespace, name)
-        objects += [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-        for kind in (RESOURCE_SLICE, NODE_POOL, RESOURCE_CLAIM):
+        objects += [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)]
+        for kind in (kube.RESOURCE_SLICE, kube.NODE_POOL, kube.RESOURCE_CLAIM):
             objects += await find_if_there(client, kind)
         objects += await _presets(client, resource)
         return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
@@ -76,10 +57,10 @@ def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Obje
     return with_client(f"{KIND} {name} in the namespace {namespace}", lambda client: _deployment(client, namespace, name))
 
 
-async def _deployment(client: ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    revisions = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    return resource, [{**entry, "kind": REVISION.kind} for entry in revisions]  # list items have no kind
+async def _deployment(client: kube.ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    resource = await client.get(kube.VLLM_DEPLOYMENT, name, namespace)
+    revisions = await client.find(kube.REVISION, namespace, labels=kube.children_of(kube.REVISION, name))
+    return resource, [{**entry, "kind": kube.REVISION.kind} for entry in revisions]  # list items have no kind
 
 
 @asynccontextmanager
@@ -94,11 +75,11 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
         raise InputError(str(error)) from error
     try:
         yield client
-    except NotFound as error:
+    except kube.NotFound as error:
         raise InputError(f"there is no {what}") from error
-    except Forbidden as error:
+    except kube.Forbidden as error:
         raise InputError(f"your account may not {error.verb} {error.resource}: {error}") from error
-    except ClusterError as error:
+    except kube.ClusterError as error:
         raise InputError(f"the cluster cannot be read: {error}") from error
     finally:
         await client.close()
@@ -120,7 +101,7 @@ async def screens(
     while True:
         yield draw(shown)
         await asyncio.sleep(redraw_seconds)
-        with suppress(Unavailable):
+        with suppress(kube.Unavailable):
             shown = await read()
 
 
@@ -129,36 +110,36 @@ async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     reference = mapping(resource, "spec", "presetRef")
     if not reference:
         return []
-    kind = CLUSTER_PRESET if reference.get("kind") == CLUSTER_PRESET.kind else PRESET
+    kind = kube.CLUSTER_PRESET if reference.get("kind") == kube.CLUSTER_PRESET.kind else kube.PRESET
     try:
         found = await client.find(kind, resource["metadata"]["namespace"] if kind.namespaced else None)
-    except NotFound:
+    except kube.NotFound:
         return []
     return [{**entry, "kind": kind.kind} for entry in found]
 
 
-async def find_if_there(client: ClusterClient, kind: Kind) -> Objects:
+async def find_if_there(client: kube.ClusterClient, kind: kube.Kind) -> Objects:
     """Return all objects of a kind; empty if the cluster does not have the kind, or without permission."""
     try:
         return list(await client.find(kind, cached=True))
-    except (NotFound, Forbidden):
+    except (kube.NotFound, kube.Forbidden):
         return []
 
 
 async def _pods(client: KubeClient) -> Objects | None:
     """Return the Pods that hold devices; None without permission."""
     try:
-        pages = client.pages(POD, fields=ON_NODES)
+        pages = client.pages(kube.POD, fields=ON_NODES)
         return [pod async for page in pages for pod in page if requested_devices(pod)]
-    except Forbidden:
+    except kube.Forbidden:
         return None
 
 
 async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
     """Return the texts of the ConfigMaps that the operator's Deployment names in its settings."""
     try:
-        operators = await client.find(DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
-    except Forbidden:
+        operators = await client.find(kube.DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
+    except kube.Forbidden:
         operators = []
     found: dict[str, Mapping[str, str]] = {}
     for purpose, flag in CONFIG_MAPS.items():
@@ -169,10 +150,10 @@ async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
             print(f"Warning: the operators of this cluster use {listed}. Choose one with {flag}.", file=sys.stderr)
         for namespace, name in names if len(names) == 1 else ():
             try:
-                texts = mapping(await client.get(CONFIG_MAP, name, namespace), "data")
-            except NotFound:
+                texts = mapping(await client.get(kube.CONFIG_MAP, name, namespace), "data")
+            except kube.NotFound:
                 continue
-            except Forbidden:
+            except kube.Forbidden:
                 print(f"Warning: your account may not get the ConfigMap {namespace}/{name}. Give it with {flag}.", file=sys.stderr)
                 continue
             found[purpose] = {key: value for key, value in texts.items() if isinstance(value, str)}

@@ -20,20 +20,7 @@ from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.cli.documents import (
-    RULES_HELP,
-    ClusterObjects,
-    catalog_with,
-    catalog_with_texts,
-    find_deployment,
-    name_of,
-    of_kind,
-    parse_deployment,
-    print_as,
-    read_model_files,
-    read_objects,
-    texts_in,
-)
+from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.inventory.devices import read_held
@@ -84,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="config.json of the model, or its folder. The operator reads it from the hub, this command does not",
     )
-    parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
+    parser.add_argument("--rules", metavar="FILE", help=documents.RULES_HELP)
     parser.add_argument(
         "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
     )
@@ -113,18 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a plan or the differences to it. Return the exit status."""
     if arguments.revision is not None:
         return _show_revision(arguments)
-    texts = texts_in(arguments.rules, arguments.instance_types)
+    texts = documents.texts_in(arguments.rules, arguments.instance_types)
     found = _read_live(arguments) if arguments.live else _read_files(arguments)
-    catalog = catalog_with_texts({**found.texts, **texts})
-    files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
-    resource = parse_deployment(found.resource)
+    catalog = documents.catalog_with_texts({**found.texts, **texts})
+    files = documents.read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
+    resource = documents.parse_deployment(found.resource)
     merged = merge_preset_of(resource, found.objects)
     if isinstance(merged, VLLMDeployment):
         resource = merged
     if arguments.diff:
         resource = with_pinned_plan(resource, found.objects)
         if resource.pinned is None:
-            raise InputError(f"the VLLMDeployment {name_of(found.resource)} has no pinned plan to compare with")
+            raise InputError(f"the VLLMDeployment {documents.name_of(found.resource)} has no pinned plan to compare with")
     inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)
@@ -136,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
         made = outcome.plan.to_json() if outcome.plan else None
-        print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output)
+        documents.print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output)
     else:
         given = arguments.live or arguments.nodes is not None
         _print(_plan_page(resource, outcome, inventory, catalog, manifests, nodes_given=given))
@@ -149,24 +136,24 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     if len(arguments.filename or ()) > 1:
         raise InputError("--revision reads one file")
     if arguments.filename:
-        objects = read_objects(arguments.filename[0])
-        manifest = find_deployment(objects, arguments.filename[0], arguments.name)
+        objects = documents.read_objects(arguments.filename[0])
+        manifest = documents.find_deployment(objects, arguments.filename[0], arguments.name)
     else:
         from vllm_operator.cli.live import read_with_revisions  # imported only here, because the Kubernetes client is slow to import
 
         manifest, objects = read_with_revisions(arguments.namespace, arguments.name)
-    resource = parse_deployment(manifest)
+    resource = documents.parse_deployment(manifest)
     number, name, made, before = _find_revision(resource, read_revisions(resource, objects), arguments.revision)
     why = list(_causes(before, made)) if before is not None else []
     differences = compare(before, made) if before is not None else []
     if arguments.output:
         found = [{"subject": each.subject, "before": each.before, "after": each.after, "reason": each.after_reason} for each in differences]
-        print_as({"plan": made.to_json(), "causes": why, "differences": found}, arguments.output)
+        documents.print_as({"plan": made.to_json(), "causes": why, "differences": found}, arguments.output)
         return PLANNED_STATUS
     pinned = resource.status.pinned_plan
     state = "in force" if pinned is not None and pinned.revision == name else "not in force"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number}, {state}"
-    lines = [title, "", *_plan_lines(made, catalog_with(arguments.rules))]
+    lines = [title, "", *_plan_lines(made, documents.catalog_with(arguments.rules))]
     if before is not None:
         lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
         lines += _difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
@@ -178,7 +165,7 @@ def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, fo
     """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
     differences = compare(pinned, fresh.plan) if fresh.plan else []
     if form:
-        print_as(_differences_as_json(pinned, fresh, today, differences), form)
+        documents.print_as(_differences_as_json(pinned, fresh, today, differences), form)
     else:
         _print(_difference_page(resource, pinned, fresh, today, differences))
     return SAME_STATUS if fresh.plan and not differences else DIFFERENT_STATUS
@@ -199,7 +186,7 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
 # input
 
 
-def _read_live(arguments: argparse.Namespace) -> ClusterObjects:
+def _read_live(arguments: argparse.Namespace) -> documents.ClusterObjects:
     from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
 
     if arguments.name is None:
@@ -207,25 +194,29 @@ def _read_live(arguments: argparse.Namespace) -> ClusterObjects:
     return read_live(arguments.namespace, arguments.name)
 
 
-def _read_files(arguments: argparse.Namespace) -> ClusterObjects:
+def _read_files(arguments: argparse.Namespace) -> documents.ClusterObjects:
     paths: list[str] | None = arguments.filename
     if paths is None:
         raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
     if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
         raise InputError("only one of -f and --nodes can be standard input")
-    objects, path = [entry for each in paths for entry in read_objects(each)], ", ".join(paths)
-    manifest = find_deployment(objects, path, arguments.name)
-    nodes = read_objects(arguments.nodes) if arguments.nodes else []
-    presets = of_kind(objects, *PresetKind)
+    objects, path = [entry for each in paths for entry in documents.read_objects(each)], ", ".join(paths)
+    manifest = documents.find_deployment(objects, path, arguments.name)
+    nodes = documents.read_objects(arguments.nodes) if arguments.nodes else []
+    presets = documents.of_kind(objects, *PresetKind)
     for each in (manifest, *presets):
         if problems := violations(each):
-            found = "\n".join(f"  {problem}" for problem in problems)
-            raise InputError(f"{path}: the {each['kind']} {name_of(each)} is invalid:\n{found}")
-    return ClusterObjects(manifest, [*nodes, *of_kind(objects, "ControllerRevision"), *presets], of_kind(nodes, "Pod") or None)
+            listing = "\n".join(f"  {problem}" for problem in problems)
+            raise InputError(f"{path}: the {each['kind']} {documents.name_of(each)} is invalid:\n{listing}")
+    return documents.ClusterObjects(
+        manifest, [*nodes, *documents.of_kind(objects, "ControllerRevision"), *presets], documents.of_kind(nodes, "Pod") or None
+    )
 
 
-def _inventory(resource: VLLMDeployment, found: ClusterObjects, catalog: Catalog) -> Inventory:
-    nodes, slices, pools, claims = (of_kind(found.objects, kind) for kind in ("Node", "ResourceSlice", "NodePool", "ResourceClaim"))
+def _inventory(resource: VLLMDeployment, found: documents.ClusterObjects, catalog: Catalog) -> Inventory:
+    nodes, slices, pools, claims = (
+        documents.of_kind(found.objects, kind) for kind in ("Node", "ResourceSlice", "NodePool", "ResourceClaim")
+    )
     inventory = read_inventory(nodes, slices, catalog.gpus, node_pools=pools)
     if found.pods is None and not claims:
         return inventory
