@@ -140,22 +140,21 @@ def _object_schema(description: str, **parts: Schema) -> Schema:
 
 def _columns() -> list[dict[str, Any]]:
     """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
+    columns = (
+        ("Model", "string", ".spec.model.uri", "URI of the model.", 0),
+        ("GPU", "string", ".status.pinnedPlan.architecture", "Architecture of the chosen GPU.", 0),
+        ("Desired", "integer", ".spec.replicas", "Desired number of Pods.", 0),
+        ("Ready", "integer", ".status.readyReplicas", "Number of ready Pods.", 0),
+        ("Status", "string", f"{READY}.reason", "Reason of the condition Ready.", 0),
+        ("Stage", "string", ".status.startup.stage", "Stage of the start.", 0),
+        ("URL", "string", ".status.url", "URL of the engine for clients in the cluster.", 0),
+        ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
+        ("Message", "string", f"{READY}.message", "Message of the condition Ready.", 1),
+        ("Cache", "string", ".status.cache.state", "State of the caches.", 1),
+        ("Image", "string", ".status.pinnedPlan.image", "Container image.", 1),
+        ("Crash", "string", ".status.lastCrash.signature", "Name of the last crash.", 1),
+    )
     return [
-        _column("Model", ".spec.model.uri", "URI of the model."),
-        _column("GPU", ".status.pinnedPlan.architecture", "Architecture of the chosen GPU."),
-        _column("Desired", ".spec.replicas", "Desired number of Pods.", type="integer"),
-        _column("Ready", ".status.readyReplicas", "Number of ready Pods.", type="integer"),
-        _column("Status", f"{READY}.reason", "Reason of the condition Ready."),
-        _column("Stage", ".status.startup.stage", "Stage of the start."),
-        _column("URL", ".status.url", "URL of the engine for clients in the cluster."),
-        _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
-        _column("Message", f"{READY}.message", "Message of the condition Ready.", priority=1),
-        _column("Cache", ".status.cache.state", "State of the caches.", priority=1),
-        _column("Image", ".status.pinnedPlan.image", "Container image.", priority=1),
-        _column("Crash", ".status.lastCrash.signature", "Name of the last crash.", priority=1),
+        {"name": name, "type": kind, "description": description, "jsonPath": path, **({"priority": priority} if priority else {})}
+        for name, kind, path, description, priority in columns
     ]
-
-
-def _column(name: str, path: str, description: str, *, type: str = "string", priority: int = 0) -> dict[str, Any]:
-    column: dict[str, Any] = {"name": name, "type": type, "description": description, "jsonPath": path}
-    return column | ({"priority": priority} if priority else {})

@@ -52,12 +52,7 @@ def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
 
 def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
     """Follow a path of keys to a list of objects; return the first whose `key` is `name`, or an empty object."""
-    found = _follow(value, path)
-    if isinstance(found, list | tuple):
-        for item in found[:_LONGEST_LIST]:
-            if isinstance(item, dict) and item.get(key) == name:
-                return item
-    return _EMPTY
+    return next((item for item in objects(value, *path) if item.get(key) == name), _EMPTY)
 
 
 def access_modes(claim: Any) -> tuple[str, ...]:

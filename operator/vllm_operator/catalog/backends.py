@@ -159,13 +159,11 @@ class LoggedNames:
     def agree(self, component: str, logged: str, planned: str) -> bool:
         """Return whether a logged name can be the planned backend."""
         meant = self.meant(component, logged)
-        return planned in meant if meant else _alike(logged, planned)
-
-
-def _alike(one: str, other: str) -> bool:
-    """Return whether one name contains the other, and both or neither name FlashInfer."""
-    first, second = _bare(one), _bare(other)
-    return (first in second or second in first) and ("flashinfer" in first) == ("flashinfer" in second)
+        if meant:
+            return planned in meant
+        # an unknown name agrees if one contains the other, and both or neither name FlashInfer
+        first, second = _bare(logged), _bare(planned)
+        return (first in second or second in first) and ("flashinfer" in first) == ("flashinfer" in second)
 
 
 def _bare(backend: str) -> str:

@@ -21,19 +21,17 @@ Version = tuple[int, ...]
 
 def parse_version(text: str) -> Version:
     """Read `12.8` as (12, 8). Raises ValueError if the text is not a numeric version."""
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
+    version = read_version(text)
+    if version is None:
         raise ValueError(f"{text!r} is not a version")
-    return tuple(int(part) for part in text.split("."))
+    return version
 
 
 def read_version(value: object) -> Version | None:
     """Return a version made of numbers as a tuple, else None."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", value, re.ASCII):
         return None
-    try:
-        return parse_version(value)
-    except ValueError:
-        return None
+    return tuple(int(part) for part in value.split("."))
 
 
 NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]

@@ -305,7 +305,8 @@ def _show_signatures(arguments: argparse.Namespace) -> int:
         if arguments.output == "json":
             print(json.dumps([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()]))
         else:
-            print("\n".join(map(_signature_line, examples(signatures.values()))))
+            shown = ((each.signature, textwrap.shorten(each.cause, _WIDTH, placeholder=" ...")) for each in examples(signatures.values()))
+            print("\n".join(f"{signature.id:38} {signature.severity.value:9} {cause}" for signature, cause in shown))
         return FOUND_STATUS
     found = {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())
     if found is None:
@@ -393,11 +394,6 @@ def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -
         return f"{change.name}{known}"
     value = change.value if captures is None else fill_in_exactly(change.value, captures) or "<value>"
     return f"{change.name}{' ' if change.name.startswith('-') else '='}{value}{known}"
-
-
-def _signature_line(example: Example) -> str:
-    signature = example.signature
-    return f"{signature.id:38} {signature.severity.value:9} {textwrap.shorten(example.cause, _WIDTH, placeholder=' ...')}"
 
 
 def _filled(text: str) -> str:

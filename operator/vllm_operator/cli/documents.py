@@ -47,13 +47,15 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     """
     name = name_of_file(path)
     try:
-        text = _read_text(path)
+        text = read_input(path).decode("utf-8-sig")
         _check(text)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         raise InputError(f"{where}: this is not valid YAML: {error.problem or error.context}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not a text file (byte {error.start} is not UTF-8)") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: this is not valid YAML: {' '.join(str(error).split())}") from error
     return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]
@@ -151,13 +153,6 @@ def name_of(manifest: Mapping[str, Any]) -> str:
     """Return the name of an object for a message."""
     metadata = manifest.get("metadata")
     return str(metadata.get("name", "(no name)")) if isinstance(metadata, Mapping) else "(no name)"
-
-
-def _read_text(path: str) -> str:
-    try:
-        return read_input(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name_of_file(path)} is not a text file (byte {error.start} is not UTF-8)") from error
 
 
 def _check(text: str) -> None:

@@ -164,7 +164,9 @@ class _StatusPage:
         if is_crashed:
             self._add_crash()
         self._add_gpu()
-        self._add("Replicas", self._replicas())
+        existing, (ready, wanted) = integer(self.status, "replicas"), _ready(self.resource)
+        others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
+        self._add("Replicas", f"{ready} of {wanted} ready{others}")
         self._add_caches()
         if not is_crashed and (signature := text(self.last, "signature")):
             self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
@@ -219,12 +221,6 @@ class _StatusPage:
         for part in (*parts, _memory(plan)):
             self._add("", part, Style.DIM)
         self._add("Image", text(plan, "image"))
-
-    def _replicas(self) -> str:
-        existing = integer(self.status, "replicas")
-        ready, wanted = _ready(self.resource)
-        others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
-        return f"{ready} of {wanted} ready{others}"
 
     def _add_caches(self) -> None:
         cache = mapping(self.status, "cache")

@@ -57,7 +57,8 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     pod = mapping(manifest, "spec", "template", "spec")
     container = _container(pod)
     labels = mapping(manifest, "spec", "template", "metadata", "labels")
-    services = [each for each in others if text(each, "kind") == "Service" and _selects(mapping(each, "spec", "selector"), labels)]
+    services = [each for each in others if text(each, "kind") == "Service" and mapping(each, "spec", "selector")]
+    services = [each for each in services if mapping(each, "spec", "selector").items() <= labels.items()]
     port = integer(next(objects(services[0], "spec", "ports"), {}), "port") if services else None
     return _engine(
         manifest,
@@ -221,10 +222,6 @@ def _words(container: Manifest) -> list[str]:
 
 def _listed(source: Manifest, name: str) -> list[str]:
     return [str(word) for word in sequence(source.get(name))]
-
-
-def _selects(selector: Manifest, labels: Manifest) -> bool:
-    return bool(selector) and all(labels.get(name) == value for name, value in selector.items())
 
 
 def _service(port: int | None, kind: str) -> dict[str, Any]:
