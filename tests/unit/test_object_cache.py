@@ -1,7 +1,6 @@
 """What is answered from memory, and that it is never older than what has happened."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -192,22 +191,6 @@ async def test_a_pod_that_its_replica_set_releases_is_forgotten(world: World) ->
     released = world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "ownerReferences": []}})
     assert world.cache.note(POD, released) == {("default", "llama")}
     assert await world.cache.find(POD, "default", labels=by_label) == []
-
-
-@pytest.mark.parametrize("verb", ["apply_status", "patch"])
-async def test_an_object_that_a_write_does_not_find_is_not_answered_from_memory(verb: str) -> None:
-    """A watch that was interrupted says nothing about an object that was deleted meanwhile, if no other of its kind is left."""
-    world = World()
-    world.cluster.put(llama())
-    await world.load()
-    found = await world.cache.get(VLLM_DEPLOYMENT, "llama", "default")
-    world.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
-    patch = partial(world.cache.patch, VLLM_DEPLOYMENT, "llama", "default", [], manager="test")
-    apply_status = partial(world.cache.apply_status, {**found, "status": {}}, manager="test")
-    with pytest.raises(NotFound):
-        await (patch() if verb == "patch" else apply_status())
-    with pytest.raises(NotFound):
-        await world.cache.get(VLLM_DEPLOYMENT, "llama", "default")
 
 
 async def test_an_edit_of_a_deployment_is_news(world: World) -> None:

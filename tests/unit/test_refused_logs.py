@@ -8,11 +8,11 @@ import pytest
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import RUNNING, TERMINATED, line, pod
 from vllm_operator.controller import log_follower
-from vllm_operator.kube.client import Invalid, Unreachable
+from vllm_operator.kube.client import Invalid, Unavailable
 from vllm_operator.logs.state import LogProblem, UnreadLog
 
 NOT_STARTED = Invalid('container "vllm" in pod "p" is waiting to start: ContainerCreating')
-DOWN = Unreachable("dial tcp 10.0.0.7:10250: connect: connection refused")
+DOWN = Unavailable("dial tcp 10.0.0.7:10250: connect: connection refused")
 NEVER = 1000.0
 
 

@@ -19,8 +19,8 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ from vllm_operator.kube.client import (
     Kind,
     LogRequest,
     Manifest,
-    NotFound,
     children_of,
     kind_of,
     selector_of,
@@ -104,8 +103,8 @@ class ObjectCache:
         """List all objects of a kind; return the keys of the objects that differ from the cache (see `note`).
 
         Raises:
-            ClusterError: The kind could not be listed. The cached objects stay. Gone: it took so long that the API server has dropped the
-                version of the list.
+            ClusterError: The kind could not be listed, or that took so long that the API server has dropped the version of the list. The
+                cached objects stay.
         """
         objects = self._objects.setdefault(kind, {})
         before = dict(objects)
@@ -194,13 +193,11 @@ class ObjectCache:
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply to the status."""
-        with self._forgetting(kind_of(manifest), name_of(manifest)):
-            return self._written(await self._client.apply_status(manifest, manager=manager))
+        return self._written(await self._client.apply_status(manifest, manager=manager))
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch."""
-        with self._forgetting(kind, (namespace or "", name)):
-            return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
+        return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
@@ -217,17 +214,6 @@ class ObjectCache:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
-
-    @contextmanager
-    def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
-        """Drop an object from the cache if a write does not find it, because no watch event may report its deletion."""
-        before = self._objects.get(kind, {}).get(name)
-        try:
-            yield
-        except NotFound:
-            if before is not None and self._objects.get(kind, {}).get(name) is before:  # otherwise it was created again
-                self._forget(kind, name)
-            raise
 
     def _written(self, manifest: Manifest) -> Manifest:
         """Store the result of a write. Its watch event triggers one reconciliation, unless it is the operator's own status."""

@@ -30,7 +30,6 @@ from vllm_operator.kube.client import (
     ClusterError,
     Conflict,
     Forbidden,
-    Gone,
     Invalid,
     InvalidName,
     Kind,
@@ -40,7 +39,6 @@ from vllm_operator.kube.client import (
     NotLeading,
     Unauthorized,
     Unavailable,
-    Unreachable,
     kind_of,
 )
 from vllm_operator.kube.connection import (
@@ -434,15 +432,13 @@ def _error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource
             return Unauthorized(f"{REJECTED} It says: {message}")
         case 403:
             return Forbidden(message, verb=verb, resource=resource)
-        case 410:
-            return Gone(message)
         case 400 | 405 | 413 | 415 | 422:
             causes = reading.objects(status, "details", "causes")
             return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
         case 500 if message.startswith(_MALFORMED):
             return Invalid(_OBJECT_NAME.sub("", message))
         case _ if found := _KUBELET.match(message):
-            return Unreachable(message[found.end() :])
+            return Unavailable(message[found.end() :])
         case _:
             after = response.headers.get("Retry-After") or ""
             is_seconds = re.fullmatch(r"[0-9]{1,9}", after)

@@ -11,10 +11,8 @@ Every failure is one of these errors. The reconciler decides by their class alon
     ├── Conflict         409: the object has changed, exists already, or another manager owns a field
     ├── Forbidden        403: the operator lacks a permission
     ├── Invalid          400, 422: the API server refuses the object; a retry does not help
-    ├── Gone             410: the resourceVersion is too old
-    └── Unavailable      no connection, timeout, 429, 5xx: a retry may help
+    └── Unavailable      no connection, timeout, 410, 429, 5xx: a retry may help
         ├── Unauthorized     401: the API server does not accept the credentials, even after they were read again
-        ├── Unreachable      5xx to a request for a log: the API server cannot reach the kubelet of the Pod
         └── NotLeading       this operator does not hold the Lease; nothing was sent
 """
 
@@ -171,10 +169,6 @@ class Invalid(ClusterError):
         self.causes = causes
 
 
-class Gone(ClusterError):
-    """The requested resourceVersion is too old."""
-
-
 class Unavailable(ClusterError):
     """The API server cannot be reached or cannot respond now. `retry_after` is in seconds; None if it does not say."""
 
@@ -185,10 +179,6 @@ class Unavailable(ClusterError):
 
 class Unauthorized(Unavailable):
     """The API server does not accept the credentials. They may be renewed, so a retry may help."""
-
-
-class Unreachable(Unavailable):
-    """The API server cannot reach the kubelet of a Pod, so it can read no log on that node."""
 
 
 class NotLeading(Unavailable):
@@ -241,7 +231,7 @@ class ClusterClient(Protocol):
 
         A page is valid until the next one is requested.
 
-        Raises Gone if the resourceVersion of the list has expired. Then list again.
+        Raises Unavailable also if the resourceVersion of the list has expired. Then list again.
         """
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
