@@ -61,8 +61,12 @@ FLEET = (
         "percentunit",
     ),
     Panel("Last start", [(f"vllm_operator_start_seconds{OF_FLEET}", f"{LEGEND} {{{{caches}}}}")], "s"),
-    Panel("Seconds saved by warm starts, in total", [(f"sum by ({OBJECT}) (vllm_operator_saved_seconds_total{OF_FLEET})", LEGEND)], "s"),
-    Panel("Warm starts, in total", [(f"sum by ({OBJECT}) (vllm_operator_warm_starts_total{OF_FLEET})", LEGEND)]),
+    Panel(
+        "Seconds saved by warm starts",
+        [(f"sum by ({OBJECT}) (increase(vllm_operator_saved_seconds_total{OF_FLEET}[$__range]))", LEGEND)],
+        "s",
+    ),
+    Panel("Warm starts", [(f"sum by ({OBJECT}) (increase(vllm_operator_warm_starts_total{OF_FLEET}[$__range]))", LEGEND)]),
     Panel("Generated tokens", [(rate("vllm:generation_tokens_total", OBJECT, OF_FLEET), LEGEND)], "short"),
     Panel(
         "Requests",

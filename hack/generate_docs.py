@@ -122,9 +122,10 @@ def conditions_reference() -> str:
         NOTE + "# Conditions\n",
         "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it gives the reason and the message "
         "of the problem that keeps the VLLMDeployment from serving as specified. "
-        f"{', '.join(f'`{type}`' for type in sorted(conditions.ALWAYS))} are always set, so `kubectl wait --for=condition=TYPE` works for "
-        "each of them. Every other condition is absent while it has nothing to report. `observedGeneration` of a condition is "
-        "the generation of the spec that it was observed for. A message states the situation, then what you can do.\n",
+        f"{', '.join(f'`{type}`' for type in conditions.ALWAYS)} are set on every object. The condition of a feature is set once the spec "
+        "asks for the feature. `kubectl wait --for=condition=TYPE` works for all of them. Only `Crashed` and `Stalled`, which report a "
+        "problem, are absent without one. `observedGeneration` of a condition is the generation of the spec that it was observed for. "
+        "A message states the situation, then what you can do.\n",
         "| condition | True means |\n|---|---|",
     ]
     lines += [f"| `{type}` | {meaning[type]} |" for type in conditions.ORDER]

@@ -63,5 +63,5 @@ async def test_a_budget_of_a_user_is_the_only_one_for_its_pods(served: Cluster, 
     first, _ = await serve(served, 2)
     await served.wait_for("PodDisruptionBudget", "theirs", allows(1))
     assert await served.evict(first) == EVICTED
-    assert not condition(await served.get("VLLMDeployment", "llama"), "Protected")
+    assert condition(await served.get("VLLMDeployment", "llama"), "Protected")["status"] == "True"
     assert [it["metadata"]["uid"] for it in await served.list_all("PodDisruptionBudget")] == [theirs["metadata"]["uid"]]

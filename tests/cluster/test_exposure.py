@@ -9,7 +9,7 @@ import yaml
 
 from support.account import ACCOUNT, granted, make_account, remove_account, rules_of
 from support.audit import AuditTrail
-from support.cluster import Cluster, Manifest
+from support.cluster import Cluster
 from support.crd import install_crd
 from support.operator_process import OperatorProcess, condition, has, llama
 
@@ -45,10 +45,6 @@ async def look_again(cluster: Cluster, value: str) -> None:
     await cluster.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {"look": value}}})
 
 
-def is_exposed(resource: Manifest) -> bool:
-    return not condition(resource, "Exposed")
-
-
 async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     served: Cluster, allowed: OperatorProcess, audit: AuditTrail
 ) -> None:
@@ -62,7 +58,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     for definition in DEFINITIONS:
         await install_crd(served, definition)
     await look_again(served, "after the installation")
-    await served.wait_for("VLLMDeployment", "llama", is_exposed)
+    await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "RouteNotAccepted"))
     route = await served.wait_for("HTTPRoute", "llama", bool)
     [rule] = route["spec"]["rules"]
     assert [backend["kind"] for backend in rule["backendRefs"]] == ["InferencePool"]
@@ -77,6 +73,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     await served.patch("HTTPRoute", "llama", {"status": {"parents": [parent]}}, subresource="status")
     await look_again(served, "after the acceptance")
     await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["url"] == "https://llama.example.com")
+    await served.wait_for("VLLMDeployment", "llama", has("Exposed", "True", "InEffect"))
 
     # drift is put right, and what is no longer asked for goes
     for kind, wrong in (("HTTPRoute", {"hostnames": ["wrong.example.com"]}), ("InferencePool", {"targetPorts": [{"number": 9}]})):
@@ -122,5 +119,5 @@ async def test_a_policy_of_another_is_not_taken_over(served: Cluster, operator: 
     told = await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "ApplyFailed"))
     assert "is not the operator's" in condition(told, "Exposed")["message"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": None}})
-    await served.wait_for("VLLMDeployment", "llama", is_exposed)
+    await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Exposed"))
     assert (await served.get("NetworkPolicy", "llama"))["spec"]["policyTypes"] == ["Ingress"]

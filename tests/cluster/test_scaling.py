@@ -45,7 +45,7 @@ async def test_the_real_controller_adds_one_replica_and_waits_until_it_may_serve
         created = await served.wait_for("HorizontalPodAutoscaler", "llama", bool)
         # no start was measured
         assert created["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
-        await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Autoscaled"))
+        await served.wait_for("VLLMDeployment", "llama", has("Autoscaled", "True", "InEffect"))
         # eight times the target asks for eight replicas; one is added
         await served.wait_for("VLLMDeployment", "llama", lambda it: it["spec"]["replicas"] == 2)
         await served.wait_for("Deployment", "llama", lambda it: it["spec"]["replicas"] == 2)
@@ -95,7 +95,7 @@ async def test_keda_gets_an_object_that_its_schema_accepts_as_soon_as_it_is_inst
 
     await install_crd(served, SCALED_OBJECT)
     await look_again(served, "after the installation")
-    await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Autoscaled"))
+    await served.wait_for("VLLMDeployment", "llama", has("Autoscaled", "True", "InEffect"))
     created = await served.wait_for("ScaledObject", "llama", bool)
     [trigger] = created["spec"]["triggers"]
     assert trigger["metadata"]["query"] == f'sum(vllm:num_requests_waiting{{namespace="{served.namespace}",name="llama"}})'

@@ -17,7 +17,7 @@ from vllm_operator.api.status import CacheStatus, Condition, ConditionStatus, St
 from vllm_operator.controller.metrics import Metrics
 
 DASHBOARDS = list(generate_dashboards.DASHBOARDS)
-VALUES = {"$__rate_interval": "5m", "$namespace": "models", "$name": "llama"}
+VALUES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": "models", "$name": "llama"}
 MINUTES = 20
 STATUS = {"Ready": "False", "Crashed": "True", "Planned": "True"}
 

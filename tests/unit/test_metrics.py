@@ -1,7 +1,7 @@
 """What Prometheus can read: one series for each condition, bounded labels, nothing that stays behind."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -69,7 +69,12 @@ def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() 
 
 def test_seconds_saved_are_a_counter() -> None:
     metrics = Metrics()
-    metrics.reported("a", "b", status(cache=CacheStatus(key="k", warm_starts=3, saved_seconds=1272)))
+    now = datetime(2026, 11, 21, 14, tzinfo=UTC)
+    earlier, later = (now, 9), [(now + timedelta(minutes=minutes), 424) for minutes in range(1, 4)]
+    metrics.reported("a", "b", status(), warm_starts=[earlier])
+    metrics.reported("a", "b", status(), warm_starts=[earlier, *later[:2]])
+    metrics.reported("a", "b", status(), warm_starts=later)
+    metrics.reported("a", "b", status())
     assert series(metrics, "saved_seconds_total") == ['vllm_operator_saved_seconds_total{name="b",namespace="a"} 1272.0']
     assert series(metrics, "warm_starts_total") == ['vllm_operator_warm_starts_total{name="b",namespace="a"} 3.0']
     assert "# TYPE vllm_operator_saved_seconds_total counter" in metrics.render().decode()

@@ -34,7 +34,7 @@ def about_claim(reason: str, message: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is observed, and the condition CacheWarm; without a status, the condition is absent."""
+    """What is observed, and the condition CacheWarm."""
 
     observation: Observation
     status: str
@@ -52,10 +52,10 @@ CASES = {
         ("shared", "namespace models", "remove claimName"),
         "ClaimMissing",
     ),
-    "our own claim is not there yet": Case(o.observe(claim=None), "", "", (), "NotStarted"),
-    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "", ""),
+    "our own claim is not there yet": Case(o.observe(claim=None), "Unknown", "NotSeenYet", (), "NotStarted"),
+    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotSeenYet"),
     "waiting for the first consumer is normal": Case(
-        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), "", ""
+        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), "Unknown", "NotSeenYet"
     ),
     "the storage class does not exist": Case(
         unbound(about_claim("ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found'), storage_class="fsat"),
@@ -90,7 +90,7 @@ CASES = {
     ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
-    "no start yet": Case(o.observe(), "", ""),
+    "no start yet": Case(o.observe(), "Unknown", "NotSeenYet"),
     "a first start builds": Case(
         o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("is building them",)
     ),
@@ -117,7 +117,8 @@ def test_cache_warm_says_what_stands_against_it_or_what_the_last_start_did(case:
     conditions = report(case.observation).status.conditions
     warm, ready = find_condition(conditions, "CacheWarm"), find_condition(conditions, "Ready")
     assert ready is not None
-    found = (warm.status, warm.reason, warm.message) if warm is not None else ("", "", "")
+    assert warm is not None
+    found = (warm.status, warm.reason, warm.message)
     assert found[:2] == (case.status, case.reason), found
     assert all(words in found[2] for words in case.words), found
     assert case.ready in (None, ready.reason)
@@ -154,54 +155,41 @@ def test_cold_and_warm_starts_are_measured_apart() -> None:
     cache = second.status.cache
     assert cache is not None
     assert (cache.cold_start_seconds, cache.warm_start_seconds) == (459, 35)
-    assert cache.cold_stage_seconds == {"ProcessStart": 20, "KernelWarmup": 439}
-    assert cache.warm_stage_seconds == {"ProcessStart": 20, "KernelWarmup": 15}
+    assert first.status.cache is not None
+    assert first.status.cache.cold_stage_seconds == {"ProcessStart": 20, "KernelWarmup": 439}
+    assert (cache.cold_stage_seconds, cache.warm_stage_seconds) == (None, {"ProcessStart": 20, "KernelWarmup": 15}), "of the last start"
 
 
-def saved(status: VLLMDeploymentStatus) -> tuple[int | None, int | None]:
-    assert status.cache is not None
-    return status.cache.warm_starts, status.cache.saved_seconds
-
-
-def test_each_warm_start_is_counted_once_with_what_it_saved() -> None:
-    first = report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2), 459)})).status
-    assert saved(first) == (None, None)
+def test_each_warm_start_is_reported_with_what_it_saved() -> None:
+    first = report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2), 459)}))
+    assert first.warm_starts == ()
     states = {("vllm-a-x2", 0): served(CacheEvidence(hits=2), 35), ("vllm-a-x3", 0): served(CacheEvidence(hits=2), 59)}
     pods = [o.ready_pod(name) for name, _ in states]
     both = o.observe(*pods, states=states)
-    second = report(replace(both, resource=o.resource(status=first))).status
-    assert saved(second) == (2, 424 + 400)
-    assert saved(report(replace(both, resource=o.resource(status=second))).status) == (2, 824), "a log that is read again"
-    assert saved(report(o.observe(resource=o.resource(status=second))).status) == (2, 824), "a log that is gone"
+    second = report(replace(both, resource=o.resource(status=first.status)))
+    assert sorted(seconds for _, seconds in second.warm_starts) == [400, 424]
 
 
-def test_without_a_measured_cold_start_a_warm_start_is_not_counted() -> None:
-    assert saved(report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)})).status) == (None, None)
-
-
-def test_counts_outlive_a_change_of_the_key() -> None:
-    former = VLLMDeploymentStatus(
-        cache=CacheStatus(key="other-key", warm_starts=7, saved_seconds=100, counted_until="2026-11-20T00:00:00Z")
-    )
-    assert saved(report(o.observe(resource=o.resource(status=former))).status) == (7, 100)
+def test_without_a_measured_cold_start_nothing_is_saved() -> None:
+    assert report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)})).warm_starts == ()
 
 
 STAGES = {
     "both starts": (
         CacheStatus(cold_stage_seconds={"KernelWarmup": 292, "WeightLoad": 42}, warm_stage_seconds={"WeightLoad": 14}),
-        [(42, 14), (292, None)],
+        ({"WeightLoad": 42, "KernelWarmup": 292}, {"WeightLoad": 14}),
     ),
-    "nothing is known": (CacheStatus(), []),
+    "nothing is known": (CacheStatus(), ({}, {})),
     "what somebody else wrote is left out": (
         CacheStatus(cold_stage_seconds={"": 1, "KernelWarmup": 7, "Nap": 9}),
-        [(7, None)],
+        ({"KernelWarmup": 7}, {}),
     ),
 }
 
 
 @pytest.mark.parametrize(("cache", "want"), STAGES.values(), ids=STAGES)
-def test_durations_are_read_from_the_status(cache: CacheStatus, want: list[tuple[int, int | None]]) -> None:
-    assert [(stage.cold_seconds, stage.warm_seconds) for stage in read_stages(cache)] == want
+def test_durations_are_read_from_the_status(cache: CacheStatus, want: tuple[dict[str, int], dict[str, int]]) -> None:
+    assert read_stages(cache) == want
 
 
 def test_measures_of_another_key_are_dropped() -> None:

@@ -7,7 +7,7 @@ import pytest
 from support import observations as o
 from support.reports import report
 from vllm_operator.logs.state import Progress, Stage, StartupState
-from vllm_operator.status.starts import StageDuration, learn
+from vllm_operator.status.starts import learn
 
 X1, X2 = "vllm-a-x1", "vllm-a-x2"
 A_DAY = 86_400.0
@@ -64,6 +64,5 @@ def test_a_count_that_the_api_cannot_hold_is_not_shown(counted: Progress) -> Non
 def test_a_stage_that_lasted_longer_than_any_start_teaches_nothing() -> None:
     ages = datetime.fromisoformat("1980-01-01T00:00:00+00:00")
     entered = ((Stage.WEIGHT_LOAD, ages), (Stage.KERNEL_WARMUP, o.at(0)), (Stage.READY, o.at(290)))
-    known = [StageDuration(stage=Stage.WEIGHT_LOAD, cold_seconds=40)]
-    learned = learn(known, StartupState(stage=Stage.READY, entered=entered), is_warm=False)
-    assert [(entry.stage, entry.cold_seconds) for entry in learned] == [(Stage.WEIGHT_LOAD, 40), (Stage.KERNEL_WARMUP, 290)]
+    learned = learn({"WeightLoad": 40}, StartupState(stage=Stage.READY, entered=entered))
+    assert learned == {"WeightLoad": 40, "KernelWarmup": 290}

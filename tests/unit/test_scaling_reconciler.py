@@ -124,7 +124,7 @@ async def test_a_budget_of_a_user_for_the_same_pods_replaces_ours(bench: Bench) 
     await bench.settle()
     assert budgets(bench) == ["theirs"]
     assert bench.cluster.all(DISRUPTION_BUDGET) == [theirs]
-    assert bench.message("Protected") == ""
+    assert bench.condition("Protected").status == "True"
     bench.cluster.remove(DISRUPTION_BUDGET, "default", "theirs")
     bench.pass_time(BUDGET_SECONDS)
     await bench.settle()
@@ -208,11 +208,11 @@ async def test_without_metrics_there_is_no_autoscaler_and_the_condition_says_how
     bench.cluster.documents[METRICS_API] = {"kind": "APIGroup"}
     await bench.settle()
     assert bench.cluster.all(AUTOSCALER)
-    assert bench.message("Autoscaled") == ""
+    assert bench.condition("Autoscaled").status == "True"
     del bench.cluster.documents[METRICS_API]  # an adapter that is replaced
     await bench.settle()
     assert bench.cluster.all(AUTOSCALER)
-    assert bench.message("Autoscaled") == ""
+    assert bench.condition("Autoscaled").status == "True"
 
 
 async def test_metrics_that_are_not_served_at_the_moment_stop_neither_the_autoscaler_nor_the_status(bench: Bench) -> None:
@@ -246,7 +246,7 @@ async def test_an_autoscaler_of_a_user_that_appears_later_replaces_ours(measured
     measured.cluster.remove(AUTOSCALER, "default", "theirs")
     await measured.settle()
     assert [item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)] == ["llama"]
-    assert measured.message("Autoscaled") == ""
+    assert measured.condition("Autoscaled").status == "True"
 
 
 def scaler_of_keda(name: str) -> Manifest:
@@ -306,4 +306,4 @@ async def test_keda_must_be_allowed_and_takes_the_place_of_the_other_autoscaler(
     of_keda["metadata"]["ownerReferences"] = [{"kind": "ScaledObject", "name": "llama", "controller": True, "uid": "1"}]
     measured.cluster.put(of_keda)
     await measured.settle()
-    assert measured.message("Autoscaled") == ""
+    assert measured.condition("Autoscaled").status == "True"

@@ -1,7 +1,8 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-The conditions in `ALWAYS` are always set, so that `kubectl wait` works for each of them. Every other condition is absent when there is
-nothing to report. `Ready` is the summary: while it is not True, it has the reason and the message of the problem.
+The conditions in `ALWAYS` are set on every object, and a condition of a feature once the spec asks for the feature, so that `kubectl wait`
+works for each of them. Only `Crashed` and `Stalled`, which report a problem, are absent without one. `Ready` is the summary: while it is
+not True, it has the reason and the message of the problem.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
@@ -21,26 +22,26 @@ ACCEPTED = "Accepted"
 PLANNED = "Planned"
 """The operator chose a GPU and backends."""
 CACHE_WARM = "CacheWarm"
-"""The log of the engine showed that it loaded compiled artifacts instead of building them. Absent until a start has shown it."""
+"""The log of the engine showed that it loaded compiled artifacts instead of building them. Unknown until a start has shown it."""
 CACHE_PUBLISHED = "CachePublished"
-"""The caches are in the registry. Absent unless `spec.cache.artifact.publish` requests it."""
+"""The caches are in the registry. Set if `spec.cache.artifact.publish` is WhenPrimed."""
 PROGRESSING = "Progressing"
 """The current spec is being rolled out, or the rollout is complete, as for a Deployment. False: the rollout is stuck, because a Pod cannot
 start or no longer responds, or because there is no plan."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
 EXPOSED = "Exposed"
-"""False: a NetworkPolicy, HTTPRoute or InferencePool that the spec asks for is not in effect. Absent otherwise."""
+"""The NetworkPolicy, HTTPRoute and InferencePool that the spec asks for are in effect. Set if `spec.networkPolicy` or `spec.gateway` is."""
 AUTOSCALED = "Autoscaled"
-"""False: the autoscaler of `spec.autoscaling` is not in effect. Absent otherwise."""
+"""The autoscaler is in effect. Set if `spec.autoscaling` is."""
 PROTECTED = "Protected"
-"""False: the PodDisruptionBudget is not in effect, so evictions may end several replicas at the same time. Absent otherwise."""
+"""A PodDisruptionBudget is in effect. False: evictions may end several replicas at the same time. Set if there may be several replicas."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
 ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
 """Order in which conditions are shown."""
-ALWAYS = (READY, ACCEPTED, PLANNED, PROGRESSING)
+ALWAYS = (READY, ACCEPTED, PLANNED, CACHE_WARM, PROGRESSING)
 """Conditions that are set on every object that the operator has seen."""
 
 
@@ -174,6 +175,10 @@ class Reason:
     UNKNOWN_CRASH = "UnknownCrash"
     """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
     # Exposed
+    IN_EFFECT = "InEffect"
+    """The objects that the spec asks for exist. Also a reason of Autoscaled and Protected."""
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
+    """No Gateway has accepted the HTTPRoute yet."""
     KIND_NOT_INSTALLED = "KindNotInstalled"
     """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it. Also a
     reason of Autoscaled, and of Planned for the CustomResourceDefinition of a preset."""

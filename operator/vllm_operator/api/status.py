@@ -62,16 +62,9 @@ class ArtifactStatus(Model):
     tag: str | None = optional("Tag that was fetched or published last.", max_length=128)
     digest: str | None = optional("Digest of the artifact that was fetched last.", max_length=71)
     fetch: str | None = optional("Result of the last fetch: Fetched, PartlyFetched, Present, or why it failed.", max_length=32)
-    fetched_by: str | None = optional("Pod that fetched last.", max_length=253)
-    fetch_seconds: int | None = optional("Duration of that fetch, in seconds, rounded up.", ge=0)
-    fetch_message: str | None = optional("Why that fetch failed.", max_length=600)
-    differences: str | None = optional("What that artifact was made with, where it differs from this engine.", max_length=600)
-    size_bytes: int | None = optional("Size of the files of the artifact, in bytes.", ge=0)
     cold_start_seconds: int | None = optional("Duration of the cold start of the engine that published this artifact, in seconds.", ge=0)
     publication: str | None = optional("What the last publication was for: repository, cache key, model and settings.", max_length=64)
-    publish_result: str | None = optional("Result of the last publication.", max_length=32)
-    publish_message: str | None = optional("Why that publication failed.", max_length=600)
-    published_digest: str | None = optional("Digest of the artifact that the tag has.", max_length=71)
+    publish_result: str | None = optional("Result of the last publication. CachePublished says more.", max_length=32)
     publish_time: Timestamp | None = optional("Time of the last publication.", {"format": "date-time"})
     rejected: list[Annotated[str, Field(max_length=71)]] | None = optional(
         "Digests that are not fetched again, because a start with them crashed.", LIST_ATOMIC, max_length=8
@@ -90,16 +83,10 @@ class CacheStatus(Model):
     generation: int | None = optional("Generation of the caches, raised with each quarantine.", ge=0)
     cold_start_seconds: int | None = optional("Duration of the last cold start with this key, in seconds.", ge=0)
     warm_start_seconds: int | None = optional("Duration of the last warm start with this key, in seconds.", ge=0)
-    warm_starts: int | None = optional("Number of warm starts of all Pods for which a cold start with the same key was measured.", ge=0)
-    saved_seconds: Annotated[int, Field(ge=0)] | None = optional(
-        "Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the one that "
-        "published the artifact."
-    )
-    counted_until: Timestamp | None = optional("Time when the last of these starts ended.", {"format": "date-time"})
     cold_stage_seconds: StageSeconds | None = optional(
-        "Durations of the longer stages of that cold start, in seconds. The next start is estimated from them.", MAP_ATOMIC
+        "Durations of the longer stages of the last start, if it was cold, in seconds. The next start is estimated from them.", MAP_ATOMIC
     )
-    warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of that warm start, in seconds.", MAP_ATOMIC)
+    warm_stage_seconds: StageSeconds | None = optional("The same, if it was warm.", MAP_ATOMIC)
     quarantined: list[QuarantinedCache] | None = optional(
         "Damaged cache directories that are no longer used, newest last.", list_map("key"), max_length=8
     )
@@ -108,13 +95,13 @@ class CacheStatus(Model):
 
 
 class PodStartup(Model):
-    """The start of one Pod."""
+    """The start of one Pod. The stage and the progress of the first one are those of the start."""
 
     name: str = Field(max_length=253, description="Name of the Pod.")
-    stage: str = Field(max_length=64, description="Current stage.")
+    stage: str | None = optional("Current stage. Absent for the first Pod.", max_length=64)
     completed: int | None = optional("Completed units of this stage.", ge=0)
     total: int | None = optional("Total units of this stage.", ge=0)
-    restarts: int | None = optional("Number of restarts of the engine container.", ge=0)
+    restarts: int | None = optional("Number of restarts of the engine container, if any.", ge=0)
 
 
 class StartupStatus(Model):
@@ -145,7 +132,7 @@ class CrashStatus(Model):
     reference: str | None = optional("Link to more information.", max_length=512)
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
     exit_code: int | None = optional("Exit code of the engine container. Absent while the condition Crashed says it.")
-    restarts: int | None = optional("Number of restarts of the container before the crash.", ge=0)
+    restarts: int | None = optional("Number of restarts of the container before the crash, if any.", ge=0)
     time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
     excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
 
@@ -206,7 +193,7 @@ class RemediationStatus(Model):
     )
     signature: str | None = optional("Name of the crash that led to this state.", max_length=128)
     pod: str | None = optional("Name of the Pod that crashed.", max_length=253)
-    restarts: int | None = optional("Number of restarts of that Pod before the crash.", ge=0)
+    restarts: int | None = optional("Number of restarts of that Pod before the crash, if any.", ge=0)
     applied: list[AppliedRemedy] = repeated("Remedies in force, oldest first.", LIST_ATOMIC, max_length=10)
     stalled_pods: list[Annotated[str, Field(max_length=253)]] = repeated(
         "Pods that the operator deleted because their start stalled.", LIST_ATOMIC, max_length=10
@@ -227,7 +214,7 @@ class VLLMDeploymentStatus(Model):
     ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
     selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
     conditions: list[Condition] = repeated(
-        "Conditions, Ready first. Ready, Accepted, Planned and Progressing are always set.", list_map("type"), max_length=16
+        "Conditions, Ready first. Ready, Accepted, Planned, CacheWarm and Progressing are always set.", list_map("type"), max_length=16
     )
     url: str | None = optional(
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024

@@ -308,7 +308,7 @@ def _failure(context: CacheContext, publication: Publication) -> str | None:
     if publication.state is not PublicationState.DONE:
         return None
     known = context.known_artifact
-    word, message = (known.publish_result, known.publish_message) if known is not None else (None, None)
+    word, message = known.publish_result if known is not None else None, ""
     if publication.result is not None:
         word, message = publication.result.result, publication.result.message
     if word in PUBLISHED:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 READ_STATUS = 0
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
-_MEBIBYTE = 2**20
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,7 +188,8 @@ class _StatusPage:
             line(Span(f"{'Start':<{_LABEL}}", Style.BOLD), Span(stage, Style.CYAN), Span(f" for {since}" if since else "", Style.DIM))
         )
         self.lines += [line(" " * _LABEL, *spans)] if spans else []
-        for pod in pods if len(pods) > 1 else ():
+        # the stage of the first Pod is the one of the start
+        for pod in ({**startup, **pods[0]}, *pods[1:]) if len(pods) > 1 else ():
             completed, total = integer(pod, "completed"), integer(pod, "total")
             done = f" {completed}/{total}" if completed is not None and total else ""
             self.lines.append(line(" " * _LABEL, Span(f"{text(pod, 'name')}: {text(pod, 'stage')}{done}", Style.DIM)))
@@ -364,10 +364,7 @@ def _progress(startup: Mapping[str, Any], now: datetime) -> str:
 
 # the table of `caches`
 
-CACHES_HEADER = (
-    *("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "HITS", "TOTAL", "FETCHED", "SIZE"),
-    *("PUBLISHED", "TAG"),
-)
+CACHES_HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "FETCHED", "PUBLISHED", "TAG")
 
 
 def _show_caches(arguments: argparse.Namespace) -> int:
@@ -404,10 +401,7 @@ def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "coldStartSeconds": cold,
         "warmStartSeconds": warm,
         "savedSeconds": max(0, cold - warm) if cold is not None and warm is not None else None,
-        "warmStarts": integer(cache, "warmStarts"),
-        "savedSecondsTotal": integer(cache, "savedSeconds"),
         "fetch": text(artifact, "fetch"),
-        "sizeBytes": integer(artifact, "sizeBytes"),
         "publishResult": text(artifact, "publishResult"),
         "tag": text(artifact, "tag"),
     }
@@ -421,6 +415,4 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _cell(field: str, value: Any) -> str:
     if value is None:
         return ""
-    if field == "sizeBytes":
-        return f"{value / _MEBIBYTE:.0f} MiB"
     return f"{value} s" if "Seconds" in field else str(value)

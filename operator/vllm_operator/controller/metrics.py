@@ -1,6 +1,8 @@
 """Metrics of the operator in Prometheus format."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,6 +23,24 @@ OTHER = "Other"
 """Label value for undocumented reasons. Names of users' crash signatures must not become label values."""
 _Sample = tuple[str, tuple[str, ...], float]
 """Name of the metric without its prefix, label values without the object's, and value."""
+WarmStarts = Sequence[tuple[datetime, int]]
+"""Ends of warm starts, and the seconds that each saved."""
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Savings:
+    """The warm starts that this process has counted: the end of the last one, their number and the sum of the saved seconds."""
+
+    until: datetime
+    starts: int = 0
+    seconds: int = 0
+
+    def add(self, warm_starts: WarmStarts) -> "_Savings":
+        """Count starts that ended later."""
+        new = [(ended, seconds) for ended, seconds in warm_starts if ended > self.until]
+        until = max((ended for ended, _ in new), default=self.until)
+        return _Savings(until, self.starts + len(new), self.seconds + sum(seconds for _, seconds in new))
 
 
 class Metrics(Collector):
@@ -49,6 +69,7 @@ class Metrics(Collector):
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
         self._reasons = documented_reasons()
         self._samples: dict[Key, tuple[_Sample, ...]] = {}
+        self._savings: dict[tuple[str, str], _Savings] = {}
         self.registry.register(self)
         self._restarts = Counter(
             f"{PREFIX}_task_restarts",
@@ -119,13 +140,22 @@ class Metrics(Collector):
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
-    def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
-        """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, and the start in progress."""
-        self._samples[namespace, name] = tuple(_samples(status, start, self._reasons))
+    def reported(
+        self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None, warm_starts: WarmStarts = ()
+    ) -> None:
+        """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, the start in progress, and its warm starts."""
+        key = (namespace, name)
+        # the process before this one has counted the starts before the first report
+        before = self._savings.get(key) or _Savings(max((ended for ended, _ in warm_starts), default=_BEGINNING))
+        savings = self._savings[key] = before.add(warm_starts)
+        # including 0, because `increase` needs an earlier sample
+        counters: tuple[_Sample, ...] = (("warm_starts_total", (), savings.starts), ("saved_seconds_total", (), savings.seconds))
+        self._samples[key] = (*_samples(status, start, self._reasons), *counters)
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove the samples of a deleted VLLMDeployment."""
         self._samples.pop((namespace, name), None)
+        self._savings.pop((namespace, name), None)
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
@@ -201,7 +231,4 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
         yield "start_seconds", ("warm",), warm
     if before is not None and warm is not None:
         yield "start_saved_seconds", (), max(0, before - warm)
-    # including 0, because `increase` needs an earlier sample
-    yield "warm_starts_total", (), cache.warm_starts or 0
-    yield "saved_seconds_total", (), cache.saved_seconds or 0
     yield "quarantined_caches", (), cache.generation or 0

@@ -387,5 +387,5 @@ def _has_served(resource: VLLMDeployment, deployment: Manifest | None) -> bool:
 def _has_new_crash(pod: Manifest, recorded: CrashStatus | None) -> bool:
     """Return whether the run before the current one crashed, and the status does not have that crash."""
     runs = runs_to_follow(pod)
-    last = (recorded.pod, recorded.restarts) if recorded is not None else None
+    last = (recorded.pod, recorded.restarts or 0) if recorded is not None else None
     return len(runs) > 1 and (runs[0].pod, runs[0].restarts) != last

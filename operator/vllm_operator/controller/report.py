@@ -169,7 +169,7 @@ class Reporter:
             if verb := await self.recorder.record(manifest, occurrence, now=self.now()):
                 self.metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
-        self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start)
+        self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, reported.warm_starts)
         if reported.status != snapshot.resource.status:
             await self._apply(manifest, reported.status)
 

@@ -5,13 +5,13 @@ is Miss and the state is Warm. `status.cache.artifact` describes caches that Pod
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CACHE_WARM, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
 from vllm_operator.api.operation import Publish, Storage, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest
@@ -26,7 +26,7 @@ from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.observation import Observation, ObservedState, PodFacts, why_no_pod
 from vllm_operator.status.progressing import pod_text
-from vllm_operator.status.starts import count_savings, known_stages, last_start, next_start_finds
+from vllm_operator.status.starts import known_stages, last_start, next_start_finds
 from vllm_operator.text import wording
 
 CLAIM_PROBLEMS = (
@@ -73,9 +73,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     start = last_start(observed)
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
-    activity, stages = observed.observation.activity, known_stages(observed, plan)
-    artifact = artifact_status(observed, plan, damage)
-    of_artifact = artifact.cold_start_seconds if artifact is not None else None
+    cold_stages, warm_stages = known_stages(observed, plan)
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
@@ -83,12 +81,11 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
-        cold_stage_seconds={each.stage: each.cold_seconds for each in stages if each.cold_seconds is not None} or None,
-        warm_stage_seconds={each.stage: each.warm_seconds for each in stages if each.warm_seconds is not None} or None,
+        cold_stage_seconds=dict(cold_stages) or None,
+        warm_stage_seconds=dict(warm_stages) or None,
         quarantined=list(damage.quarantined) or None if damage is not None else None,
-        priming_skipped=activity.skipped,
-        artifact=artifact,
-        **count_savings(observed, cold if cold is not None else of_artifact),
+        priming_skipped=observed.observation.activity.skipped,
+        artifact=artifact_status(observed, plan, damage),
     )
 
 
@@ -101,11 +98,11 @@ def _unexpected_claim(observation: Observation) -> str | None:
 
 def cache_warm(
     observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
-) -> Verdict | None:
-    """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start. None if nothing is known yet."""
+) -> Verdict:
+    """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
     say, observation = observed.messages.say, observed.observation
     if cache is None:
-        return None
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
     place = locate_cache(observation)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
@@ -114,11 +111,10 @@ def cache_warm(
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
     text = _with_notes(observed, verdict.message)
-    if (note := note_about_fetch(observed, cache.artifact)) is not None:
+    if (note := note_about_fetch(observed)) is not None:
         text = observed.messages.fit(note[0], shrink=("text",), text=text, **note[1])
     text = _with_damage(observed, text, damage) if verdict.status is not TRUE else text
-    has_news = verdict.reason != Reason.NOT_SEEN_YET or text != verdict.message or not place.is_shared
-    return Verdict(verdict.status, verdict.reason, text) if has_news else None
+    return Verdict(verdict.status, verdict.reason, text)
 
 
 def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:
@@ -378,34 +374,21 @@ def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | N
 
 def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
     """Return the report of the newest Pod. A cache hit on the volume does not change the artifact status."""
-    _, pod, result = max(_results(observation), key=lambda found: found[:2], default=("", "", None))
-    if result is None:
+    result = _newest_fetch(observation)
+    if result is None or (result.result == _PRESENT and before is not None and before.fetch in FETCHED):
         return {}
-    had_fetched = before is not None and before.fetch in FETCHED
-    if had_fetched and before is not None and (result.result == _PRESENT or before.fetched_by == pod):
-        return {}
-    return {
-        "tag": result.tag or None,
-        "digest": result.digest or None,
-        "fetch": result.result,
-        "fetched_by": pod,
-        "fetch_seconds": None if result.seconds is None else math.ceil(result.seconds),
-        "fetch_message": wording.clean(result.message, _MAX_MESSAGE) or None,
-        "differences": wording.clean(result.differs, _MAX_MESSAGE) or None,
-        "size_bytes": result.size_bytes,
-        "cold_start_seconds": result.cold_seconds,
-    }
+    return {"tag": result.tag or None, "digest": result.digest or None, "fetch": result.result, "cold_start_seconds": result.cold_seconds}
 
 
-def _results(observation: Observation) -> Iterator[tuple[str, str, ArtifactResult]]:
-    for pod in (*observation.pods, *observation.primers):
-        if (result := read_fetch(pod.manifest)) is not None:
-            yield reading.text(pod.manifest, "metadata", "creationTimestamp"), pod.name, result
+def _newest_fetch(observation: Observation) -> ArtifactResult | None:
+    """Return what the newest Pod with a report fetched; None without one."""
+    pods = sorted((*observation.pods, *observation.primers), key=lambda pod: (reading.stamp(pod.created_at) or "", pod.name), reverse=True)
+    return next((result for pod in pods if (result := read_fetch(pod.manifest)) is not None), None)
 
 
 def _published(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
     publication = observation.activity.publication
-    names = ("publication", "publish_result", "publish_message", "published_digest", "publish_time")
+    names = ("publication", "publish_result", "publish_time")
     if publication is None:
         artifact = observation.resource.spec.cache.artifact if observation.resource.spec.cache else None
         is_requested = artifact is not None and artifact.publish is Publish.WHEN_PRIMED
@@ -415,8 +398,6 @@ def _published(observation: Observation, before: ArtifactStatus | None) -> dict[
         return {
             "publication": publication.occasion,
             "publish_result": result.result,
-            "publish_message": wording.clean(result.message, _MAX_MESSAGE) or None,
-            "published_digest": result.digest or None,
             "publish_time": reading.stamp(publication.ended),
             **({"tag": result.tag} if result.tag else {}),
         }
@@ -426,12 +407,15 @@ def _published(observation: Observation, before: ArtifactStatus | None) -> dict[
 
 def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) -> Verdict | None:
     """Judge CachePublished; None if the spec requests no publication."""
-    publication = observed.observation.activity.publication
+    publication, say = observed.observation.activity.publication, observed.messages.say
     spec = observed.observation.resource.spec.cache
-    if publication is None or spec is None or spec.artifact is None:
+    if spec is None or spec.artifact is None or spec.artifact.publish is not Publish.WHEN_PRIMED:
         return None
-    repository = spec.artifact.repository
-    say = observed.messages.say
+    repository, before = spec.artifact.repository, find_condition(observed.observation.previous.conditions, CACHE_PUBLISHED)
+    if publication is None and before is not None:
+        return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
+    if publication is None:
+        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
     match publication.state:
         case PublicationState.NOT_PUBLISHABLE:
             return Verdict(FALSE, Reason.NOT_PUBLISHABLE, say("publishing.not_capturable"))
@@ -446,42 +430,46 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     result = artifact.publish_result if artifact is not None else None
     if artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
+    reason = Reason.PUBLISHED if result in PUBLISHED else _REASONS.get(result, Reason.PUBLISH_FAILED)
+    report = publication.result
+    if report is None and before is not None and before.reason == reason:
+        return Verdict(before.status, before.reason, before.message)  # the Job is gone
     facts: dict[str, Any] = {
         "result": result,
         "secret": secret.name if (secret := spec.artifact.push_secret_ref) is not None else None,
         "repository": repository,
         "tag": artifact.tag,
-        "digest": artifact.published_digest,
-        "why": artifact.publish_message or result,
+        "digest": report.digest if report is not None else "",
+        "why": wording.clean(report.message if report is not None else "", _MAX_MESSAGE) or result,
     }
-    if result in PUBLISHED:
-        return Verdict(TRUE, Reason.PUBLISHED, say("publishing.done", is_new=result == "Published", **facts))
-    reason = _REASONS.get(result, Reason.PUBLISH_FAILED)
+    if reason == Reason.PUBLISHED:
+        return Verdict(TRUE, reason, say("publishing.done", is_new=result == "Published", **facts))
     return Verdict(FALSE, reason, say("publishing.failed", is_final=publication.is_last or result in FINAL, **facts))
 
 
-def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -> tuple[str, dict[str, Any]] | None:
-    """Return the message about the fetch to append to CacheWarm, and its facts; None if there is none."""
-    if artifact is None or artifact.fetch is None or artifact.fetch == _PRESENT:
+def note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | None:
+    """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
+    result, cache, plan = _newest_fetch(observed.observation), observed.observation.resource.spec.cache, observed.observation.outcome.plan
+    spec = cache.artifact if cache is not None else None
+    if result is None or spec is None or plan is None or plan.cache_artifact is None or result.result == _PRESENT:
         return None
-    differs = artifact.differences
-    if artifact.fetch not in FETCHED:
-        cache = observed.observation.resource.spec.cache
-        spec = cache.artifact if cache is not None else None
+    differs = wording.clean(result.differs, _MAX_MESSAGE)
+    if result.result not in FETCHED:
+        secret = spec.pull_secret_ref
         facts: dict[str, Any] = {
-            "result": artifact.fetch,
-            "why": artifact.fetch_message or artifact.fetch,
+            "result": result.result,
+            "why": wording.clean(result.message, _MAX_MESSAGE) or result.result,
             "differs": differs,
-            "tag": artifact.tag,
+            "tag": result.tag,
+            "is_pinned": spec.reference is not None,
+            "secret": secret.name if secret is not None else None,
         }
-        is_pinned = spec is not None and spec.reference is not None
-        secret = spec.pull_secret_ref if spec is not None else None
-        return "fetching.failed", {**facts, "is_pinned": is_pinned, "secret": secret.name if secret is not None else None}
-    facts = {"tag": artifact.tag or artifact.digest}
+        return "fetching.failed", facts
+    facts = {"tag": result.tag or result.digest}
     start = last_start(observed)
-    if artifact.fetch != "Fetched":
+    if result.result != "Fetched":
         return "fetching.partly", {**facts, "differs": differs}
     if start is not None and (start.evidence.misses or start.evidence.load_failures):
         seen = {"loaded": start.evidence.hits, "built": start.evidence.misses, "failure": start.evidence.failure}
         return "fetching.unused", {**facts, **seen, "differs": differs}
-    return "fetching.done", {**facts, "seconds": artifact.fetch_seconds}
+    return "fetching.done", {**facts, "seconds": None if result.seconds is None else math.ceil(result.seconds)}

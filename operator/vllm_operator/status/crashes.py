@@ -229,7 +229,7 @@ def _status(
         reference=wording.clean(crash.reference, 500) if crash is not None and crash.reference else None,
         pod=view.name,
         exit_code=code,
-        restarts=run,
+        restarts=run or None,
         time=reading.stamp(time),
         excerpt=_excerpt(crash) if crash is not None else None,
     )

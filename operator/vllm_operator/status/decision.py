@@ -94,7 +94,9 @@ class Remediator:
         kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
         if kept.state is RemediationState.STOPPED or _is_decided(kept, case) or _is_superseded(kept, case):
             return kept
-        fresh = kept.model_copy(update={"signature": case.signature.id, "pod": case.pod, "restarts": case.restarts, "command": None})
+        fresh = kept.model_copy(
+            update={"signature": case.signature.id, "pod": case.pod, "restarts": case.restarts or None, "command": None}
+        )
         engine = Engine.of(resource.spec, remedied(plan, kept), self.versions)
         suggested = self._suggest(resource, engine, case, fresh)
         if kept.state is RemediationState.GAVE_UP:
@@ -227,7 +229,7 @@ def _settings(resource: VLLMDeployment) -> RemediationSpec:
 
 def _is_decided(kept: RemediationStatus, case: Case) -> bool:
     """Return whether this crash was already decided about and no new facts are known."""
-    return not case.during_start and (kept.pod, kept.restarts, kept.signature) == (case.pod, case.restarts, case.signature.id)
+    return not case.during_start and (kept.pod, kept.restarts or 0, kept.signature) == (case.pod, case.restarts, case.signature.id)
 
 
 def _is_permanent(signature: Signature) -> bool:

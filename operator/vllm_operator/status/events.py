@@ -186,7 +186,7 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
     uid = next((view.uid for view in observed.pods if view.name == crash.pod), crash.pod)
     message = observed.messages.say("event.crashed", crash=crash, times=(crash.restarts or 0) + 1)
     word = reason_of(crash.signature)
-    yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
+    yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts or 0}", series=f"crash-{uid}-{word}")
 
 
 def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

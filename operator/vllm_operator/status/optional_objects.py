@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import FALSE, Reason, Verdict
+from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.status.observation import ObjectProblem, ObservedState
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30
 """Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
+_BUDGET = "PodDisruptionBudget"
 _RELEASES = "https://github.com/kubernetes-sigs"
 _KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
 _MANIFESTS: Mapping[str, str] = {
@@ -21,9 +23,41 @@ _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscali
 
 
 def exposed(observed: ObservedState) -> Verdict | None:
-    """Judge Exposed: the first problem; None if there is none."""
-    problem = next(iter(observed.observation.exposure.problems), None)
-    return judge_problem(observed, problem) if problem is not None else None
+    """Judge Exposed: the first problem; None if the spec asks for nothing."""
+    observation, say = observed.observation, observed.messages.say
+    problem = next(iter(observation.exposure.problems), None)
+    if problem is not None:
+        return judge_problem(observed, problem)
+    if observation.exposure.awaits_gateway:
+        metadata = observation.resource.metadata
+        text = say("exposed.not_accepted", deployment=metadata.name, namespace=metadata.namespace)
+        return Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text)
+    kinds = [manifest["kind"] for manifest in render_exposure(observation.resource)]
+    return Verdict(TRUE, Reason.IN_EFFECT, say("exposed.in_effect", kinds=kinds)) if kinds else None
+
+
+def autoscaled(observed: ObservedState) -> Verdict | None:
+    """Judge Autoscaled: the first problem with the autoscaler; None if the spec asks for none."""
+    observation, say = observed.observation, observed.messages.say
+    problem, autoscaling = next((it for it in observation.scaling if it.kind != _BUDGET), None), observation.resource.spec.autoscaling
+    if problem is None:
+        kind = "HorizontalPodAutoscaler" if autoscaling is None or autoscaling.keda is None else "ScaledObject"
+        text = say("autoscaled.in_effect", kind=kind, most=autoscaling.max_replicas) if autoscaling is not None else ""
+        return Verdict(TRUE, Reason.IN_EFFECT, text) if text else None
+    if problem.reason == Reason.METRICS_API_MISSING:
+        return Verdict(FALSE, problem.reason, say("autoscaled.no_metrics", api=problem.detail))
+    if problem.reason == Reason.AUTOSCALER_EXISTS:
+        return Verdict(FALSE, problem.reason, say("autoscaled.exists", kind=problem.kind, autoscaler=problem.detail))
+    return judge_problem(observed, problem)
+
+
+def protected(observed: ObservedState) -> Verdict | None:
+    """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
+    problem = next((it for it in observed.observation.scaling if it.kind == _BUDGET), None)
+    if problem is not None:
+        return judge_problem(observed, problem)
+    is_asked = render_disruption_budget(observed.observation.resource) is not None
+    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect")) if is_asked else None
 
 
 def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
@@ -43,25 +77,3 @@ def url(observed: ObservedState) -> str | None:
     if not observed.serving and observed.observation.previous.url is None:
         return None
     return observed.observation.exposure.url or service_url(observed)
-
-
-_BUDGET = "PodDisruptionBudget"
-
-
-def autoscaled(observed: ObservedState) -> Verdict | None:
-    """Judge Autoscaled: the first problem with the autoscaler; None if there is none."""
-    problem = next((it for it in observed.observation.scaling if it.kind != _BUDGET), None)
-    if problem is None:
-        return None
-    say = observed.messages.say
-    if problem.reason == Reason.METRICS_API_MISSING:
-        return Verdict(FALSE, problem.reason, say("autoscaled.no_metrics", api=problem.detail))
-    if problem.reason == Reason.AUTOSCALER_EXISTS:
-        return Verdict(FALSE, problem.reason, say("autoscaled.exists", kind=problem.kind, autoscaler=problem.detail))
-    return judge_problem(observed, problem)
-
-
-def protected(observed: ObservedState) -> Verdict | None:
-    """Judge Protected: the problem with the PodDisruptionBudget; None if there is none."""
-    problem = next((it for it in observed.observation.scaling if it.kind == _BUDGET), None)
-    return judge_problem(observed, problem) if problem is not None else None

@@ -41,7 +41,7 @@ from vllm_operator.status.decision import Decision
 from vllm_operator.status.events import EventDraft, draft_events
 from vllm_operator.status.observation import Observation, ObservedState
 from vllm_operator.status.remedies import to_record
-from vllm_operator.status.starts import StartClock, start_clock
+from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""
@@ -59,13 +59,14 @@ REFUSED_SECONDS = (5.0, 60.0)
 class Report:
     """The status and events to write, and the time of the next observation.
 
-    `start` is the start in progress, if any. `requeue_after_seconds` is the time after which the report may change without a change in the
-    cluster; None if it cannot.
+    `start` is the start in progress, if any. `warm_starts` are the ends and the saved seconds of warm starts whose logs were read.
+    `requeue_after_seconds` is the time after which the report may change without a change in the cluster; None if it cannot.
     """
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...] = ()
     start: StartClock | None = None
+    warm_starts: tuple[tuple[datetime, int], ...] = ()
     requeue_after_seconds: float | None = None
 
 
@@ -84,6 +85,7 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
         status=status,
         events=events,
         start=start_clock(observed),
+        warm_starts=saved_seconds(observed, status.cache),
         requeue_after_seconds=_requeue_after(observation.now, [block_held_until, *_deadlines(observed, crashes)]),
     )
 

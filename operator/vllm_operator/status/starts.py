@@ -3,17 +3,12 @@
 The time left of a stage comes from the engine's own count, from the last start with the same caches, or from measurements. A start is late
 if it takes much longer than the last start with the same caches, or longer than its deadline. A first start may take minutes or an hour, so
 it is late only at its deadline.
-
-Warm starts are counted once, when the log says that the engine is ready, and only if a cold start with the same key was measured. The time
-of the last counted start is stored, so an operator that reads a log again counts nothing twice. A start is not counted if its log is read
-after the log of a later one, or of one that ended in the same second.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
@@ -25,14 +20,8 @@ from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import ObservedState, PodFacts
 from vllm_operator.text import wording
 
-
-@dataclass(frozen=True, slots=True)
-class StageDuration:
-    """Seconds of a stage in the last cold and the last warm start."""
-
-    stage: str
-    cold_seconds: int | None = None
-    warm_seconds: int | None = None
+StageSeconds = Mapping[str, int]
+"""Seconds by stage, in the order of stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +84,15 @@ def start_seconds(view: PodFacts, state: StartupState) -> int | None:
     return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
 
 
-def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
-    """Return the stage durations of starts with this plan's caches, including the latest finished start."""
+def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
+    """Return the stage durations of the last start with this plan's caches: if it was cold, and if it was warm. One of them is empty."""
     previous = observed.observation.previous.cache
-    known = read_stages(previous) if previous is not None and previous.key == plan.cache_key else []
+    cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
     start = last_start(observed)
-    return learn(known, start.state, is_warm=start.is_warm) if start is not None and start.is_finished else known
+    if start is None or not start.is_finished:
+        return cold, warm
+    learned = learn(warm if start.is_warm else cold, start.state, shown={*cold, *warm})
+    return ({}, learned) if start.is_warm else (learned, {})
 
 
 def _shows_caches(view: PodFacts, state: StartupState) -> bool:
@@ -134,25 +126,23 @@ def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, dateti
     return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
 
 
-def read_stages(cache: CacheStatus) -> list[StageDuration]:
-    """Return the durations in the status, in stage order."""
-    cold, warm = cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {}
-    return [StageDuration(stage, cold.get(stage), warm.get(stage)) for stage in Stage if stage in cold or stage in warm]
+def read_stages(cache: CacheStatus) -> tuple[StageSeconds, StageSeconds]:
+    """Return the durations in the status: of a cold and of a warm start. Unknown stages are omitted."""
+    cold, warm = (
+        {str(stage): seconds[stage] for stage in Stage if stage in seconds}
+        for seconds in (cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {})
+    )
+    return cold, warm
 
 
-def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:
-    """Return the durations updated with a finished start."""
-    durations = {entry.stage: entry for entry in known}
+def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = ()) -> StageSeconds:
+    """Return the durations updated with a finished start. A short stage counts only if `shown` has it."""
+    durations = dict(known)
     for stage, began, ended in completed_stages(state):
-        seconds = round((ended - began).total_seconds())
-        if seconds > LONGEST_STAGE_SECONDS:
-            continue
-        entry = durations.get(stage, StageDuration(stage))
-        if seconds >= SHORTEST_KEPT_SECONDS or stage in durations:
-            seconds = max(0, seconds)
-            durations[stage] = replace(entry, warm_seconds=seconds) if is_warm else replace(entry, cold_seconds=seconds)
-    order = list(Stage)
-    return sorted(durations.values(), key=lambda entry: order.index(Stage(entry.stage)) if entry.stage in order else len(order))[:16]
+        seconds = max(0, round((ended - began).total_seconds()))
+        if seconds <= LONGEST_STAGE_SECONDS and (seconds >= SHORTEST_KEPT_SECONDS or stage in shown):
+            durations[stage] = seconds
+    return {str(stage): durations[stage] for stage in Stage if stage in durations}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +194,8 @@ def by_count(counted: Progress) -> int | None:
 def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
     """Return the stage's seconds in the last start with this cache key that was cold or warm like the current one."""
     plan = observed.observation.outcome.plan
-    known = next((entry for entry in known_stages(observed, plan) if entry.stage == stage), None) if plan is not None else None
-    if known is None:
-        return None
-    return known.warm_seconds if is_warm(observed, state) else known.cold_seconds
+    cold, warm = known_stages(observed, plan) if plan is not None else ({}, {})
+    return (warm if is_warm(observed, state) else cold).get(stage)
 
 
 def is_warm(observed: ObservedState, state: StartupState) -> bool:
@@ -279,20 +267,12 @@ def _probe_seconds(view: PodFacts) -> int | None:
     return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None
 
 
-def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str, Any]:
-    """Return the fields of `status.cache` that count warm starts, including starts that ended since the last reconciliation.
+def saved_seconds(observed: ObservedState, cache: CacheStatus | None) -> tuple[tuple[datetime, int], ...]:
+    """Return the end and the saved seconds of each warm start, oldest first, compared with a cold start with the same caches.
 
-    Args:
-        observed: The observed state.
-        cold_seconds: Duration of a cold start with the same key; None if none was measured, so that nothing is counted.
+    The cold start is one of this object, or of the one that published the artifact. Without one, nothing is returned.
     """
-    before = observed.observation.previous.cache or CacheStatus()
-    until = before.counted_until or ""
-    new = [(ended, seconds) for ended, seconds in warm_starts(observed) if (reading.stamp(ended) or "") > until]
-    if not new or cold_seconds is None:
-        return {name: getattr(before, name) for name in ("warm_starts", "saved_seconds", "counted_until")}
-    return {
-        "warm_starts": (before.warm_starts or 0) + len(new),
-        "saved_seconds": (before.saved_seconds or 0) + sum(max(0, cold_seconds - seconds) for _, seconds in new),
-        "counted_until": reading.stamp(new[-1][0]),
-    }
+    cold = cache.cold_start_seconds if cache is not None else None
+    if cold is None and cache is not None and cache.artifact is not None:
+        cold = cache.artifact.cold_start_seconds
+    return tuple((ended, max(0, cold - seconds)) for ended, seconds in warm_starts(observed)) if cold is not None else ()

@@ -73,32 +73,34 @@ def _block(observed: ObservedState) -> StartupStatus | None:
     starting = observed.starting
     if not starting:
         return fetching_block(observed)
-    lead = starting[0]
-    entries = [_entry(observed, view) for view in starting[:_MAX_PODS]]
-    state = lead.state if lead.phase is Phase.STARTING else None
-    counted = _progress(state)
-    since = state.stage_since if state is not None else lead.since
+    lead, *others = starting[:_MAX_PODS]
+    counted = _counted(lead)
+    since = lead.state.stage_since if lead.phase is Phase.STARTING and lead.state is not None else lead.since
     return StartupStatus(
-        stage=entries[0].stage,
-        completed=entries[0].completed,
-        total=entries[0].total,
+        stage=str(lead.stage),
+        completed=counted.completed if counted else None,
+        total=counted.total if counted else None,
         message=describe(observed, lead),
         stage_since=reading.stamp(since),
         update_time=reading.stamp(observed.observation.now),
-        eta_seconds=seconds_left(observed, lead.stage, state, counted) if state is not None else None,
-        pods=entries,
+        eta_seconds=seconds_left(observed, lead.stage, lead.state, counted) if lead.phase is Phase.STARTING and lead.state else None,
+        pods=[PodStartup(name=lead.name, restarts=lead.restarts or None), *map(_entry, others)],
     )
 
 
-def _entry(observed: ObservedState, view: PodFacts) -> PodStartup:
-    counted = _progress(view.state) if view.phase is Phase.STARTING else None
+def _entry(view: PodFacts) -> PodStartup:
+    counted = _counted(view)
     return PodStartup(
         name=view.name,
         stage=str(view.stage),
         completed=counted.completed if counted else None,
         total=counted.total if counted else None,
-        restarts=view.restarts,
+        restarts=view.restarts or None,
     )
+
+
+def _counted(view: PodFacts) -> Progress | None:
+    return _progress(view.state) if view.phase is Phase.STARTING else None
 
 
 def _progress(state: StartupState | None) -> Progress | None:
@@ -176,7 +178,7 @@ def describe_fetching(observed: ObservedState) -> Verdict | None:
         )
         return Verdict(FALSE, Reason.FETCH_FAILED, text)
     why, is_stuck = _obstacle(observed, fetching)
-    text = say("fetching_weights.running", shrink=("why",), **_counted(progress if not why else None), why=why, **facts)
+    text = say("fetching_weights.running", shrink=("why",), **_gibibytes(progress if not why else None), why=why, **facts)
     return Verdict(FALSE, Reason.FETCH_FAILED, text) if is_stuck else Verdict(TRUE, Reason.FETCHING_WEIGHTS, text)
 
 
@@ -208,7 +210,7 @@ def fetching_block(observed: ObservedState) -> StartupStatus | None:
         stage_since=reading.stamp(state.stage_since),
         update_time=reading.stamp(observed.observation.now),
         eta_seconds=progress.eta_seconds,
-        pods=[PodStartup(name=view.name, stage=stage, completed=progress.completed, total=progress.total, restarts=view.restarts)],
+        pods=[PodStartup(name=view.name, restarts=view.restarts or None)],
     )
 
 
@@ -217,7 +219,7 @@ def _downloaded(observed: ObservedState, fetching: Fetching) -> Progress | None:
     return _progress(state) if state is not None and not state.is_final else None
 
 
-def _counted(progress: Progress | None) -> dict[str, Any]:
+def _gibibytes(progress: Progress | None) -> dict[str, Any]:
     if progress is None:
         return {"completed": None, "total": None, "eta": None}
     return {"completed": progress.completed / _GIB, "total": progress.total / _GIB, "eta": progress.eta_seconds}
