@@ -19,8 +19,10 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent.parent
 SPEED = "25"
-LINES = {"deepseek": 76, "deepseek-again": 76, "llama": 60, "tinyllama": 80}
+LINES = {"deepseek": 74, "deepseek-again": 74, "llama": 60, "tinyllama": 80}
 """Lines of `kubectl describe`, at most. While the Pod of a crash starts again, the page also has that start."""
+STATUS_LINES = 60
+"""Lines of its status, at most: one screen. Each of the five conditions that are always set takes six."""
 
 
 async def run_demo(*arguments: str, checkout: Path = ROOT, environment: Mapping[str, str] = os.environ) -> tuple[int | None, str]:
@@ -58,6 +60,8 @@ async def test_the_demo_ends_as_described(environment: Environment) -> None:
     assert pages.keys() == LINES.keys()
     for name, page in pages.items():
         assert len(page.splitlines()) <= LINES[name], page
+        status = page.partition("\nStatus:\n")[2].partition("\nEvents:")[0]
+        assert 0 < len(status.splitlines()) <= STATUS_LINES, page
 
 
 @pytest.mark.extended
