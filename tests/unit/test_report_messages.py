@@ -57,7 +57,8 @@ FACTS |= dict.fromkeys(
         "removed",
         "freed_gibibytes",
         "others",
-        "others_gibibytes",
+        "retained",
+        "retained_gibibytes",
     ),
     3,
 )

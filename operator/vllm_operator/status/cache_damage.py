@@ -60,17 +60,17 @@ class _Candidate:
 
 def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -> CacheDamage:
     """Assess the crashes of Pods that use a plan's caches."""
-    previous = observed.observation.previous
+    previous = observed.previous
     known = tuple((previous.cache.quarantined if previous.cache else None) or ())
     done = next((entry for entry in known if entry.key == plan.cache_key), None)
     if done is not None:
         return CacheDamage(known, is_quarantined=True, signature=done.signature)
-    if observed.observation.claim_name is not None and observed.observation.claim is None:
+    if observed.claim_name is not None and observed.claim is None:
         return CacheDamage(known)
     for candidate in _candidates(observed, plan, crashes):
         if message := _why_not_damaged(observed, plan, candidate, known):
             return CacheDamage(known, message=message, signature=candidate.signature)
-        now = reading.stamp(observed.observation.now) or ""
+        now = reading.stamp(observed.now) or ""
         entry = QuarantinedCache(key=plan.cache_key, time=now, signature=candidate.signature)
         return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
     return CacheDamage(known)
@@ -102,7 +102,7 @@ def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterat
 
 def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
     """Return the message why the directory is not quarantined; empty if it is."""
-    filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
+    filled = bool(reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
     if _is_on_volume(observed, plan, candidate):
         return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
@@ -132,19 +132,19 @@ def _is_fetched(candidate: _Candidate) -> bool:
 
 def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
     when = reading.moment(entry.time)
-    return observed.observation.now - when if when is not None else WINDOW
+    return observed.now - when if when is not None else WINDOW
 
 
 def _had_any(observed: ObservedState, candidate: _Candidate) -> bool:
-    state = observed.observation.startups.get((candidate.view.uid, candidate.run))
+    state = observed.startups.get((candidate.view.uid, candidate.run))
     if state is not None and state.cache.hits > 0:
         return True
-    before = observed.observation.previous.last_crash
+    before = observed.previous.last_crash
     if before is None or (before.pod, before.signature) != (candidate.view.name, candidate.signature):
         return False
     return (before.restarts or 0) < candidate.run
 
 
 def _recent(observed: ObservedState, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:
-    since = observed.observation.now - WINDOW
+    since = observed.now - WINDOW
     return [entry for entry in known if (when := reading.moment(entry.time)) is not None and when >= since]

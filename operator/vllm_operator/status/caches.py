@@ -68,7 +68,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     """Return `status.cache`; None without a plan. `damage` describes damaged caches."""
     if plan is None:
         return None
-    previous = observed.observation.previous.cache
+    previous = observed.previous.cache
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
     start = last_start(observed)
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
@@ -77,14 +77,14 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
-        claim_name=_unexpected_claim(observed.observation),
+        claim_name=_unexpected_claim(observed),
         generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
         cold_stage_seconds=dict(cold_stages) or None,
         warm_stage_seconds=dict(warm_stages) or None,
         quarantined=list(damage.quarantined) or None if damage is not None else None,
-        priming_skipped=observed.observation.activity.skipped,
+        priming_skipped=observed.activity.skipped,
         artifact=artifact_status(observed, plan, damage),
     )
 
@@ -100,10 +100,10 @@ def cache_warm(
     observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
 ) -> Verdict:
     """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
-    say, observation = observed.messages.say, observed.observation
+    say = observed.messages.say
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
-    place = locate_cache(observation)
+    place = locate_cache(observed)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
     if damage is not None and damage.is_quarantined:
@@ -132,16 +132,16 @@ def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None)
 
 
 def _with_notes(observed: ObservedState, text: str) -> str:
-    observation, messages = observed.observation, observed.messages
+    messages = observed.messages
     facts: dict[str, Any]
-    if (stays := _one_node(observation)) is not None:
-        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted, **stays)
-    if observation.activity.moved_to is not None and observation.outcome.plan is not None:
-        facts = {"image": observation.outcome.plan.image, "digest": observation.activity.moved_to}
+    if (stays := _one_node(observed)) is not None:
+        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observed.wanted, **stays)
+    if observed.activity.moved_to is not None and observed.outcome.plan is not None:
+        facts = {"image": observed.outcome.plan.image, "digest": observed.activity.moved_to}
         text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
-    if observation.activity.skipped:
-        text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.activity.skipped)
-    if (cleaning := observation.activity.cleaning) is not None:
+    if observed.activity.skipped:
+        text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observed.activity.skipped)
+    if (cleaning := observed.activity.cleaning) is not None:
         facts = {
             "removed": len(cleaning.removed),
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
@@ -155,23 +155,23 @@ def _with_notes(observed: ObservedState, text: str) -> str:
                 "retained_gibibytes": cleaning.retained_bytes / 2**30 if cleaning.retained_bytes is not None else None,
             }
             text = messages.fit("cleaning.retained", shrink=("text",), text=text, **facts)
-    if observation.activity.claim_note:
-        text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.activity.claim_note)
+    if observed.activity.claim_note:
+        text = messages.fit("cache.noted", shrink=("text",), text=text, note=observed.activity.claim_note)
     return text
 
 
 def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
     """Describe which Pod fills an empty cache while others wait; None if none waits."""
-    activity, wanted = observed.observation.activity, observed.observation.wanted
-    facts: dict[str, Any] = {"claim": observed.observation.claim_name, "key": cache.key, "because": activity.because}
+    activity, wanted = observed.activity, observed.wanted
+    facts: dict[str, Any] = {"claim": observed.claim_name, "key": cache.key, "because": activity.because}
     match activity.step:
         case PrimingStep.FIRST_POD if wanted > 1:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
         case PrimingStep.PRIMER:
-            view = next(iter(observed.primers), None)
+            view = next(iter(observed.primer_facts), None)
             text = "" if view is None else _primer_text(observed, view, block)
             facts |= {"text": text, "until": activity.until, **_destination(observed)}
-            message = "cache.primer" if observed.observation.claim_name is not None else "cache.publishing_primer"
+            message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
             return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.elsewhere", holder=activity.holder, **facts))
@@ -185,7 +185,7 @@ def _primer_text(observed: ObservedState, view: PodFacts, block: StartupStatus |
 
 def _destination(observed: ObservedState) -> dict[str, Any]:
     """Return the image for which caches are compiled, and the repository to which they are published (None without one)."""
-    plan, cache = observed.observation.outcome.plan, observed.observation.resource.spec.cache
+    plan, cache = observed.outcome.plan, observed.resource.spec.cache
     repository = cache.artifact.repository if cache is not None and cache.artifact is not None else None
     return {"image": plan.image if plan is not None else None, "repository": repository}
 
@@ -224,12 +224,12 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
 
 def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict | None:
     """Return the verdict on the last start if its log is no longer available."""
-    previous = observed.observation.previous
+    previous = observed.previous
     verdict = find_condition(previous.conditions, CACHE_WARM)
     if verdict is None or verdict.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
         return None
     is_same = previous.cache is not None and previous.cache.key == cache.key
-    if not is_same or not _is_about(verdict.message, observed.observation.claim_name or place.words):
+    if not is_same or not _is_about(verdict.message, observed.claim_name or place.words):
         return None
     return Verdict(verdict.status, verdict.reason, verdict.message)
 
@@ -241,10 +241,9 @@ def _is_about(message: str, place: str) -> bool:
 
 def claim_verdict(observed: ObservedState) -> Verdict | None:
     """Return the problem with the PVCs of caches and weights; None if both are bound."""
-    observation = observed.observation
-    spec = observation.resource.spec
-    of_caches = _Claim("cache", observation.claim_name, observation.claim, spec.cache)
-    of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
+    spec = observed.resource.spec
+    of_caches = _Claim("cache", observed.claim_name, observed.claim, spec.cache)
+    of_weights = _Claim("weights", observed.weights_claim_name, observed.weights_claim, spec.weights)
     verdicts = [_verdict(observed, claim) for claim in (of_caches, of_weights)]
     problems = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
     problems.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # this problem blocks everything else
@@ -256,7 +255,7 @@ def binding_deadline(observed: ObservedState) -> datetime | None:
     verdict = claim_verdict(observed)
     if verdict is None or verdict.status is not UNKNOWN:
         return None
-    claims = (observed.observation.claim, observed.observation.weights_claim)
+    claims = (observed.claim, observed.weights_claim)
     waiting = [claim for claim in claims if claim is not None and not _is_bound(claim)]
     times = [reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting]
     return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
@@ -280,12 +279,12 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
     if claim.name is None:
         return None
     say = observed.messages.say
-    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": observed.observation.resource.metadata.namespace}
+    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": observed.resource.metadata.namespace}
     if claim.live is None:
         if claim.spec is not None and claim.spec.claim_name:
             return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
-    activity = observed.observation.activity
+    activity = observed.activity
     if claim.name in activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
     if is_terminating(claim.live):
@@ -299,8 +298,8 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
 
 def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[str, Any]) -> str:
     """Describe which Pods keep a PVC from being deleted, and the fix."""
-    name = observed.observation.resource.metadata.name
-    holders = observed.observation.claim_holders.get(claim.name or "", ())
+    name = observed.resource.metadata.name
+    holders = observed.claim_holders.get(claim.name or "", ())
     mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
     removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
     others = [holder for holder in holders if holder.instance not in (None, name) and not holder.is_removable]
@@ -309,7 +308,7 @@ def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[st
         "cache.terminating",
         shrink=("mine", "removed", "others", "unknown"),
         is_named=claim.spec is not None and claim.spec.claim_name is not None,
-        wanted=observed.observation.wanted,
+        wanted=observed.wanted,
         mine=_some(mine),
         removed=_some(removed),
         others=_some([holder.pod for holder in others]),
@@ -338,7 +337,7 @@ def _unbound(observed: ObservedState, claim: Manifest, field: str) -> Verdict:
     if event is not None and event.reason in _NORMAL:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.waiting_for_consumer", **facts))
     created = reading.moment(claim, "metadata", "creationTimestamp")
-    is_new = created is not None and observed.observation.now - created < timedelta(seconds=BINDING_SECONDS)
+    is_new = created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS)
     if event is None and is_new:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.binding", **facts))
     why = event.message if event is not None else "no volume has been provisioned for it"
@@ -360,12 +359,11 @@ _PRESENT = "Present"
 
 def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | None) -> ArtifactStatus | None:
     """Return `status.cache.artifact`; None if the spec names no artifact, or the plan fetches none."""
-    observation = observed.observation
-    spec = observation.resource.spec.cache
+    spec = observed.resource.spec.cache
     if spec is None or spec.artifact is None or plan.cache_artifact is None:
         return None
-    before = observation.previous.cache.artifact if observation.previous.cache else None
-    changed = {**_fetched(observation, before), **_published(observation, before)}
+    before = observed.previous.cache.artifact if observed.previous.cache else None
+    changed = {**_fetched(observed, before), **_published(observed, before)}
     status = (before or ArtifactStatus()).model_copy(update=changed)
     if damage is not None and damage.raised and status.digest and status.digest not in (status.rejected or ()):
         status = status.model_copy(update={"rejected": [*(status.rejected or ()), status.digest][-MAX_REJECTED:]})
@@ -407,11 +405,11 @@ def _published(observation: Observation, before: ArtifactStatus | None) -> dict[
 
 def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) -> Verdict | None:
     """Judge CachePublished; None if the spec requests no publication."""
-    publication, say = observed.observation.activity.publication, observed.messages.say
-    spec = observed.observation.resource.spec.cache
+    publication, say = observed.activity.publication, observed.messages.say
+    spec = observed.resource.spec.cache
     if spec is None or spec.artifact is None or spec.artifact.publish is not Publish.WHEN_PRIMED:
         return None
-    repository, before = spec.artifact.repository, find_condition(observed.observation.previous.conditions, CACHE_PUBLISHED)
+    repository, before = spec.artifact.repository, find_condition(observed.previous.conditions, CACHE_PUBLISHED)
     if publication is None and before is not None:
         return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
     if publication is None:
@@ -424,7 +422,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
         case PublicationState.NEEDS_PRIMER:
             return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.needs_primer", repository=repository))
         case PublicationState.RUNNING:
-            by_primer = observed.observation.claim_name is None
+            by_primer = observed.claim_name is None
             why = why_no_pod(observed, Role.PUBLISHING)
             return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository, by_primer=by_primer, why=why))
     result = artifact.publish_result if artifact is not None else None
@@ -449,7 +447,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
 
 def note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | None:
     """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
-    result, cache, plan = _newest_fetch(observed.observation), observed.observation.resource.spec.cache, observed.observation.outcome.plan
+    result, cache, plan = _newest_fetch(observed), observed.resource.spec.cache, observed.outcome.plan
     spec = cache.artifact if cache is not None else None
     if result is None or spec is None or plan is None or plan.cache_artifact is None or result.result == _PRESENT:
         return None

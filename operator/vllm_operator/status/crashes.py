@@ -96,7 +96,7 @@ class Crashes:
 
 def find_crashes(observed: ObservedState) -> Crashes:
     """Find the crashes of the observed Pods."""
-    horizon = observed.observation.now + CLOCK_SKEW
+    horizon = observed.now + CLOCK_SKEW
     findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
     previous = _recorded(observed)
     latest = next((f for f in findings if f.settled), None)
@@ -129,16 +129,16 @@ def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus
 
 def _recorded(observed: ObservedState) -> CrashStatus | None:
     """Return `status.lastCrash` with the omitted texts."""
-    return restore(observed.observation.previous.last_crash, observed.knowledge.signatures)
+    return restore(observed.previous.last_crash, observed.knowledge.signatures)
 
 
 def _findings(observed: ObservedState) -> Iterator[Finding]:
-    missing = observed.serving < observed.observation.wanted
+    missing = observed.serving < observed.wanted
     with_messages = _last_ended(observed)
-    for view in (*observed.pods, *observed.primers):
+    for view in (*observed.pod_facts, *observed.primer_facts):
         if view.phase is Phase.FAILED:
             yield _failed(observed, view, in_force=missing)
-        elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.observation.now:
+        elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.now:
             yield _hung(observed, view)
         elif view.termination is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             ended = view.termination
@@ -147,8 +147,8 @@ def _findings(observed: ObservedState) -> Iterator[Finding]:
 
 def _last_ended(observed: ObservedState) -> Set[str]:
     """Return the UIDs of the Pods with termination messages whose containers ended last."""
-    horizon = observed.observation.now + CLOCK_SKEW
-    ends = ((view.termination, view) for view in (*observed.pods, *observed.primers) if view.termination is not None)
+    horizon = observed.now + CLOCK_SKEW
+    ends = ((view.termination, view) for view in (*observed.pod_facts, *observed.primer_facts) if view.termination is not None)
     latest = sorted(((_credible(end.finished_at, horizon), view.name, view.uid) for end, view in ends if end.message), reverse=True)
     return {uid for _, _, uid in latest[:MESSAGES_READ]}
 
@@ -178,19 +178,19 @@ def _hung(observed: ObservedState, view: PodFacts) -> Finding:
 
 
 def _crashed(observed: ObservedState, view: PodFacts, ended: Termination) -> Finding:
-    state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
-    unread = observed.observation.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
+    state = None if view.container else observed.startups.get((view.uid, ended.run))
+    unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
         unread = UnreadLog(LogProblem.SKIPPED)
     crash = _diagnose(observed, view, ended, state, unread)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
     finished = ended.finished_at
-    if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
+    if finished is not None and finished > observed.now + CLOCK_SKEW:
         finished = None  # with a wrong clock, the time to wait is unknown
     settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
-    has_settled = is_read or (settles_at is not None and settles_at <= observed.observation.now)
+    has_settled = is_read or (settles_at is not None and settles_at <= observed.now)
     status = _better(observed, previous, found)
     return Finding(
         view=view,
@@ -295,7 +295,7 @@ def crash_settles(observed: ObservedState, view: PodFacts) -> datetime | None:
     state = view.state
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None
-    now = observed.observation.now
+    now = observed.now
     return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
 
 

@@ -154,7 +154,7 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
 
     Earlier decisions for the same spec remain in force.
     """
-    resource, plan = observed.observation.resource, observed.observation.outcome.plan
+    resource, plan = observed.resource, observed.outcome.plan
     case = _case(observed, crashes)
     remediation = with_stalled(resource, _about_crash(resource, plan, case, remediator), _newly_stalled(observed))
     is_stopped = remediation is not None and remediation.state is RemediationState.STOPPED
@@ -168,10 +168,10 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
 
 def stall_restarts_left(observed: ObservedState) -> int | None:
     """Return how many more stalled starts may be restarted; None unless `spec.startup.onStall` is Restart."""
-    startup = observed.observation.resource.spec.startup
+    startup = observed.resource.spec.startup
     if startup is None or startup.on_stall is not OnStall.RESTART:
         return None
-    decided = current(observed.observation.resource)
+    decided = current(observed.resource)
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
 
 
@@ -185,7 +185,7 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
         signature=signature,
         pod=finding.view.name,
         restarts=finding.run,
-        now=reading.stamp(observed.observation.now) or "",
+        now=reading.stamp(observed.now) or "",
         captures=dict(finding.captures),
         during_start=finding.during_start,
         is_current=finding.view.is_current,
@@ -205,7 +205,7 @@ def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None,
 
 def _newly_stalled(observed: ObservedState) -> list[str]:
     left = stall_restarts_left(observed) or 0
-    decided = current(observed.observation.resource)
+    decided = current(observed.resource)
     listed = decided.stalled_pods if decided else []
     return [view.name for view in observed.starting if view.is_stalled and view.name not in listed][:left]
 

@@ -63,7 +63,7 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
 
 
 def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan | None) -> Iterator[EventDraft]:
-    generation, previous = observed.observation.resource.metadata.generation, observed.observation.previous
+    generation, previous = observed.resource.metadata.generation, observed.previous
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
         if condition is None or condition.status is ConditionStatus.TRUE or condition.reason == Reason.NOT_ACCEPTED:
@@ -72,13 +72,13 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan 
             continue  # already reported
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
-    if observed.observation.outcome.plan is None or plan is None:
+    if observed.outcome.plan is None or plan is None:
         return
     before_plan = previous_plan(observed)
     identity, before_identity = _identify(plan), _identify(before_plan) if before_plan is not None else None
     is_asked_for = previous.observed_generation != generation  # the condition reports a new spec
     if not is_asked_for and identity != before_identity:
-        message = observed.messages.say("event.planned", text=observed.observation.outcome.planned.message)
+        message = observed.messages.say("event.planned", text=observed.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
     names = observed.knowledge.logged_names
     differences = mismatches(plan, names)
@@ -101,7 +101,7 @@ def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
 
 def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
     """Return the new and the previous condition of a type."""
-    return find_condition(status.conditions, type), find_condition(observed.observation.previous.conditions, type)
+    return find_condition(status.conditions, type), find_condition(observed.previous.conditions, type)
 
 
 def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
@@ -113,11 +113,13 @@ def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
 
 def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
     """Draft events about the long stages that the leading Pod has completed since the previous status."""
-    before = observed.observation.previous.startup
+    before = observed.previous.startup
     if before is None or not before.pods or before.stage not in list(Stage):
         return
     lead = before.pods[0]
-    view = next((v for v in (*observed.pods, *observed.primers) if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
+    view = next(
+        (v for v in (*observed.pod_facts, *observed.primer_facts) if v.name == lead.name and v.restarts == (lead.restarts or 0)), None
+    )
     if view is None or view.phase not in (Phase.STARTING, Phase.READY):
         return
     for stage, begun, ended in _completed(observed, view, Stage(before.stage), reading.moment(before.stage_since)):
@@ -160,7 +162,7 @@ def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
     now, before = _both(observed, status, CACHE_WARM)
     if now is None or now.reason not in CLAIM_PROBLEMS or (before is not None and before.reason == now.reason):
         return
-    uid = reading.text(observed.observation.claim, "metadata", "uid") or observed.observation.claim_name
+    uid = reading.text(observed.claim, "metadata", "uid") or observed.claim_name
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")
 
 
@@ -175,7 +177,7 @@ def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[E
             type=kind, reason=now.reason, message=now.message, key=f"{now.reason}-{status.cache.key}-{status.cache.generation}"
         )
     skipped = status.cache.priming_skipped
-    if skipped and (observed.observation.previous.cache is None or observed.observation.previous.cache.priming_skipped != skipped):
+    if skipped and (observed.previous.cache is None or observed.previous.cache.priming_skipped != skipped):
         yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
 
 
@@ -183,16 +185,16 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash = crashes.last
-    uid = next((view.uid for view in observed.pods if view.name == crash.pod), crash.pod)
+    uid = next((view.uid for view in observed.pod_facts if view.name == crash.pod), crash.pod)
     message = observed.messages.say("event.crashed", crash=crash, times=(crash.restarts or 0) + 1)
     word = reason_of(crash.signature)
     yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts or 0}", series=f"crash-{uid}-{word}")
 
 
 def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = status.remediation, observed.observation.previous.remediation
-    generation = observed.observation.resource.metadata.generation
-    kept = current(observed.observation.resource)
+    now, before = status.remediation, observed.previous.remediation
+    generation = observed.resource.metadata.generation
+    kept = current(observed.resource)
     applied, earlier = (len(s.applied) if s else 0 for s in (now, kept))
     if now is not None and applied > earlier:
         yield EventDraft(type=NORMAL, reason="RemedyApplied", message=now.message or "", key=f"remedy-{generation}-{applied}")
@@ -210,17 +212,19 @@ def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
 
 def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
-    ready = sorted((view for view in observed.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
+    ready = sorted(
+        (view for view in observed.pod_facts if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name)
+    )
     if now is None or now.reason != Reason.STARTED or not ready:
         return
     had_started = before is None or before.reason in (Reason.STARTED, Reason.NOT_PLANNED)
-    if had_started and (observed.observation.previous.ready_replicas or 0) >= observed.serving:
+    if had_started and (observed.previous.ready_replicas or 0) >= observed.serving:
         return
     start, last = last_start(observed), ready[-1]
     message = observed.messages.say(
         "event.started",
         serving=observed.serving,
-        wanted=observed.observation.wanted,
+        wanted=observed.wanted,
         seconds=_seconds(start, last, before),
         caches="" if start is None else "warm" if start.is_warm else "cold",
     )

@@ -4,7 +4,7 @@ An `Observation` is the input: the object with its last written status, the outc
 the logs. A report depends on nothing else. Nothing is kept in memory: state that must survive a restart of the operator, such as created
 events, is read from the previous status.
 
-`ObservedState` is an observation with parsed Pods, worst first. Conditions are derived from it.
+`ObservedState` is an observation with parsed Pods and Deployment. Conditions are derived from it.
 
 A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit is
 `spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
@@ -285,28 +285,26 @@ def _template(pod: PodView | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedState:
-    """An observation with parsed Pods.
+class ObservedState(Observation):
+    """An observation with its parsed Pods and Deployment.
 
     Attributes:
-        observation: The observation.
         knowledge: The catalog data.
         log: The events about Pods, PVCs and Jobs.
         rollout: The state of the Deployment.
-        pods: All replicas, worst first.
-        primers: The Pods that only fill a cache.
+        pod_facts: All replicas, worst first.
+        primer_facts: The Pods that only fill a cache.
         starting: Pods that do not serve yet, worst first, then primers.
         unhealthy: Pods that should serve but do not, worst first. Failed Pods count only until they are replaced.
         serving: Number of Pods that serve.
         replicas: Number of Pods, without terminating and failed ones. The Deployment's count follows a moment later.
     """
 
-    observation: Observation
     knowledge: Knowledge
     log: EventLog
     rollout: Rollout
-    pods: tuple[PodFacts, ...]
-    primers: tuple[PodFacts, ...]
+    pod_facts: tuple[PodFacts, ...]
+    primer_facts: tuple[PodFacts, ...]
     starting: tuple[PodFacts, ...]
     unhealthy: tuple[PodFacts, ...]
     serving: int
@@ -321,19 +319,18 @@ class ObservedState:
             tuple(sorted(filter(lambda pod: pod.name, map(read, found)), key=lambda pod: pod.severity))
             for found in (observation.pods, observation.primers)
         )
-        serving = sum(pod.phase is Phase.READY for pod in pods)
         replicas = sum(pod.phase not in (Phase.TERMINATING, Phase.FAILED) for pod in pods)
         ignored = (Phase.READY, Phase.TERMINATING, *([] if replicas < observation.wanted else [Phase.FAILED]))
         return cls(
-            observation=observation,
+            **{field.name: getattr(observation, field.name) for field in fields(observation)},
             knowledge=knowledge,
             log=log,
             rollout=rollout,
-            pods=pods,
-            primers=primers,
+            pod_facts=pods,
+            primer_facts=primers,
             starting=tuple(pod for pod in (*pods, *primers) if pod.phase in _NOT_SERVING_YET),
             unhealthy=tuple(pod for pod in pods if pod.phase not in ignored),
-            serving=serving,
+            serving=sum(pod.phase is Phase.READY for pod in pods),
             replicas=replicas,
         )
 
@@ -383,7 +380,7 @@ _LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRun
 
 def why_no_pod(observed: ObservedState, role: Role) -> str:
     """Return why a Job of the operator has no Pod: it has failed, or its Pod was refused. Empty if unknown."""
-    jobs = (job for job in observed.observation.jobs if reading.text(job, "metadata", "labels", COMPONENT_LABEL) == role.value)
+    jobs = (job for job in observed.jobs if reading.text(job, "metadata", "labels", COMPONENT_LABEL) == role.value)
     for job in jobs:
         failed = reading.named(job, "Failed", "status", "conditions")
         if failed.get("status") == "True":

@@ -24,22 +24,22 @@ _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscali
 
 def exposed(observed: ObservedState) -> Verdict | None:
     """Judge Exposed: the first problem; None if the spec asks for nothing."""
-    observation, say = observed.observation, observed.messages.say
-    problem = next(iter(observation.exposure.problems), None)
+    say = observed.messages.say
+    problem = next(iter(observed.exposure.problems), None)
     if problem is not None:
         return judge_problem(observed, problem)
-    if observation.exposure.awaits_gateway:
-        metadata = observation.resource.metadata
+    if observed.exposure.awaits_gateway:
+        metadata = observed.resource.metadata
         text = say("exposed.not_accepted", deployment=metadata.name, namespace=metadata.namespace)
         return Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text)
-    kinds = [manifest["kind"] for manifest in render_exposure(observation.resource)]
+    kinds = [manifest["kind"] for manifest in render_exposure(observed.resource)]
     return Verdict(TRUE, Reason.IN_EFFECT, say("exposed.in_effect", kinds=kinds)) if kinds else None
 
 
 def autoscaled(observed: ObservedState) -> Verdict | None:
     """Judge Autoscaled: the first problem with the autoscaler; None if the spec asks for none."""
-    observation, say = observed.observation, observed.messages.say
-    problem, autoscaling = next((it for it in observation.scaling if it.kind != _BUDGET), None), observation.resource.spec.autoscaling
+    say = observed.messages.say
+    problem, autoscaling = next((it for it in observed.scaling if it.kind != _BUDGET), None), observed.resource.spec.autoscaling
     if problem is None:
         kind = "HorizontalPodAutoscaler" if autoscaling is None or autoscaling.keda is None else "ScaledObject"
         text = say("autoscaled.in_effect", kind=kind, most=autoscaling.max_replicas) if autoscaling is not None else ""
@@ -53,10 +53,10 @@ def autoscaled(observed: ObservedState) -> Verdict | None:
 
 def protected(observed: ObservedState) -> Verdict | None:
     """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
-    problem = next((it for it in observed.observation.scaling if it.kind == _BUDGET), None)
+    problem = next((it for it in observed.scaling if it.kind == _BUDGET), None)
     if problem is not None:
         return judge_problem(observed, problem)
-    is_asked = render_disruption_budget(observed.observation.resource) is not None
+    is_asked = render_disruption_budget(observed.resource) is not None
     return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect")) if is_asked else None
 
 
@@ -74,6 +74,6 @@ def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
 
 def url(observed: ObservedState) -> str | None:
     """Return the URL of a host that a Gateway serves, else the Service's URL; None without one, or before the first replica serves."""
-    if not observed.serving and observed.observation.previous.url is None:
+    if not observed.serving and observed.previous.url is None:
         return None
-    return observed.observation.exposure.url or service_url(observed)
+    return observed.exposure.url or service_url(observed)

@@ -23,19 +23,18 @@ _WORTH_READING = 60
 
 def accepted(observed: ObservedState) -> Verdict:
     """Judge Accepted: whether planning understood the spec, and which fields have no effect."""
-    observation = observed.observation
-    verdict = _bounded(observation.outcome.accepted)
-    kept = find_kept_labels(observation.resource.spec.pod_template, selector_of(observation.resource))
-    if verdict.status is not ConditionStatus.TRUE or not (observation.not_kept or kept):
+    verdict = _bounded(observed.outcome.accepted)
+    kept = find_kept_labels(observed.resource.spec.pod_template, selector_of(observed.resource))
+    if verdict.status is not ConditionStatus.TRUE or not (observed.not_kept or kept):
         return verdict
-    text = observed.messages.say("accepted.ignored", fields=observation.not_kept, kept=kept)
+    text = observed.messages.say("accepted.ignored", fields=observed.not_kept, kept=kept)
     return Verdict(ConditionStatus.TRUE, Reason.FIELDS_IGNORED, text)
 
 
 def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
     """Judge Planned: whether planning chose a GPU and backends, and where the engine chose differently."""
-    verdict = _bounded(observed.observation.outcome.planned)
-    has_plan = observed.observation.outcome.plan is not None
+    verdict = _bounded(observed.outcome.planned)
+    has_plan = observed.outcome.plan is not None
     differences = mismatches(plan, observed.knowledge.logged_names) if has_plan else ()
     unserved = unserved_adapters(observed) if has_plan else []
     notes = [observed.messages.say("planned.adapters", adapters=unserved)] if unserved else []
@@ -53,11 +52,10 @@ def observed_plan(observed: ObservedState) -> Plan | None:
 
     Without a plan, the previous one is returned while its Deployment exists, because it still runs.
     """
-    observation = observed.observation
     previous = previous_plan(observed)
-    if observation.outcome.plan is None:
-        return previous if observation.deployment is not None else None
-    plan = observation.outcome.plan
+    if observed.outcome.plan is None:
+        return previous if observed.deployment is not None else None
+    plan = observed.outcome.plan
     remembered, logged = _remembered(plan, previous), _logged(observed)
     names = {choice.component for choice in plan.backends}
     backends = [
@@ -69,7 +67,7 @@ def observed_plan(observed: ObservedState) -> Plan | None:
 
 def previous_plan(observed: ObservedState) -> Plan | None:
     """Return the previously pinned plan, with the backends that the logs had named."""
-    plan, summary = observed.observation.resource.pinned, observed.observation.previous.pinned_plan
+    plan, summary = observed.resource.pinned, observed.previous.pinned_plan
     if plan is None or summary is None:
         return plan
     seen = {entry.component: entry.backend for entry in summary.observed_backends or ()}
@@ -89,14 +87,13 @@ def _with_observed(choice: BackendChoice, observed: str | None) -> BackendChoice
 
 def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
     """Return `status.pinnedPlan`. Without a plan, the previous one is kept while its Deployment exists."""
-    observation = observed.observation
-    if observation.outcome.plan is None or plan is None:
-        return observation.previous.pinned_plan if observation.deployment is not None else None
-    if observation.revision is None:
+    if observed.outcome.plan is None or plan is None:
+        return observed.previous.pinned_plan if observed.deployment is not None else None
+    if observed.revision is None:
         return None
     names, measured = observed.knowledge.logged_names, _measured(observed, plan) if plan.memory is not None else None
     return PlanSummary(
-        revision=observation.revision,
+        revision=observed.revision,
         replan_token=plan.replan_token,
         architecture=plan.architecture,
         resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,
@@ -119,30 +116,30 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
     An engine loads its adapters before it serves, so the log of a serving engine is complete. The log of an engine that does not log its
     version is ignored.
     """
-    spec, before = observed.observation.resource.spec, observed.observation.previous.pinned_plan
+    spec, before = observed.resource.spec, observed.previous.pinned_plan
     names = sorted(adapter.name for adapter in spec.adapters or ())
-    for view in sorted(observed.pods, key=lambda view: view.name) if names else ():
+    for view in sorted(observed.pod_facts, key=lambda view: view.name) if names else ():
         state = view.state
         if view.phase is not Phase.READY or state is None or state.stage is not Stage.READY or state.engine_version is None:
             continue
         if view.is_current:
             return [name for name in names if name not in state.adapters]
-    is_same = before is not None and before.revision == observed.observation.revision
+    is_same = before is not None and before.revision == observed.revision
     known = before.unserved_adapters if before is not None and is_same else None
     return [name for name in known or () if name in names]
 
 
 def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
     """Return the GPU memory from the first Pod by name that runs the plan and logged all values; else the previous result."""
-    for view in sorted(observed.pods, key=lambda view: view.name):
+    for view in sorted(observed.pod_facts, key=lambda view: view.name):
         state = view.state
         if state is None or state.memory.weights_gib is None or state.memory.kv_cache_gib is None:
             continue
         if view.is_current and view.has_caches_of(plan):
             sizes = (round(gib * 1024) for gib in (state.memory.weights_gib, state.memory.kv_cache_gib))
             return EngineMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
-    before = observed.observation.previous.pinned_plan
-    return before.measured if before is not None and before.revision == observed.observation.revision else None
+    before = observed.previous.pinned_plan
+    return before.measured if before is not None and before.revision == observed.revision else None
 
 
 def _predicted(plan: Plan) -> EngineMemory | None:
@@ -179,7 +176,7 @@ def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]
 
 def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
     """Return all names in the logs of the current runs, ordered by Pod name."""
-    states = [state for view in sorted(observed.pods, key=lambda v: v.name) if (state := view.state) is not None]
+    states = [state for view in sorted(observed.pod_facts, key=lambda v: v.name) if (state := view.state) is not None]
     named: dict[str, list[str]] = {}
     for state in states:
         for component, backend in state.observed_backends:

@@ -37,27 +37,27 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 
 def progressing(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
     """Judge Progressing, as for a Deployment. `block` and `remediation` are parts of the new status."""
-    observation, say = observed.observation, observed.messages.say
+    say = observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:
         return fetching
     if observed.unhealthy:
         return _of_pods(observed, block)
-    if (refusal := observation.outcome.refusal) is not None:
+    if (refusal := observed.outcome.refusal) is not None:
         return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
-    if observation.wanted == 0:
+    if observed.wanted == 0:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
     if remediation is not None and remediation.state is RemediationState.STOPPED:
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
-    if observed.serving >= observation.wanted:
+    if observed.serving >= observed.wanted:
         return _all_serve(observed)
-    if observation.activity.step is PrimingStep.ELSEWHERE:
-        return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.activity.holder))
+    if observed.activity.step is PrimingStep.ELSEWHERE:
+        return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
-        return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
-    if observed.pods:
-        return Verdict(TRUE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pods[0]))
+        return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observed.wanted))
+    if observed.pod_facts:
+        return Verdict(TRUE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pod_facts[0]))
     return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod"))
 
 
@@ -74,7 +74,7 @@ def _state_text(observed: ObservedState, view: PodFacts, block: StartupStatus | 
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     if stall_check is not None and stall_check.stalled:
         text = describe(observed, view, briefly=True)
-        left, decided = stall_restarts_left(observed), current(observed.observation.resource)
+        left, decided = stall_restarts_left(observed), current(observed.resource)
         done = "restarting" if left or (decided and view.name in decided.stalled_pods) else "left" if left == 0 else ""
         return observed.messages.fit(
             "pod.Stalled",
@@ -92,7 +92,7 @@ def _state_text(observed: ObservedState, view: PodFacts, block: StartupStatus | 
 
 def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
     """Return the facts for advice on a Pod that fits no node."""
-    observation, outcome, say = observed.observation, observed.observation.outcome, observed.messages.say
+    outcome, say = observed.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None
     gpu_today = today.product if gpu and today is not None and today.product != gpu else None
@@ -103,7 +103,7 @@ def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
         tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
         unit="MIG slice" if plan is not None and "/mig-" in plan.resource else "GPU",
-        serving=observed.serving if observed.serving < observation.wanted else 0,  # during a rollout, there may be one replica more
+        serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
         gpu=gpu,
         gpu_today=gpu_today,
     )
@@ -112,10 +112,9 @@ def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
 
 def partly(observed: ObservedState, text: str) -> str:
     """Prefix a text with the number of ready replicas, if some are ready."""
-    observation = observed.observation
-    if observed.serving == 0 or observation.wanted <= 1:
+    if observed.serving == 0 or observed.wanted <= 1:
         return text
-    return observed.messages.fit("pods.partly", shrink=("text",), serving=observed.serving, wanted=observation.wanted, text=text)
+    return observed.messages.fit("pods.partly", shrink=("text",), serving=observed.serving, wanted=observed.wanted, text=text)
 
 
 def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
@@ -125,23 +124,23 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
     if others:
         text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=others)
     # others wait until the first Pod has filled the cache
-    waiting = observed.observation.wanted - observed.replicas
-    if waiting > 0 and observed.observation.activity.step is PrimingStep.FIRST_POD:
+    waiting = observed.wanted - observed.replicas
+    if waiting > 0 and observed.activity.step is PrimingStep.FIRST_POD:
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
     status, reason = (FALSE, Reason.START_STALLED) if worst.is_stalled else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(observed, text))
 
 
 def _all_serve(observed: ObservedState) -> Verdict:
-    observation, say = observed.observation, observed.messages.say
-    if observation.activity.held and observation.activity.unowned_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.unowned_claims))
-    if observation.activity.held:
+    say = observed.messages.say
+    if observed.activity.held and observed.activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observed.activity.unowned_claims))
+    if observed.activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
     if not observed.rollout.is_complete:
         updated = observed.rollout.updated
         name = observed.rollout.paused
-        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=name))
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observed.wanted, paused=name))
     return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
 
 
@@ -189,8 +188,7 @@ def find_obstacle(observed: ObservedState, view: PodFacts) -> Obstacle | None:
     """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
     tolerations = reading.mapping(view.manifest, "spec").get("tolerations")
     untolerated = {
-        node: tuple(taint for taint in taints if not taint.is_tolerated(tolerations))
-        for node, taints in observed.observation.taints.items()
+        node: tuple(taint for taint in taints if not taint.is_tolerated(tolerations)) for node, taints in observed.taints.items()
     }
     tainted = {node: taints for node, taints in untolerated.items() if taints}
     if not tainted:

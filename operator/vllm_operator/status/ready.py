@@ -21,14 +21,14 @@ from vllm_operator.text import wording
 
 def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
     """Judge Ready: whether all replicas serve the current spec; if not, the most important problem."""
-    observation, say = observed.observation, observed.messages.say
+    say = observed.messages.say
     for type in (ACCEPTED, PLANNED):
-        if observation.outcome.plan is None and judged[type].status is not TRUE:
+        if observed.outcome.plan is None and judged[type].status is not TRUE:
             return Verdict(FALSE, judged[type].reason, judged[type].message)
-    if observation.apply_error:
-        return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observation.apply_error))
+    if observed.apply_error:
+        return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
     if judged[PROGRESSING].reason == Reason.STARTED:
-        text = say("ready.serving", wanted=observation.wanted, model=_served_name(observed), address=_address(observed))
+        text = say("ready.serving", wanted=observed.wanted, model=_served_name(observed), address=_address(observed))
         return Verdict(TRUE, Reason.SERVING, text)
     if judged[PROGRESSING].reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
@@ -74,7 +74,7 @@ def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
 
 
 def _served_name(observed: ObservedState) -> str:
-    model = observed.observation.resource.spec.model
+    model = observed.resource.spec.model
     return model.served_name or model.uri.split("://", 1)[-1]
 
 
@@ -85,10 +85,10 @@ def _address(observed: ObservedState) -> str:
 
 def service_url(observed: ObservedState) -> str | None:
     """Return the Service's URL inside the cluster; None without one. It ends with `svc`, because the cluster domain is unknown."""
-    service = observed.observation.service
+    service = observed.service
     name = reading.text(service, "metadata", "name")
     port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)
-    return f"http://{name}.{observed.observation.resource.metadata.namespace}.svc:{port}" if name and port else None
+    return f"http://{name}.{observed.resource.metadata.namespace}.svc:{port}" if name and port else None
 
 
 def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
@@ -179,7 +179,7 @@ def _done(observed: ObservedState, decided: RemediationStatus | None, crash: Cra
 
 def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:
     """Add a sentence about draining Pods to the verdict on Ready, if there are any."""
-    pods = observed.observation.draining
+    pods = observed.draining
     if not pods or not ready.message:
         return ready
     numbers = [pod.requests for pod in pods if pod.requests is not None]

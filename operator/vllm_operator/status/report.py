@@ -76,7 +76,6 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     Equal arguments give equal reports. If the previous status is the one of that report, the same observation gives the same status and no
     events.
     """
-    observation = observed.observation
     plan = planned.observed_plan(observed)
     block, block_held_until = startup.startup_status(observed)
     status = _status(observed, crashes, decision, plan, block)
@@ -86,19 +85,18 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
         events=events,
         start=start_clock(observed),
         warm_starts=saved_seconds(observed, status.cache),
-        requeue_after_seconds=_requeue_after(observation.now, [block_held_until, *_deadlines(observed, crashes)]),
+        requeue_after_seconds=_requeue_after(observed.now, [block_held_until, *_deadlines(observed, crashes)]),
     )
 
 
 def _status(
     observed: ObservedState, crashes: Crashes, decision: Decision, plan: Plan | None, block: StartupStatus | None
 ) -> VLLMDeploymentStatus:
-    observation = observed.observation
     damage = decision.cache_damage
     summary_of_plan = planned.summary(observed, plan)
     cached = caches.cache_status(observed, plan, damage)
     if plan is None and summary_of_plan is not None:
-        cached = observation.previous.cache  # the plan cannot be read now: keep the known state of its caches
+        cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     remediation = decision.remediation
     verdicts = {
         ACCEPTED: planned.accepted(observed),
@@ -115,17 +113,17 @@ def _status(
     judged[READY] = ready.with_draining(observed, ready.ready(observed, crashes, judged))
     if (verdict := ready.stalled(observed, judged, is_unrecoverable=decision.is_unrecoverable)) is not None:
         judged[STALLED] = verdict
-    reported, now = ready.reportable(observed, judged), reading.stamp(observation.now) or ""
+    reported, now = ready.reportable(observed, judged), reading.stamp(observed.now) or ""
     recorded_remediation, last_crash = to_record(remediation, crashes.last)
     if last_crash is not None and (verdict := judged.get(CRASHED)) is not None and verdict.status is TRUE:
         last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
     return VLLMDeploymentStatus(
-        observed_generation=observation.resource.metadata.generation,
+        observed_generation=observed.resource.metadata.generation,
         replicas=observed.replicas,
         ready_replicas=observed.serving,
         selector=_selector(observed),
         url=optional_objects.url(observed),
-        conditions=set_conditions(observation.previous.conditions, reported, generation=observation.resource.metadata.generation, now=now),
+        conditions=set_conditions(observed.previous.conditions, reported, generation=observed.resource.metadata.generation, now=now),
         pinned_plan=summary_of_plan,
         cache=cached,
         startup=block,
@@ -136,9 +134,9 @@ def _status(
 
 def _selector(observed: ObservedState) -> str | None:
     """Return the label selector of the Pods, for the scale subresource."""
-    chosen = reading.mapping(observed.observation.deployment, "spec", "selector", "matchLabels")
+    chosen = reading.mapping(observed.deployment, "spec", "selector", "matchLabels")
     pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
-    return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.observation.previous.selector
+    return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.previous.selector
 
 
 def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float | None:
@@ -148,17 +146,17 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
 
 def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime | None]:
     """Yield times at which the report may change without a change in the cluster."""
-    outcome = observed.observation.outcome
+    outcome = observed.outcome
     if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE:
-        yield observed.observation.now + timedelta(seconds=UNREADABLE_SECONDS)
+        yield observed.now + timedelta(seconds=UNREADABLE_SECONDS)
     if outcome.plan is None and outcome.planned.reason in _RETRIED:
-        yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
-    if observed.observation.apply_error:
-        yield _next_try(observed.observation)
-    if observed.observation.exposure.awaits_gateway:
-        yield observed.observation.now + timedelta(seconds=optional_objects.GATEWAY_SECONDS)
-    recheck = observed.observation.activity.recheck_seconds
-    yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
+        yield observed.now + timedelta(seconds=NODES_SECONDS)
+    if observed.apply_error:
+        yield _next_try(observed)
+    if observed.exposure.awaits_gateway:
+        yield observed.now + timedelta(seconds=optional_objects.GATEWAY_SECONDS)
+    recheck = observed.activity.recheck_seconds
+    yield observed.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
     yield caches.binding_deadline(observed)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in observed.starting:

@@ -70,8 +70,8 @@ def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
 
 def _starts(observed: ObservedState) -> Iterator[tuple[PodFacts, StartupState]]:
     """Yield Pods with the plan's caches and the logs of their starts that contain cache evidence."""
-    plan = observed.observation.outcome.plan
-    for view in (*observed.pods, *observed.primers):
+    plan = observed.outcome.plan
+    for view in (*observed.pod_facts, *observed.primer_facts):
         is_of_plan = plan is None or view.has_caches_of(plan)
         if is_of_plan and (state := view.state) is not None and _shows_caches(view, state):
             yield view, state
@@ -86,7 +86,7 @@ def start_seconds(view: PodFacts, state: StartupState) -> int | None:
 
 def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
     """Return the stage durations of the last start with this plan's caches: if it was cold, and if it was warm. One of them is empty."""
-    previous = observed.observation.previous.cache
+    previous = observed.previous.cache
     cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
     start = last_start(observed)
     if start is None or not start.is_finished:
@@ -102,18 +102,17 @@ def _shows_caches(view: PodFacts, state: StartupState) -> bool:
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
     """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
-    observation = observed.observation
-    previous = observation.previous.cache
+    previous = observed.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
-    if observation.claim_name is None:
+    if observed.claim_name is None:
         return None
-    primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
-    if not primed and observation.activity.is_priming:
+    primed = reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
+    if not primed and observed.activity.is_priming:
         return CacheState.PRIMING
-    served = observed.serving > 0 and observed.rollout.is_complete and observation.outcome.plan is not None
+    served = observed.serving > 0 and observed.rollout.is_complete and observed.outcome.plan is not None
     if primed or served or was_warm:
         return CacheState.WARM
-    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else None
+    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
 
 
 SHORTEST_KEPT_SECONDS = 5
@@ -164,7 +163,7 @@ def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Esti
     learned = _learned(observed, stage, state)
     if learned:
         return Estimate(wording.rounded(learned), "", state.stage_since)
-    plan = observed.observation.outcome.plan
+    plan = observed.outcome.plan
     if plan is None:
         return None
     has_experts = any(choice.component == Component.MOE for choice in plan.backends)
@@ -180,7 +179,7 @@ def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, cou
     known = estimate(observed, stage, state)
     if known is None or known.until is None:
         return None
-    left = (known.until - observed.observation.now).total_seconds()
+    left = (known.until - observed.now).total_seconds()
     return wording.rounded(left) if left > 0 else None
 
 
@@ -193,14 +192,14 @@ def by_count(counted: Progress) -> int | None:
 
 def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
     """Return the stage's seconds in the last start with this cache key that was cold or warm like the current one."""
-    plan = observed.observation.outcome.plan
+    plan = observed.outcome.plan
     cold, warm = known_stages(observed, plan) if plan is not None else ({}, {})
     return (warm if is_warm(observed, state) else cold).get(stage)
 
 
 def is_warm(observed: ObservedState, state: StartupState) -> bool:
     """Return whether a start finds compiled artifacts, as far as known."""
-    plan = observed.observation.outcome.plan
+    plan = observed.outcome.plan
     return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
 
 
@@ -247,13 +246,13 @@ def _late_after(observed: ObservedState, view: PodFacts) -> int:
 
 
 def _deadline(observed: ObservedState) -> int:
-    plan = observed.observation.resource.pinned or observed.observation.outcome.plan
+    plan = observed.resource.pinned or observed.outcome.plan
     return plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS
 
 
 def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
     """Return the seconds of the last start with the same caches; None without one."""
-    plan, known = observed.observation.outcome.plan, observed.observation.previous.cache
+    plan, known = observed.outcome.plan, observed.previous.cache
     if plan is None or known is None or known.key != plan.cache_key:
         return None
     return known.warm_start_seconds if is_warm(observed, state or StartupState()) else known.cold_start_seconds

@@ -30,10 +30,10 @@ _MAX_PODS = 16
 
 def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datetime | None]:
     """Return the start in progress (None without one), and when withheld progress may be written (None without any)."""
-    block, previous = _block(observed), observed.observation.previous.startup
+    block, previous = _block(observed), observed.previous.startup
     if block is None or previous is None:
         return block, None
-    written = previous if _is_held(block, previous, observed.observation.now) else block
+    written = previous if _is_held(block, previous, observed.now) else block
     updated = reading.moment(written.update_time)
     return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
 
@@ -82,7 +82,7 @@ def _block(observed: ObservedState) -> StartupStatus | None:
         total=counted.total if counted else None,
         message=describe(observed, lead),
         stage_since=reading.stamp(since),
-        update_time=reading.stamp(observed.observation.now),
+        update_time=reading.stamp(observed.now),
         eta_seconds=seconds_left(observed, lead.stage, lead.state, counted) if lead.phase is Phase.STARTING and lead.state else None,
         pods=[PodStartup(name=lead.name, restarts=lead.restarts or None), *map(_entry, others)],
     )
@@ -147,10 +147,10 @@ _STUCK = frozenset({Phase.UNSCHEDULABLE, Phase.IMAGE_PULL_FAILED, Phase.CONTAINE
 
 def describe_fetching(observed: ObservedState) -> Verdict | None:
     """Judge Progressing while a Job fetches weights; None without such a Job."""
-    fetching = observed.observation.activity.fetching
+    fetching = observed.activity.fetching
     if fetching is None:
         return None
-    model, weights = observed.observation.resource.spec.model, observed.observation.resource.spec.weights
+    model, weights = observed.resource.spec.model, observed.resource.spec.weights
     say = observed.messages.fit
     facts: dict[str, Any] = {
         "model": model.uri.removeprefix("hf://"),
@@ -195,27 +195,27 @@ def _obstacle(observed: ObservedState, fetching: Fetching) -> tuple[str, bool]:
 
 def fetching_block(observed: ObservedState) -> StartupStatus | None:
     """Return the download's progress as a start in progress; None if no weights are fetched."""
-    fetching = observed.observation.activity.fetching
+    fetching = observed.activity.fetching
     progress = _downloaded(observed, fetching) if fetching is not None else None
     verdict = describe_fetching(observed)
     if fetching is None or fetching.view is None or progress is None or verdict is None:
         return None
     view = fetching.view
-    state, stage = observed.observation.startups[view.run], str(Stage.WEIGHT_DOWNLOAD)
+    state, stage = observed.startups[view.run], str(Stage.WEIGHT_DOWNLOAD)
     return StartupStatus(
         stage=stage,
         completed=progress.completed,
         total=progress.total,
         message=verdict.message,
         stage_since=reading.stamp(state.stage_since),
-        update_time=reading.stamp(observed.observation.now),
+        update_time=reading.stamp(observed.now),
         eta_seconds=progress.eta_seconds,
         pods=[PodStartup(name=view.name, restarts=view.restarts or None)],
     )
 
 
 def _downloaded(observed: ObservedState, fetching: Fetching) -> Progress | None:
-    state = observed.observation.startups.get(fetching.view.run) if fetching.view is not None else None
+    state = observed.startups.get(fetching.view.run) if fetching.view is not None else None
     return _progress(state) if state is not None and not state.is_final else None
 
 
