@@ -29,6 +29,13 @@ WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """Minimum seconds of a stage that gets an event."""
 _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
+_BY_MESSAGE = (
+    (ACCEPTED, Reason.FIELDS_IGNORED, "ignored", ""),
+    # the message may contain a port, an amount or the name of a Pod that differs at each attempt
+    (READY, Reason.APPLY_FAILED, "apply", "apply"),
+    (PROGRESSING, Reason.POD_REFUSED, "refused", "refused"),
+)
+"""Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +57,10 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
     """Draft the events for the changes since the previous status, in order. `plan` is the plan with the backends that the logs name."""
     return (
         *_planning(observed, status, plan),
-        *_apply_error(observed, status),
+        *_changed_messages(observed, status),
         *_claim(observed, status),
         *_long_stages(observed),
         *_stuck(observed, status),
-        *_pod_refused(observed, status),
         *_crash(observed, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
@@ -71,7 +77,6 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan 
         if before is not None and (before.reason, previous.observed_generation) == (condition.reason, generation):
             continue  # already reported
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
-    yield from _ignored(observed, status)
     if observed.outcome.plan is None or plan is None:
         return
     before_plan = previous_plan(observed)
@@ -92,23 +97,17 @@ def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
     return (plan.observed_generation, plan.replan_token, plan.cache_key)
 
 
-def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Draft events about spec fields that have no effect, mostly typing errors."""
-    now, before = _both(observed, status, ACCEPTED)
-    if now is not None and now.reason == Reason.FIELDS_IGNORED and (before is None or before.message != now.message):
-        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"ignored-{_digest(now.message)}")
-
-
 def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
     """Return the new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.previous.conditions, type)
 
 
-def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, READY)
-    if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
-        # the message may contain a port or an amount that differs at each attempt
-        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}", series="apply")
+def _changed_messages(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """Draft events about conditions that have one of these reasons and another message than before."""
+    for type, reason, name, series in _BY_MESSAGE:
+        now, before = _both(observed, status, type)
+        if now is not None and now.reason == reason and (before is None or before.message != now.message):
+            yield EventDraft(type=WARNING, reason=reason, message=now.message, key=f"{name}-{_digest(now.message)}", series=series)
 
 
 def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
@@ -150,12 +149,6 @@ def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
         return
     series = f"{now.reason}-{worst.uid}"
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{worst.stage}", series=series)
-
-
-def _pod_refused(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, PROGRESSING)
-    if now is not None and now.reason == Reason.POD_REFUSED and (before is None or before.message != now.message):
-        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}", series="refused")
 
 
 def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
