@@ -192,6 +192,18 @@ def test_durations_are_read_from_the_status(cache: CacheStatus, want: tuple[dict
     assert read_stages(cache) == want
 
 
+def test_notes_are_not_repeated_when_the_log_of_the_last_start_is_gone() -> None:
+    state = served(CacheEvidence(hits=2), 35)
+    pods = [o.ready_pod("vllm-a-x1"), o.ready_pod("vllm-a-x2")]
+    observation = o.observe(*pods, states={X1: state}, claim=o.claim(modes=["ReadWriteOnce"]), replicas=2)
+    first = report(observation).status
+    warm = find_condition(first.conditions, "CacheWarm")
+    assert warm is not None
+    assert "All 2 replicas must run there" in warm.message
+    again = report(replace(o.following(observation, first), startups={})).status
+    assert find_condition(again.conditions, "CacheWarm") == warm
+
+
 def test_measures_of_another_key_are_dropped() -> None:
     cache = report(o.observe(resource=o.resource(status=FORMER))).status.cache
     assert cache is not None

@@ -5,7 +5,7 @@ is Miss and the state is Warm. `status.cache.artifact` describes caches that Pod
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from vllm_operator.caches.claims import cache_claim_name, is_terminating, storag
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
-from vllm_operator.status.observation import Observation, ObservedState, PodFacts, why_no_pod
+from vllm_operator.status.observation import Observation, ObservedState, why_no_pod
 from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.starts import known_stages, last_start, next_start_finds
 from vllm_operator.text import wording
@@ -110,54 +110,36 @@ def cache_warm(
         text = say("cache.quarantined", place=place.words, key=cache.key, signature=damage.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
-    text = _with_notes(observed, verdict.message)
-    if (note := note_about_fetch(observed)) is not None:
-        text = observed.messages.fit(note[0], shrink=("text",), text=text, **note[1])
-    text = _with_damage(observed, text, damage) if verdict.status is not TRUE else text
+    text = verdict.message
+    for name, facts in _notes(observed, damage if verdict.status is not TRUE else None):
+        text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
     return Verdict(verdict.status, verdict.reason, text)
 
 
-def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:
-    """Append known damage, until a start has loaded all caches."""
-    messages = observed.messages
-    if damage is None:
-        return text
-    if damage.message:
-        return messages.fit(damage.message, shrink=("text",), text=text, signature=damage.signature, most=MAX_QUARANTINED)
-    before = latest(observed, damage.quarantined)
-    if before is None:
-        return text
-    time = reading.moment(before.time)
-    return messages.fit("cache.left_behind", shrink=("text",), text=text, key=before.key, time=time, signature=before.signature)
-
-
-def _with_notes(observed: ObservedState, text: str) -> str:
-    messages = observed.messages
-    facts: dict[str, Any]
+def _notes(observed: ObservedState, damage: CacheDamage | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the messages that are appended to the verdict on the last start, and their facts."""
+    activity, plan = observed.activity, observed.outcome.plan
     if (stays := _one_node(observed)) is not None:
-        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observed.wanted, **stays)
-    if observed.activity.moved_to is not None and observed.outcome.plan is not None:
-        facts = {"image": observed.outcome.plan.image, "digest": observed.activity.moved_to}
-        text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
-    if observed.activity.skipped:
-        text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observed.activity.skipped)
-    if (cleaning := observed.activity.cleaning) is not None:
-        facts = {
-            "removed": len(cleaning.removed),
-            "freed_gibibytes": cleaning.freed_bytes / 2**30,
-            "advice": cleaning.advice,
-            "why": cleaning.why or why_no_pod(observed, Role.CLEANING),
-        }
-        text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
+        yield "cache.one_node", {"wanted": observed.wanted, **stays}
+    if activity.moved_to is not None and plan is not None:
+        yield "cache.image_moved", {"image": plan.image, "digest": activity.moved_to}
+    if activity.skipped:
+        yield "cache.skipped", {"why": activity.skipped}
+    if (cleaning := activity.cleaning) is not None:
+        why = cleaning.why or why_no_pod(observed, Role.CLEANING)
+        facts = {"removed": len(cleaning.removed), "freed_gibibytes": cleaning.freed_bytes / 2**30, "advice": cleaning.advice, "why": why}
+        yield f"cleaning.{cleaning.state}", facts
+        retained = cleaning.retained_bytes / 2**30 if cleaning.retained_bytes is not None else None
         if cleaning.retained:
-            facts = {
-                "retained": cleaning.retained,
-                "retained_gibibytes": cleaning.retained_bytes / 2**30 if cleaning.retained_bytes is not None else None,
-            }
-            text = messages.fit("cleaning.retained", shrink=("text",), text=text, **facts)
-    if observed.activity.claim_note:
-        text = messages.fit("cache.noted", shrink=("text",), text=text, note=observed.activity.claim_note)
-    return text
+            yield "cleaning.retained", {"retained": cleaning.retained, "retained_gibibytes": retained}
+    if activity.claim_note:
+        yield "cache.noted", {"note": activity.claim_note}
+    if (note := _note_about_fetch(observed)) is not None:
+        yield note
+    if damage is not None and damage.message:
+        yield damage.message, {"signature": damage.signature, "most": MAX_QUARANTINED}
+    elif damage is not None and (before := latest(observed, damage.quarantined)) is not None:
+        yield "cache.left_behind", {"key": before.key, "time": reading.moment(before.time), "signature": before.signature}
 
 
 def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
@@ -169,18 +151,15 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
         case PrimingStep.PRIMER:
             view = next(iter(observed.primer_facts), None)
-            text = "" if view is None else _primer_text(observed, view, block)
+            text = "" if view is None else pod_text(observed, view, block)
+            if view is not None and view.phase is Phase.READY:
+                text = observed.messages.say("cache.primer_ready", pod=view)  # it only publishes
             facts |= {"text": text, "until": activity.until, **_destination(observed)}
             message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
             return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.elsewhere", holder=activity.holder, **facts))
     return None
-
-
-def _primer_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None) -> str:
-    """Describe the primer's Pod. A Ready primer only publishes."""
-    return observed.messages.say("cache.primer_ready", pod=view) if view.phase is Phase.READY else pod_text(observed, view, block)
 
 
 def _destination(observed: ObservedState) -> dict[str, Any]:
@@ -202,41 +181,32 @@ def _one_node(observation: Observation) -> dict[str, Any] | None:
 
 
 def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict:
-    start = last_start(observed)
-    facts: dict[str, Any] = {
-        "place": place.words,
-        "key": cache.key,
-        "cold": cache.cold_start_seconds,
-        "warm": cache.warm_start_seconds,
-        "repository": _destination(observed)["repository"],
-    }
-    say = observed.messages.say
+    start, say = last_start(observed), observed.messages.say
+    facts: dict[str, Any] = {"place": place.words, "key": cache.key, "cold": cache.cold_start_seconds, "warm": cache.warm_start_seconds}
     if start is None:
-        if (before := _remembered(observed, cache, place)) is not None:
-            return before
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
-    if start.is_warm:
-        return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
-    if not start.is_cold:
-        return Verdict(FALSE, Reason.PARTIAL_HIT, say("cache.partial", failures=start.evidence.load_failures, **facts))
-    return Verdict(FALSE, Reason.MISS, say("cache.building" if start.seconds is None else "cache.miss", **facts))
+        reason: str = _remembered(observed, cache, place) or Reason.NOT_SEEN_YET
+    else:
+        reason = Reason.HIT if start.is_warm else Reason.MISS if start.is_cold else Reason.PARTIAL_HIT
+    if reason == Reason.HIT:
+        return Verdict(TRUE, reason, say("cache.hit", **facts))
+    if reason == Reason.PARTIAL_HIT:
+        return Verdict(FALSE, reason, say("cache.partial", failures=start.state.cache.load_failures if start is not None else 0, **facts))
+    if reason == Reason.MISS:
+        is_over = start.seconds is not None if start is not None else observed.serving > 0
+        return Verdict(FALSE, reason, say("cache.miss" if is_over else "cache.building", **facts))
+    text = say("cache.not_seen" if place.is_shared else "cache.per_pod", repository=_destination(observed)["repository"], **facts)
+    return Verdict(UNKNOWN, reason, text)
 
 
-def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict | None:
-    """Return the verdict on the last start if its log is no longer available."""
+def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> str | None:
+    """Return what the last start did with the same caches, if its log is no longer available."""
     previous = observed.previous
-    verdict = find_condition(previous.conditions, CACHE_WARM)
-    if verdict is None or verdict.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
+    before = find_condition(previous.conditions, CACHE_WARM)
+    if before is None or before.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
         return None
-    is_same = previous.cache is not None and previous.cache.key == cache.key
-    if not is_same or not _is_about(verdict.message, observed.claim_name or place.words):
-        return None
-    return Verdict(verdict.status, verdict.reason, verdict.message)
-
-
-def _is_about(message: str, place: str) -> bool:
-    """Return whether a message names a location. The status of an ordinary object names its PVC only in the message of CacheWarm."""
-    return f" {place} " in f"{message} ".replace(". ", " ")
+    # the status of an ordinary object names its PVC only in this message
+    is_about_place = f" {observed.claim_name or place.words} " in f"{before.message} ".replace(". ", " ")
+    return before.reason if is_about_place and previous.cache is not None and previous.cache.key == cache.key else None
 
 
 def claim_verdict(observed: ObservedState) -> Verdict | None:
@@ -445,7 +415,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     return Verdict(FALSE, reason, say("publishing.failed", is_final=publication.is_last or result in FINAL, **facts))
 
 
-def note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | None:
+def _note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | None:
     """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
     result, cache, plan = _newest_fetch(observed), observed.resource.spec.cache, observed.outcome.plan
     spec = cache.artifact if cache is not None else None
@@ -467,7 +437,7 @@ def note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | No
     start = last_start(observed)
     if result.result != "Fetched":
         return "fetching.partly", {**facts, "differs": differs}
-    if start is not None and (start.evidence.misses or start.evidence.load_failures):
-        seen = {"loaded": start.evidence.hits, "built": start.evidence.misses, "failure": start.evidence.failure}
+    if start is not None and (start.state.cache.misses or start.state.cache.load_failures):
+        seen = {"loaded": start.state.cache.hits, "built": start.state.cache.misses, "failure": start.state.cache.failure}
         return "fetching.unused", {**facts, **seen, "differs": differs}
     return "fetching.done", {**facts, "seconds": None if result.seconds is None else math.ceil(result.seconds)}

@@ -14,7 +14,7 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheStatus
 from vllm_operator.catalog.rule_matching import Component
-from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.planning.engine.serving import MAX_DEADLINE_SECONDS
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import ObservedState, PodFacts
@@ -26,62 +26,54 @@ StageSeconds = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start whose log shows whether caches were loaded or built. `seconds` is None until the engine is ready."""
+    """A start whose log shows whether caches were loaded or built."""
 
+    view: PodFacts
     state: StartupState
-    seconds: int | None
-    run: tuple[str, int]
 
     @property
-    def evidence(self) -> CacheEvidence:
-        """The evidence about caches in the log."""
-        return self.state.cache
+    def began(self) -> datetime | None:
+        """When the container started."""
+        return self.view.started_at or self.state.started_at
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the engine is ready, and loaded everything or built everything. Only such starts provide durations."""
-        return self.seconds is not None and (self.is_warm or self.is_cold)
+    def ended(self) -> datetime | None:
+        """When the engine was ready; None until then."""
+        return self.state.stage_since if self.state.stage is Stage.READY else None
+
+    @property
+    def seconds(self) -> int | None:
+        """Seconds until the engine was ready; None until then."""
+        began, ended = self.began, self.ended
+        return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
 
     @property
     def is_warm(self) -> bool:
         """Whether the start loaded everything."""
-        return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
+        cache = self.state.cache
+        return cache.hits > 0 and cache.misses == 0 and cache.load_failures == 0
 
     @property
     def is_cold(self) -> bool:
         """Whether the start built everything."""
-        return self.evidence.misses > 0 and self.evidence.hits == 0
+        return self.state.cache.misses > 0 and self.state.cache.hits == 0
 
 
 def last_start(observed: ObservedState) -> Start | None:
     """Return the latest start with cache evidence in its log; None if there is none."""
-    starts = list(_starts(observed))
-    if not starts:
-        return None
-    view, state = max(starts, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
-    return Start(state, start_seconds(view, state), view.run)
+    return max(_starts(observed), key=lambda start: (reading.stamp(start.began) or "", start.view.name), default=None)
 
 
-def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
-    """Return the warm starts of all Pods whose logs were read, oldest first: end time and seconds."""
-    found = ((Start(state, start_seconds(view, state), view.run), state.stage_since) for view, state in _starts(observed))
-    return sorted((ended, start.seconds) for start, ended in found if start.is_warm and start.seconds is not None and ended is not None)
-
-
-def _starts(observed: ObservedState) -> Iterator[tuple[PodFacts, StartupState]]:
-    """Yield Pods with the plan's caches and the logs of their starts that contain cache evidence."""
+def _starts(observed: ObservedState) -> Iterator[Start]:
+    """Yield the starts of living Pods with the plan's caches whose logs contain cache evidence."""
     plan = observed.outcome.plan
     for view in (*observed.pod_facts, *observed.primer_facts):
-        is_of_plan = plan is None or view.has_caches_of(plan)
-        if is_of_plan and (state := view.state) is not None and _shows_caches(view, state):
-            yield view, state
-
-
-def start_seconds(view: PodFacts, state: StartupState) -> int | None:
-    """Return the seconds from the start of the container until the engine was ready; None until then."""
-    began = view.started_at or state.started_at
-    ended = state.stage_since if state.stage is Stage.READY else None
-    return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
+        is_alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
+        if view.state is None or not is_alive or not (plan is None or view.has_caches_of(plan)):
+            continue
+        cache = view.state.cache
+        if cache.hits > 0 or cache.misses > 0 or cache.load_failures > 0:
+            yield Start(view, view.state)
 
 
 def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
@@ -89,15 +81,10 @@ def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, Sta
     previous = observed.previous.cache
     cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
     start = last_start(observed)
-    if start is None or not start.is_finished:
+    if start is None or start.seconds is None or not (start.is_warm or start.is_cold):
         return cold, warm
     learned = learn(warm if start.is_warm else cold, start.state, shown={*cold, *warm})
     return ({}, learned) if start.is_warm else (learned, {})
-
-
-def _shows_caches(view: PodFacts, state: StartupState) -> bool:
-    alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
-    return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)
 
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
@@ -160,12 +147,13 @@ class Estimate:
 
 def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Estimate | None:
     """Return the estimate for the current stage; None if nothing is known."""
-    learned = _learned(observed, stage, state)
-    if learned:
-        return Estimate(wording.rounded(learned), "", state.stage_since)
     plan = observed.outcome.plan
     if plan is None:
         return None
+    cold, warm = known_stages(observed, plan)
+    learned = (warm if is_warm(observed, state) else cold).get(stage)
+    if learned:
+        return Estimate(wording.rounded(learned), "", state.stage_since)
     has_experts = any(choice.component == Component.MOE for choice in plan.backends)
     measured = observed.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
     seconds = measured.stages.get(stage, {}).get("warm" if is_warm(observed, state) else "cold")
@@ -188,13 +176,6 @@ def by_count(counted: Progress) -> int | None:
     if counted.eta_seconds is None or not 0 < counted.eta_seconds <= LONGEST_STAGE_SECONDS or counted.completed >= counted.total:
         return None
     return wording.rounded(counted.eta_seconds)
-
-
-def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
-    """Return the stage's seconds in the last start with this cache key that was cold or warm like the current one."""
-    plan = observed.outcome.plan
-    cold, warm = known_stages(observed, plan) if plan is not None else ({}, {})
-    return (warm if is_warm(observed, state) else cold).get(stage)
 
 
 def is_warm(observed: ObservedState, state: StartupState) -> bool:
@@ -229,25 +210,18 @@ class StartClock:
 
 def start_clock(observed: ObservedState) -> StartClock | None:
     """Return the clock of the start that becomes late first; None if none is in progress."""
-    return min(_clocks(observed), key=lambda clock: clock.late_at, default=None)
-
-
-def _clocks(observed: ObservedState) -> Iterator[StartClock]:
-    for view in observed.starting:
-        began = view.started_at or view.created_at
-        if view.phase in _IN_PROGRESS and began is not None:
-            yield StartClock(began, _late_after(observed, view))
+    clocks = (
+        StartClock(began, _late_after(observed, view))
+        for view in observed.starting
+        if view.phase in _IN_PROGRESS and (began := view.started_at or view.created_at) is not None
+    )
+    return min(clocks, key=lambda clock: clock.late_at, default=None)
 
 
 def _late_after(observed: ObservedState, view: PodFacts) -> int:
-    deadline = _probe_seconds(view) or _deadline(observed)
-    usual = _usual_seconds(observed, view.state)
+    plan, usual = observed.resource.pinned or observed.outcome.plan, _usual_seconds(observed, view.state)
+    deadline = _probe_seconds(view) or (plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS)
     return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
-
-
-def _deadline(observed: ObservedState) -> int:
-    plan = observed.resource.pinned or observed.outcome.plan
-    return plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS
 
 
 def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
@@ -274,4 +248,7 @@ def saved_seconds(observed: ObservedState, cache: CacheStatus | None) -> tuple[t
     cold = cache.cold_start_seconds if cache is not None else None
     if cold is None and cache is not None and cache.artifact is not None:
         cold = cache.artifact.cold_start_seconds
-    return tuple((ended, max(0, cold - seconds)) for ended, seconds in warm_starts(observed)) if cold is not None else ()
+    if cold is None:
+        return ()
+    warm = ((start.ended, start.seconds) for start in _starts(observed) if start.is_warm)
+    return tuple(sorted((ended, max(0, cold - seconds)) for ended, seconds in warm if ended is not None and seconds is not None))
