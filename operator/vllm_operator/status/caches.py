@@ -151,9 +151,10 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
         case PrimingStep.PRIMER:
             view = next(iter(observed.primer_facts), None)
-            text = "" if view is None else pod_text(observed, view, block)
             if view is not None and view.phase is Phase.READY:
                 text = observed.messages.say("cache.primer_ready", pod=view)  # it only publishes
+            else:
+                text = pod_text(observed, view, block) if view is not None else ""
             facts |= {"text": text, "until": activity.until, **_destination(observed)}
             message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
             return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
