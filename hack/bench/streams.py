@@ -80,88 +80,69 @@ def make_certificate(folder: Path) -> None:
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
 
 
-async def follow(folder: Path, port: int, streams: int) -> None:
+def make_followers(folder: Path, port: int, streams: int, **observers: Any) -> tuple[Any, Any]:
+    """A client of the server, and followers with so many streams. What the operator imports is not a part of a stream."""
     from kubernetes.aio.client.configuration import Configuration
 
     from vllm_operator.catalog.startup import load_startup
-    from vllm_operator.controller.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
-    from vllm_operator.controller.log_follower import Follower, FollowerSettings, Run
-    from vllm_operator.controller.log_share import LogShare, Slots
-    from vllm_operator.controller.user_data import KnownCrashes
-    from vllm_operator.kube.api_client import KubeClient
-
-    configuration = Configuration()
-    configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
-    share = LogShare()
-    crashes, slots = KnownCrashes.of(load_startup()), Slots(streams + 1)
-    client = KubeClient(configuration)
-    tasks, followers = [], []
-
-    def start(number: int) -> None:
-        for index in range(number):
-            run = Run("bench", f"pod-{index}", f"uid-{index}", "vllm", 0)
-            parser, settings = crashes.make_parser(), FollowerSettings()
-            made = Follower(run, parser, client=client, slots=slots, share=share, settings=settings, changed=lambda: None)
-            followers.append(made)
-            tasks.append(asyncio.create_task(made.follow()))
-
-    async def settled() -> None:
-        while not all(each.caught_up for each in followers):  # noqa: ASYNC110 - good enough here
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(1)
-        gc.collect()
-
-    start(1)
-    await settled()
-    before, cpu = memory(), time.process_time()
-    start(streams)
-    await settled()
-    after, spent = memory(), time.process_time() - cpu
-    for name in ("Rss", "Private_Dirty"):
-        each = (after[name] - before[name]) * 1024 / streams
-        print(f"{name:<14} {before[name]:6.1f} MiB -> {after[name]:6.1f} MiB: {each:.0f} KiB a stream")
-    print(f"{'peak':<14} {after['Peak']:6.1f} MiB; CPU {spent / streams * 1000:.1f} ms a stream")
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await client.close()
-
-
-async def withstand(folder: Path, port: int, streams: int, seconds: float) -> None:
-    from kubernetes.aio.client.configuration import Configuration
-
-    from vllm_operator.catalog.startup import load_startup
+    from vllm_operator.controller.app import Operator  # noqa: F401
     from vllm_operator.controller.log_followers import Followers
-    from vllm_operator.controller.log_share import LogShare
     from vllm_operator.controller.user_data import KnownCrashes
     from vllm_operator.kube.api_client import KubeClient
 
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
     client, crashes = KubeClient(configuration), KnownCrashes.of(load_startup())
+    return client, Followers(client, make_parser=crashes.make_parser, changed=lambda key: None, streams=streams, **observers)
+
+
+def pod(name: str, namespace: str) -> dict[str, Any]:
+    status = {"name": "vllm", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
+    metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}", "labels": {}}
+    return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": "Running", "containerStatuses": [status]}}
+
+
+async def until_read(followers: Any, key: tuple[str, str], number: int) -> int:
+    """Wait until the logs of so many Pods were begun to be read; return the lines of them all."""
+    while sum(state is not None and state.lines > 0 for state in followers.states(key).values()) < number:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return sum(state.lines for state in followers.states(key).values() if state is not None)
+
+
+async def follow(folder: Path, port: int, streams: int) -> None:
+    client, followers = make_followers(folder, port, streams + 1)
+
+    async def start(name: str, number: int) -> tuple[dict[str, float], float]:
+        followers.sync(("bench", name), [pod(f"{name}-{index}", "bench") for index in range(number)])
+        await until_read(followers, ("bench", name), number)
+        await asyncio.sleep(2)
+        gc.collect()
+        return memory(), time.process_time()
+
+    before, began = await start("first", 1)
+    after, ended = await start("others", streams)
+    for name in ("Rss", "Private_Dirty"):
+        each = (after[name] - before[name]) * 1024 / streams
+        print(f"{name:<14} {before[name]:6.1f} MiB -> {after[name]:6.1f} MiB: {each:.0f} KiB a stream")
+    print(f"{'peak':<14} {after['Peak']:6.1f} MiB; CPU {(ended - began) / streams * 1000:.1f} ms a stream")
+    await followers.close()
+    await client.close()
+
+
+async def withstand(folder: Path, port: int, streams: int, seconds: float) -> None:
+    from vllm_operator.controller.log_share import LogShare
+
     parsed: list[float] = []
     skipped: list[float] = []
-    followers = Followers(
-        client,
-        make_parser=crashes.make_parser,
-        changed=lambda key: None,
-        streams=streams + 2,
-        share=LogShare(parsed=parsed.append),
-        skipped=lambda namespace, gap: skipped.append(gap),
-    )
-
-    def pod(name: str, namespace: str) -> dict[str, Any]:
-        status = {"name": "vllm", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
-        metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}", "labels": {}}
-        return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": "Running", "containerStatuses": [status]}}
+    observers = {"share": LogShare(parsed=parsed.append), "skipped": lambda namespace, gap: skipped.append(gap)}
+    client, followers = make_followers(folder, port, streams + 2, **observers)
 
     async def start(namespace: str) -> None:
         await asyncio.sleep(seconds / 2)
         began, key = time.monotonic(), (namespace, "start")
         followers.sync(key, [pod("start", namespace)])
-        while (state := followers.states(key).get((f"{namespace}-start", 0))) is None or state.lines == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        print(f"the log of a start in namespace {namespace} was read after {time.monotonic() - began:.2f} s ({state.lines} lines)")
+        lines = await until_read(followers, key, 1)
+        print(f"the log of a start in namespace {namespace} was read after {time.monotonic() - began:.2f} s ({lines} lines)")
 
     followers.sync(("noisy", "x"), [pod(f"p{number}", "noisy") for number in range(streams)])
     starts = [asyncio.create_task(start(namespace)) for namespace in ("noisy", "other")]
