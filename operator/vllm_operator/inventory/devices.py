@@ -7,24 +7,25 @@ from typing import Any
 
 from vllm_operator.api.reading import mapping, objects, read_count, read_mebibytes, read_text, sequence, text
 from vllm_operator.catalog.gpus import Version, architecture_of, read_version
+from vllm_operator.inventory.pools import GPU_DEVICE_CLASS, MIG_DEVICE_CLASS, Pool, Source, Usage
 from vllm_operator.pods.owner import instance_of
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
 """Maximum length of an attribute in Kubernetes."""
 UNKNOWN_PROFILE = "unknown"
+PREFIX = "nvidia.com/"
+ENDED = ("Succeeded", "Failed")
+
+Owner = tuple[str, str]
+"""Namespace and name of a VLLMDeployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or MIG slice. `product` is spelled as in the label gpu.product. `identity` is its name in a ResourceClaim: POOL/NAME."""
+    """One GPU or MIG slice, with its facts in `pool`. `identity` is its name in a ResourceClaim: POOL/NAME."""
 
-    architecture: str | None
-    product: str | None
-    memory_mebibytes: int | None
-    mig_profile: str | None
-    driver: Version | None
-    cuda: Version | None
+    pool: Pool
     uuid: str | None
     parent_uuid: str | None
     identity: str | None = None
@@ -58,19 +59,22 @@ def _device(raw: Mapping[str, Any], pool: str) -> Device | None:
     kind = _attribute(attributes, "type", "string")
     if kind not in ("gpu", "mig"):
         return None
+    architecture = _architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version")))
     cuda = read_version(_attribute(attributes, "cudaDriverVersion", "version"))
     product = read_text(_attribute(attributes, "productName", "string"))
-    return Device(
-        architecture=_architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version"))),
-        product="-".join(product.split())[:TEXT_LENGTH] if product else None,
+    facts = Pool(
+        architecture=architecture,
+        product="-".join(product.split())[:TEXT_LENGTH] if product else None,  # as in the label gpu.product
         memory_mebibytes=read_mebibytes(mapping(body, "capacity", "memory").get("value")),
+        resource=MIG_DEVICE_CLASS if kind == "mig" else GPU_DEVICE_CLASS,
+        claims=True,
         mig_profile=(read_text(_attribute(attributes, "profile", "string")) or UNKNOWN_PROFILE)[:TEXT_LENGTH] if kind == "mig" else None,
         driver=read_version(_attribute(attributes, "driverVersion", "version")),
         cuda=cuda[:2] if cuda else None,
-        uuid=read_text(_attribute(attributes, "uuid", "string")),
-        parent_uuid=read_text(_attribute(attributes, "parentUUID", "string")),
-        identity=device_identity(pool, text(raw, "name")),
+        source=Source.RESOURCE_SLICE if architecture else Source.UNKNOWN,
     )
+    uuid, parent = (read_text(_attribute(attributes, name, "string")) for name in ("uuid", "parentUUID"))
+    return Device(facts, uuid, parent, device_identity(pool, text(raw, "name")))
 
 
 def _attribute(attributes: Mapping[str, Any], name: str, kind: str) -> Any:
@@ -85,17 +89,8 @@ def _architecture(capability: Version | None) -> str | None:
 
 
 def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:
-    partitioned = {device.parent_uuid for device in devices if device.mig_profile and device.uuid and device.parent_uuid}
-    return tuple(device for device in devices if device.mig_profile or device.uuid not in partitioned)
-
-
-PREFIX = "nvidia.com/"
-ENDED = ("Succeeded", "Failed")
-
-Usage = Mapping[tuple[str, str], int]
-"""Devices in use by node and extended resource."""
-Owner = tuple[str, str]
-"""Namespace and name of a VLLMDeployment."""
+    partitioned = {device.parent_uuid for device in devices if device.pool.mig_profile and device.uuid and device.parent_uuid}
+    return tuple(device for device in devices if device.pool.mig_profile or device.uuid not in partitioned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ label, such as `karpenter.k8s.aws/instance-gpu-name`. The affinity uses that lab
 have from the beginning.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,7 @@ from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.inventory.devices import Device, read_slices
 from vllm_operator.inventory.node_labels import INVALID, MOST_SLICES, PREFIX, NodeLabels, read_labels
 from vllm_operator.inventory.pools import (
-    GPU_DEVICE_CLASS,
     GPU_RESOURCE,
-    MIG_DEVICE_CLASS,
     MIG_RESOURCE_PREFIX,
     SHARED_GPU_RESOURCE,
     Inventory,
@@ -236,45 +233,37 @@ class _Node:
 
     def _with_devices(self, pool: Pool) -> Pool:
         """Prefer ResourceSlices to labels for devices of the device plugin, if all whole GPUs of the node are equal."""
-        alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
-        if len(alike) != 1:
-            return pool
-        architecture, product, memory, driver, cuda = next(iter(alike))
-        if architecture is None:
+        alike = {device.pool for device in self.devices if device.pool.mig_profile is None}
+        listed = alike.pop() if len(alike) == 1 else None
+        if listed is None or listed.architecture is None:
             return pool
         return replace(
             pool,
             source=Source.RESOURCE_SLICE,
-            architecture=architecture,
-            product=pool.product or product,
-            memory_mebibytes=pool.memory_mebibytes if pool.mig_profile else memory,
-            driver=driver or pool.driver,
-            cuda=cuda or pool.cuda,
+            architecture=listed.architecture,
+            product=pool.product or listed.product,
+            memory_mebibytes=pool.memory_mebibytes if pool.mig_profile else listed.memory_mebibytes,
+            driver=listed.driver or pool.driver,
+            cuda=listed.cuda or pool.cuda,
         )
 
     def _claimable(self, pool: Pool) -> list[Pool]:
         """Return the pools of devices for ResourceClaims."""
-        alike = [(device, replace(device, uuid=None, parent_uuid=None, identity=None)) for device in self.devices]
+        kinds: dict[Pool, list[Device]] = {}
+        for device in self.devices:
+            kinds.setdefault(device.pool, []).append(device)
         return [
-            Pool(
-                resource=MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS,
-                count=amount,
-                claims=True,
-                architecture=kind.architecture,
-                product=kind.product,
-                memory_mebibytes=kind.memory_mebibytes,
-                mig_profile=kind.mig_profile,
+            replace(
+                kind,
+                count=len(devices),
                 mig_strategy=pool.mig_strategy,
                 host=pool.host,
-                driver=kind.driver,
-                cuda=kind.cuda,
-                source=Source.RESOURCE_SLICE if kind.architecture else Source.UNKNOWN,
                 problems=pool.problems,
-                uuids=tuple(device.uuid for device, other in alike if device.uuid and other == kind),
-                devices=tuple((self.name, device.identity) for device, other in alike if device.identity and other == kind),
+                uuids=tuple(device.uuid for device in devices if device.uuid),
+                devices=tuple((self.name, device.identity) for device in devices if device.identity),
                 nodes=pool.nodes,
             )
-            for kind, amount in Counter(kind for _, kind in alike).items()
+            for kind, devices in kinds.items()
         ]
 
 

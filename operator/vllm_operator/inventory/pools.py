@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm_operator.api.reading import mapping, read_text, sequence
 from vllm_operator.catalog.gpus import Version
-from vllm_operator.inventory.devices import Usage
 
 GPU_TAINT = "nvidia.com/gpu"
 """Key of the taint of GPU nodes. Pods of a plan tolerate it."""
@@ -73,6 +72,8 @@ SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
 MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 GPU_DEVICE_CLASS = "gpu.nvidia.com"
 MIG_DEVICE_CLASS = "mig.nvidia.com"
+Usage = Mapping[tuple[str, str], int]
+"""Devices in use by node and extended resource."""
 
 
 class Source(IntEnum):

@@ -1,7 +1,4 @@
-"""Evaluates the CEL rules of the CRDs with cel-python.
-
-This module adds the functions and optional values of Kubernetes that the rules use and CEL lacks.
-"""
+"""Evaluates the CEL rules of the CRDs with cel-python, and adds what they use of Kubernetes: functions and optional values."""
 
 import re
 from collections.abc import Mapping

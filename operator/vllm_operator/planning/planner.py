@@ -51,12 +51,11 @@ from vllm_operator.planning.placement.fitting import (
     Sizing,
     find_candidates,
     find_others,
-    most_gpus,
     resolve_sizing,
     time_slicing_arguments,
     wanted_length,
 )
-from vllm_operator.planning.placement.policy import Ranking, describe_candidates, rank_for
+from vllm_operator.planning.placement.policy import Ranking, describe_candidates
 from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
@@ -199,7 +198,7 @@ class _FreshPlan:
         if sizing is not None and sizing.model is not None:
             accelerator = request.accelerator
             free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
-            shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
+            shapes = (sizing.shapes(self.inventory) if free else []) or [premises.shape]
             found = find_candidates(request, shapes, sizing, self.inventory, in_use=count)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog)
@@ -221,7 +220,8 @@ class _FreshPlan:
 
     @property
     def _ranking(self) -> Ranking:
-        return rank_for(self.resource.spec, self.catalog)
+        spec = self.resource.spec
+        return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus)
 
     def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
         if not chosen.compared:

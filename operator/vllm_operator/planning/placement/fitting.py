@@ -24,7 +24,7 @@ from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.placement.targets import Request, Target, capacity_for, find_targets, with_count
+from vllm_operator.planning.placement.targets import Request, Target, find_capacity, find_targets, with_count
 from vllm_operator.sizing.engine import Options, read_flags, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
@@ -156,10 +156,11 @@ class Sizing:
         headroom = self.judge(pool, ParallelShape()).headroom
         return None if headroom is Headroom.UNKNOWN else headroom <= Headroom.SHORT
 
-    def shapes(self, most: int) -> list[Shape]:
-        """Return the sizes to choose from, with at most this many GPUs of one node."""
+    def shapes(self, inventory: Inventory) -> list[Shape]:
+        """Return the sizes to choose from, with whole GPUs of one node."""
         if self.model is None:
             return []
+        most = max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
         return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
@@ -271,7 +272,7 @@ def find_candidates(
     """
     found: list[Candidate] = []
     done: set[Pool] = set()
-    capacity, request = capacity_for(request, inventory), replace(request, weight_bytes=None)  # the estimate is more exact
+    capacity, request = find_capacity(request, inventory), replace(request, weight_bytes=None)  # the estimate is more exact
     targets: tuple[Target, ...] | Verdict | None = None
     for shape in shapes:
         if targets is None:  # a GPU that can run a larger size can run the smallest
@@ -296,9 +297,4 @@ def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[
     unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
     accelerator = request.accelerator.model_copy(update=unlimited)
     whole = replace(request, accelerator=accelerator, preferred=None)
-    return find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory)
-
-
-def most_gpus(inventory: Inventory) -> int:
-    """Return the largest number of whole GPUs on a node."""
-    return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
+    return find_candidates(whole, sizing.shapes(inventory), sizing, inventory)

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_operator.api.plan import GPUCandidate
-from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.catalog.loader import Catalog
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
@@ -121,11 +120,6 @@ class Ranking:
         """Return whether GPUs keep the order of `find_targets`: their memory is unknown, or the spec lists several without a policy."""
         listed = any(len(given or ()) > 1 for given in (self.accelerator.architectures, self.accelerator.products))
         return sizing.options is None or (listed and self.policy is None)
-
-
-def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
-    """Return the ranking for a spec."""
-    return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus)
 
 
 def _largest(candidates: Sequence[Candidate]) -> list[Candidate]:

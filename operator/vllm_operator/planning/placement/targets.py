@@ -20,7 +20,7 @@ tolerate have no free devices for it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -61,26 +61,6 @@ class Capacity:
         return sum(free // max(count, 1) for free in self.by_kind.get(_kind(pool), {}).values())
 
 
-def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations: Iterable[Any]) -> Capacity:
-    """Return the free devices on nodes with the labels of `selector`, for Pods with these tolerations. Any value is valid input."""
-    used, allocated = inventory.used, inventory.allocated
-    if used is None and allocated is None:
-        return Capacity()
-    tolerated = [*DEFAULT_TOLERATIONS, *tolerations]
-    closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
-    found: dict[Alike, dict[str, int]] = {}
-    for pool in inventory.pools:
-        if pool.provider is not None or pool.problems:
-            continue
-        taken = Counter(node for node, device in pool.devices if device in allocated) if pool.claims and allocated else Counter[str]()
-        free = found.setdefault(_kind(pool), {})
-        for node in pool.nodes:
-            if node not in closed and inventory.has_labels(node, selector):
-                in_use = taken[node] if pool.claims else (used or {}).get((node, pool.resource), 0)
-                free[node] = max(pool.count - in_use, 0)
-    return Capacity(used is not None, allocated is not None, found)
-
-
 def _kind(pool: Pool) -> Alike:
     claimed = (("product", pool.product or ""), ("architecture", pool.architecture or "")) if pool.claims else ()
     return pool.resource, (*pool.labels, *claimed), pool.mig_profile, pool.shared
@@ -110,19 +90,12 @@ GIBIBYTE = 1024 * MEBIBYTE
 class Request:
     """Requirements of a replica for its node.
 
-    Attributes:
-        accelerator: The GPUs in the spec.
-        count: Devices of one replica.
-        replicas: Desired number of replicas.
-        options: Possible images, the preferred one first.
-        host_architectures: CPU architectures of the image; empty if unknown.
-        forced: Whether the user allows an image that is known to be incompatible with the driver.
-        compatible: Whether this vLLM version can load the forward compatibility package.
-        preferred: The GPU in use. It is kept if it fits, so that unrelated changes of the spec do not move the replicas.
-        weight_bytes: Size of the weights on each device; None if unknown.
-        selector: Labels that the user requires on the nodes.
-        large_enough: Returns whether one device of a pool is large enough for the model; None if unknown.
-        tolerations: The tolerations of `spec.podTemplate`. Any value is valid input.
+    `count` is the number of devices of one replica. `options` are possible images, the preferred one first, with their
+    `host_architectures` (empty if unknown). `forced`: whether the user allows an image that is known to be incompatible with the driver.
+    `compatible`: whether this vLLM version can load the forward compatibility package. The GPU in use (`preferred`) is kept if it fits, so
+    that unrelated changes of the spec do not move the replicas. `weight_bytes` is the size of the weights on each device; None if unknown.
+    `selector` are the labels that the user requires on the nodes. `large_enough` returns whether one device of a pool is large enough for
+    the model; None if unknown. Any value is valid in `tolerations`.
     """
 
     accelerator: AcceleratorSpec
@@ -184,13 +157,28 @@ def find_targets(request: Request, inventory: Inventory, catalog: Catalog) -> tu
         message = explain(request.accelerator, request.count, request.selector, inventory, rejections, catalog.gpus, request.large_enough)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
     ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, catalog.gpus))
-    capacity = capacity_for(request, inventory)
+    capacity = find_capacity(request, inventory)
     return tuple(_target(pool, fit, request, inventory, catalog.gpus, capacity) for pool, fit in ordered)
 
 
-def capacity_for(request: Request, inventory: Inventory) -> Capacity:
+def find_capacity(request: Request, inventory: Inventory) -> Capacity:
     """Return the free devices for the Pods of a request."""
-    return find_capacity(inventory, request.selector, request.tolerations)
+    used, allocated = inventory.used, inventory.allocated
+    if used is None and allocated is None:
+        return Capacity()
+    tolerated = [*DEFAULT_TOLERATIONS, *request.tolerations]
+    closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
+    found: dict[Alike, dict[str, int]] = {}
+    for pool in inventory.pools:
+        if pool.provider is not None or pool.problems:
+            continue
+        taken = Counter(node for node, device in pool.devices if device in allocated) if pool.claims and allocated else Counter[str]()
+        free = found.setdefault(_kind(pool), {})
+        for node in pool.nodes:
+            if node not in closed and inventory.has_labels(node, request.selector):
+                in_use = taken[node] if pool.claims else (used or {}).get((node, pool.resource), 0)
+                free[node] = max(pool.count - in_use, 0)
+    return Capacity(used is not None, allocated is not None, found)
 
 
 def with_count(target: Target, count: int, request: Request, inventory: Inventory, capacity: Capacity) -> Target:
