@@ -164,8 +164,8 @@ def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict |
     if artifact is None:
         return None
     named = [name for name in (artifact.repository, (artifact.reference or "").partition("@")[0]) if name]
-    refused = [name for name in named if trust.repositories and not any(_is_below(name, allowed) for allowed in trust.repositories)]
-    if refused:
+    below = tuple(f"{repository.rstrip('/')}/" for repository in trust.repositories)
+    if refused := [name for name in named if below and not f"{name}/".startswith(below)]:
         allowed = ", ".join(trust.repositories[:8])
         message = f"spec.cache.artifact names {refused[0]}. The administrator of this operator allows only {allowed} and what is below."
         return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
@@ -176,7 +176,3 @@ def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict |
         )
         return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
     return None
-
-
-def _is_below(repository: str, allowed: str) -> bool:
-    return f"{repository}/".startswith(f"{allowed.rstrip('/')}/")

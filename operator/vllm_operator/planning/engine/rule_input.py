@@ -163,18 +163,14 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
             sizes, mark = known.head_sizes_with_image_prefix, "/prefix"
         return [f"Dense/{size}/{cache}{mark}" for size in sizes if rule_input.head_size in (None, size)]
     if component is Component.SPARSE_ATTENTION:
-        cache = _sparse_cache(rule_input)
+        given = rule_input.arguments.get("--kv-cache-dtype", "auto")
+        # models before 0.18 replace `fp8` beforehand
+        cache = given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
     heads = rule_input.heads_per_rank
     counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
     return [f"{kind.value}/{count}/{cache}" for count in counts]
-
-
-def _sparse_cache(rule_input: RuleInput) -> str:
-    """Return the KV cache type for the selector of sparse MLA. Models before 0.18 replace `fp8` beforehand."""
-    given = rule_input.arguments.get("--kv-cache-dtype", "auto")
-    return given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
 
 
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
@@ -192,7 +188,8 @@ def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]
     schemes = _schemes(rule_input, model)
     if any(model not in known.asked.get(scheme, (model,)) for scheme in schemes):
         return ()
-    return [f"{scheme}/{setting}/{layout}/{model}{_size_suffix(rule_input, scheme)}" for scheme in schemes]
+    size = "-hidden" if (rule_input.hidden_size or 0) % HIDDEN_BLOCK else ""  # an unknown size counts as usual
+    return [f"{scheme}/{setting}/{layout}/{model}{size if scheme == 'NVFP4' else ''}" for scheme in schemes]
 
 
 def _schemes(rule_input: RuleInput, model: str | None) -> Sequence[str]:
@@ -229,12 +226,6 @@ def _layout(rule_input: RuleInput, chosen: Mapping[str, str]) -> str | None:
         return "Expert-EPLB" if balances else "Expert"
     many = str(MANY_PARTS) if rule_input.expert_tensor >= MANY_PARTS else ""
     return f"Data{many}" if rule_input.data > 1 else f"Tensor{many}"
-
-
-def _size_suffix(rule_input: RuleInput, scheme: str) -> str:
-    """Return the key for the size of the experts. An unknown size counts as usual."""
-    unusual = scheme == "NVFP4" and rule_input.hidden_size is not None and rule_input.hidden_size % HIDDEN_BLOCK
-    return "-hidden" if unusual else ""
 
 
 def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
