@@ -99,7 +99,7 @@ class Actor:
         Raises:
             ClusterError: The API server failed or refused. The next reconciliation completes this one.
         """
-        await self.release_claims(snapshot.manifest, snapshot.removals)
+        await self.remove(snapshot.manifest, snapshot.removals)
         resource, revision = snapshot.resource, None
         if decision.outcome.plan is not None:
             persisted = await self.plans.persist(resource, snapshot.revisions, decision.outcome.plan)
@@ -123,29 +123,26 @@ class Actor:
             raise failure or error from error
         return result
 
-    async def release_claims(self, owner: Manifest, removals: Iterable[Removal]) -> None:
+    async def remove(self, owner: Manifest, removals: Iterable[Removal]) -> None:
         """Delete Jobs and finished Pods that are not needed, for example because they block the deletion of a PVC.
 
         Raises:
             ClusterError: Try again.
         """
+        namespace = owner["metadata"]["namespace"]
         for removal in removals:
-            await self._remove(owner, removal)
-
-    async def _remove(self, owner: Manifest, removal: Removal) -> None:
-        kind, namespace = JOB if removal.is_job else POD, owner["metadata"]["namespace"]
-        try:
-            if removal.is_job:
-                job = await self.client.get(JOB, removal.name, namespace)
-                if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, owner):
-                    return
-            await self.client.delete(kind, removal.name, namespace, uid=removal.uid)
-        except NotFound:
-            return  # the garbage collector is about to delete its Pods
-        except Forbidden as error:
-            log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
-            return
-        self.count("delete", kind.kind)
+            kind = JOB if removal.is_job else POD
+            try:
+                if removal.is_job:
+                    job = await self.client.get(JOB, removal.name, namespace)
+                    if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, owner):
+                        continue
+                await self.client.delete(kind, removal.name, namespace, uid=removal.uid)
+                self.count("delete", kind.kind)
+            except NotFound:
+                pass  # the garbage collector is about to delete its Pods
+            except Forbidden as error:
+                log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
 
     # Records on PersistentVolumeClaims
 
@@ -210,12 +207,12 @@ class Actor:
 
     async def _fetch(self, owner: Manifest, plan: FetchingPlan, result: ActionResult) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""
-        await self.release_claims(owner, plan.superseded)
+        await self.remove(owner, plan.superseded)
         if plan.state is None:
             return None
         try:
             if plan.job is not None and (live := await self._create_job(plan.job, result)) is not None and is_outdated(live, plan.job):
-                await self._remove(owner, Removal(True, live["metadata"]["name"], live["metadata"]["uid"], frozenset()))
+                await self.remove(owner, [Removal(True, live["metadata"]["name"], live["metadata"]["uid"], frozenset())])
                 result.jobs.remove(live)
                 await self._create_job(plan.job, result)
             if plan.record is not None:

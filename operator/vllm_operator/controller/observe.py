@@ -38,7 +38,7 @@ from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.optional_objects import CreatedObjects
-from vllm_operator.controller.ownership import is_controlled_by, is_of_another, own_deployment
+from vllm_operator.controller.ownership import find_child, is_controlled_by, is_of_another, own_deployment
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.schema import PodSchemas
@@ -158,8 +158,7 @@ class Snapshot:
 
     def child(self, kind: Kind) -> Manifest | None:
         """Return the child of a kind with the name of the VLLMDeployment, which may have another owner; None if there is none."""
-        name = self.resource.metadata.name
-        return next((child for child in self.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+        return find_child(self.children, kind, self.resource.metadata.name)
 
     @property
     def deployment(self) -> Manifest | None:

@@ -149,16 +149,12 @@ class OptionalObjects:
 
     async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None) -> Applied:
         """Apply the desired object of a kind, or delete it if none is desired."""
-        namespace, name = owner["metadata"]["namespace"], owner["metadata"]["name"]
-        if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, (namespace, name))):
+        key = namespace, name = owner["metadata"]["namespace"], owner["metadata"]["name"]
+        if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, key)):
             return Applied()
         live = list[Manifest]()
         with contextlib.suppress(NotFound, Forbidden):  # if forbidden, applying reports it
             live = [await self._client.get(kind, name, namespace)]
-        return await self._apply(kind, owner, desired, live)
-
-    async def _apply(self, kind: Kind, owner: Manifest, desired: Manifest | None, live: Sequence[Manifest]) -> Applied:
-        key = (owner["metadata"]["namespace"], owner["metadata"]["name"])
         if desired is not None:
             self._created.note(kind, key)
         applied = await self._applier.apply(owner, [desired] if desired is not None else [], live)
@@ -189,11 +185,13 @@ class OptionalObjects:
             budgets = await self._client.find(DISRUPTION_BUDGET, resource.metadata.namespace)
         except Forbidden as error:
             return (ObjectProblem(Reason.APPLY_FAILED, DISRUPTION_BUDGET.kind, str(error)),)
-        live = [budget for budget in budgets if budget["metadata"]["name"] == resource.metadata.name]
-        others = [budget for budget in budgets if budget not in live or not is_created_by_operator(budget, owner)]
+        name = resource.metadata.name
+        if any(budget["metadata"]["name"] == name for budget in budgets):
+            self._created.note(DISRUPTION_BUDGET, (resource.metadata.namespace, name))  # it may have lost its labels
+        others = [budget for budget in budgets if budget["metadata"]["name"] != name or not is_created_by_operator(budget, owner)]
         pod_labels = {**reading.mapping(resource.spec.pod_template, "metadata", "labels"), **labels_of(resource, Role.ENGINE)}
         is_covered = any(selects(reading.mapping(budget, "spec").get("selector"), pod_labels) for budget in others)
-        applied = await self._apply(DISRUPTION_BUDGET, owner, None if is_covered else desired, live)
+        applied = await self._reconcile(DISRUPTION_BUDGET, owner, None if is_covered else desired)
         return _problems(applied.refusals)
 
     async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from vllm_operator.api import labels
 from vllm_operator.api.resource import primer_name
 from vllm_operator.caches import claims
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Manifest
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Kind, Manifest
 from vllm_operator.kube.managed_fields import find_applied
 
 
@@ -23,10 +23,16 @@ def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
     return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
 
 
+def find_child(children: Iterable[Manifest], kind: Kind, name: str) -> Manifest | None:
+    """Return the object with this kind and name, whoever owns it; None if there is none."""
+    return next((child for child in children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
 def own_deployment(children: Iterable[Manifest], name: str, owner: Manifest) -> Manifest | None:
     """Return the Deployment with this name that an object controls and that is not being deleted; None if there is none."""
-    named = (child for child in children if (child["kind"], child["metadata"]["name"]) == (DEPLOYMENT.kind, name))
-    return next((it for it in named if is_controlled_by(it, owner) and not it["metadata"].get("deletionTimestamp")), None)
+    found = find_child(children, DEPLOYMENT, name)
+    is_own = found is not None and is_controlled_by(found, owner) and not found["metadata"].get("deletionTimestamp")
+    return found if is_own else None
 
 
 def is_of_another(child: Manifest, name: str) -> bool:

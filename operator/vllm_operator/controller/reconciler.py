@@ -159,7 +159,7 @@ class Reconciler:
 
     async def _end(self, pending: Pending) -> Result:
         """End a reconciliation without a decision. PVCs are released in any case."""
-        await self._actor.release_claims(pending.manifest, pending.removals)
+        await self._actor.remove(pending.manifest, pending.removals)
         if pending.invalid is None:
             return Result("waiting", pending.wait_seconds)
         await self._reporter.report_failure(pending.manifest, Reason.INVALID_SPEC, pending.invalid)

@@ -22,11 +22,11 @@ from vllm_operator.controller.apply import Applied, Refusal
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Logs, Snapshot
-from vllm_operator.controller.ownership import is_of_earlier
+from vllm_operator.controller.ownership import find_child, is_of_earlier
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Kind, Manifest
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
 from vllm_operator.status.crashes import find_crashes
 from vllm_operator.status.decision import PodReference, Remediator, decide
@@ -134,8 +134,8 @@ class Reporter:
             outcome=decision.outcome,
             revision=result.revision,
             now=starts.now,
-            deployment=_child(applied, DEPLOYMENT, resource.metadata.name) or (None if of_earlier else deployment),
-            service=_child(applied, SERVICE, resource.metadata.name) or snapshot.child(SERVICE),
+            deployment=find_child(applied.children, DEPLOYMENT, resource.metadata.name) or (None if of_earlier else deployment),
+            service=find_child(applied.children, SERVICE, resource.metadata.name) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=decision.claim_name,
             weights_claim=weights,
@@ -189,10 +189,6 @@ class Reporter:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
             self.metrics.wrote("delete", POD.kind)
-
-
-def _child(applied: Applied, kind: Kind, name: str) -> Manifest | None:
-    return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
 def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
