@@ -274,12 +274,13 @@ class UserSignature(Signature):
         if self.id == UNNAMED:
             raise ValueError(f"{UNNAMED} is the name of a crash without a signature; choose another id")
         if self.auto_safe or self.remedy_action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
-            raise ValueError(
-                "the operator acts by itself only on signatures that ship with it: "
-                "remove autoSafe, remedyAction, cacheVariable and overrules"
-            )
+            acts = "the operator acts by itself only on signatures that ship with it"
+            raise ValueError(f"{acts}: remove autoSafe, remedyAction, cacheVariable and overrules")
         captured = {group for pattern in self.patterns for group in compile_linear(pattern.regex).groupindex}
-        for where, text, alone in self._templates():
+        texts = [("cause", self.cause, True), ("remedy", self.remedy, True)]
+        changes = (*self.environment, *self.arguments)
+        texts += [(f"the value of {change.name}", change.value, False) for change in changes if change.value is not None]
+        for where, text, alone in texts:
             try:
                 unknown = sorted(check_template(text, alone=alone) - {*captured, *FACTS})
             except TemplateError as error:
@@ -287,13 +288,6 @@ class UserSignature(Signature):
             if unknown:
                 raise ValueError(f"{where} uses {', '.join(unknown)[:80]}, which no pattern captures")
         return self
-
-    def _templates(self) -> Iterator[tuple[str, str, bool]]:
-        yield "cause", self.cause, True
-        yield "remedy", self.remedy, True
-        for change in (*self.environment, *self.arguments):
-            if change.value is not None:
-                yield f"the value of {change.name}", change.value, False
 
 
 def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserEntries[Signature]]:

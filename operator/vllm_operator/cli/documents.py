@@ -229,17 +229,16 @@ def _read_object(path: str) -> Mapping[str, Any]:
 def _read_tensors(folder: Path) -> TensorSizes | None:
     """Return the sizes of the tensors in all files; None without such files, or if one of them has no header."""
     paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))[:FILES_LIMIT]
-    found = list(_sizes_of(paths))
+    found = [_sizes_of(path) for path in paths]
     return combine(each for each in found if each is not None) if found and None not in found else None
 
 
-def _sizes_of(paths: list[Path]) -> Iterator[TensorSizes | None]:
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                length = header_length(file.read(LENGTH_BYTES))
-                data = file.read(length) if length is not None else b""
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-        header = read_header(data) if len(data) == length else None
-        yield None if header is None else add_up(header)
+def _sizes_of(path: Path) -> TensorSizes | None:
+    try:
+        with path.open("rb") as file:
+            length = header_length(file.read(LENGTH_BYTES))
+            data = file.read(length) if length is not None else b""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    header = read_header(data) if len(data) == length else None
+    return None if header is None else add_up(header)
