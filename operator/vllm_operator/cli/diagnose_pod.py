@@ -70,7 +70,9 @@ async def diagnose_pod(
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)
-    request = LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous)
+    containers = [str(each["name"]) for each in pod["spec"]["containers"]]
+    engine = CONTAINER if CONTAINER in containers or not containers else containers[0]
+    request = LogRequest(namespace, name, container or engine, follow=False, previous=previous)
     try:
         await _read_log(client, parser, request, waits=_RETRY_SECONDS if view.termination is not None else ())
     except (ClusterError, LogUnavailableError) as error:
@@ -145,8 +147,3 @@ def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> st
     if view.termination is not None and view.phase is not Phase.CRASHED and not previous:
         text += " It crashed before. Use --previous for that run."
     return text
-
-
-def _engine_of(pod: Manifest) -> str:
-    names = [container["name"] for container in pod["spec"]["containers"]]
-    return CONTAINER if CONTAINER in names or not names else str(names[0])

@@ -4,6 +4,7 @@ Exit status: 0, or 2 if the nodes cannot be read.
 """
 
 import argparse
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,12 +74,11 @@ def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gp
 
 def holders_of(pods: Iterable[Mapping[str, Any]]) -> Holders:
     """Return the users of each node's devices: a VLLMDeployment by its name, any other user by the name of the Pod."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        node = text(pod, "spec", "nodeName")
-        for resource, amount in (requested_devices(pod) if node else {}).items():
-            users = found.setdefault((node, resource), {})
-            users[_user(pod)] = users.get(_user(pod), 0) + amount
+        if node := text(pod, "spec", "nodeName"):
+            for resource, amount in requested_devices(pod).items():
+                found[node, resource][_user(pod)] += amount
     return found
 
 
