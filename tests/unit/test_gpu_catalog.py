@@ -6,7 +6,8 @@ import pytest
 
 from support.gpus import KINDS, known_gpus, real_node
 from vllm_operator.catalog.entry import read_data
-from vllm_operator.catalog.gpus import architecture_of, capability_of, load_images, product_key
+from vllm_operator.catalog.gpus import architecture_of, capability_of, product_key
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.inventory.node_labels import split_product
 
 GPUS = known_gpus()
@@ -94,7 +95,7 @@ def test_titles_are_for_people_even_of_unknown_products() -> None:
 
 
 def test_releases_have_images_for_older_drivers() -> None:
-    images = load_images()
+    images = load_catalog().images
     assert [variant.suffix for variant in images.variants_of("0.20.1")] == ["-cu129"]
     assert [variant.suffix for variant in images.variants_of("0.19.0")] == ["-cu130"]
     assert images.variants_of("0.11.0") == ()

@@ -8,7 +8,7 @@ import yaml
 from support.engine_logs import HEALTHY_START, READY, crash_of, engine_failure
 from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
-from vllm_operator.catalog.backends import load_kernels
+from vllm_operator.catalog.rules import load_rules
 from vllm_operator.catalog.startup import Severity, load_signatures, load_startup
 from vllm_operator.logs.termination import diagnose_termination
 
@@ -174,6 +174,6 @@ def test_a_refused_backend_is_reported_with_what_can_be_asked_for(error: str, in
     ],
 )
 def test_what_the_advice_names_for_experts_is_in_the_catalog(quantization: str, names: list[str]) -> None:
-    works = {kernel.backend for kernel in load_kernels().entries if kernel.component == "MoE" and quantization in str(kernel.works)}
+    works = {kernel.backend for kernel in load_rules().kernels.entries if kernel.component == "MoE" and quantization in str(kernel.works)}
 
     assert set(names) <= works

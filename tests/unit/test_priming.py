@@ -7,7 +7,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.catalog.caches import load_priming_rules
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
 
 MANY = {"accessMode": "ReadWriteMany"}
@@ -366,12 +366,12 @@ async def test_a_lease_from_the_future_is_not_waited_for(bench: Bench, fleet: Fl
 
 
 def test_every_rule_has_a_reason_and_a_source() -> None:
-    rules = load_priming_rules()
+    rules = load_catalog().priming
     assert len({rule.id for rule in rules}) == len(rules)
     assert all(rule.because.endswith(".") and rule.source for rule in rules)
 
 
 def test_a_version_that_is_not_known_may_be_any() -> None:
-    rule = next(rule for rule in load_priming_rules() if rule.id == "compile-cache-in-place")
+    rule = next(rule for rule in load_catalog().priming if rule.id == "compile-cache-in-place")
     assert rule.applies(version=None, backends=(), one_node=False)
     assert not rule.applies(version="0.20.1", backends=(), one_node=False)

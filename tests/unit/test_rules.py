@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.backends import Kernels, canonical, load_invocations, load_kernels
+from vllm_operator.catalog.backends import Kernels, canonical
 from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, parse_range
 from vllm_operator.catalog.rules import Rule, RuleKind, build_rules, find_conflicts, load_rules
@@ -160,14 +160,14 @@ def test_what_ships_is_explained_in_sentences_with_a_source() -> None:
 
 
 def test_the_user_may_spell_a_backend_as_vllm_does() -> None:
-    ways = tuple(way for way in load_invocations() if way.component == Component.MOE)
+    ways = tuple(way for way in load_rules().invocations if way.component == Component.MOE)
     assert canonical("deep_gemm", ways) == "DEEPGEMM"
     assert canonical("flashinfer-cutlass", ways) == "FLASHINFER_CUTLASS"
     assert canonical("cutlass", ways) == "VLLM_CUTLASS"
 
 
 def test_what_works_is_known_for_each_component_with_kernels() -> None:
-    kernels = load_kernels()
+    kernels = load_rules().kernels
     situation = RuleInput(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
     assert kernels.working("MoE", situation, {}) == (
         "MARLIN",

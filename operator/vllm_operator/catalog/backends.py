@@ -170,16 +170,6 @@ def _bare(backend: str) -> str:
     return "".join(c for c in backend.casefold() if c.isascii() and c.isalnum())
 
 
-def load_kernels() -> Kernels:
-    """Read the requirements of backends that ship with the operator."""
-    return Kernels(load_list(Kernel, "kernels.yaml"))
-
-
-def load_invocations() -> tuple[Invocation, ...]:
-    """Read the invocations that ship with the operator."""
-    return load_list(Invocation, "invocations.yaml")
-
-
 def load_logged_names() -> LoggedNames:
     """Read the logged names that ship with the operator."""
     return LoggedNames({entry.component.value: entry.names for entry in load_list(LoggedNamesOfComponent, "logged_names.yaml")})

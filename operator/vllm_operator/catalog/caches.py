@@ -182,11 +182,6 @@ def load_caches() -> Caches:
     return load_file(Caches, "caches.yaml")
 
 
-def load_priming_rules() -> tuple[PrimingRule, ...]:
-    """Read the rules that ship with the operator."""
-    return load_file(Priming, "priming.yaml").rules
-
-
 def _parse_version(version: str | None) -> Version | None:
     try:
         return Version(version) if version else None

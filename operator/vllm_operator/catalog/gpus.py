@@ -237,8 +237,3 @@ def cuda_of_tag(image: str) -> Version | None:
     tag = image.rsplit("/", 1)[-1].partition(":")[2]
     match = re.search(r"(?:^|[-_.+])cu(?:da)?-?([0-9]{2})\.?([0-9])(?:[-_.]|$)", tag)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def load_images() -> Images:
-    """Read the table of images that ships with the operator."""
-    return load_file(Images, "images.yaml")

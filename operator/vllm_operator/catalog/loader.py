@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from vllm_operator import __version__
-from vllm_operator.catalog.caches import Caches, PrimingRule, load_caches, load_priming_rules
-from vllm_operator.catalog.entry import data_digest
-from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus, load_images
+from vllm_operator.catalog.caches import Caches, Priming, PrimingRule, load_caches
+from vllm_operator.catalog.entry import data_digest, load_file
+from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, Models, load_models, load_shapes
 from vllm_operator.catalog.rules import Rules, load_rules
@@ -45,13 +45,13 @@ def load_catalog() -> Catalog:
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
         gpus=load_gpus(),
-        images=load_images(),
+        images=load_file(Images, "images.yaml"),
         versions=load_versions(),
         rules=load_rules(),
         models=load_models(),
         caches=load_caches(),
         memory=load_memory(),
         shapes=load_shapes(),
-        priming=load_priming_rules(),
+        priming=load_file(Priming, "priming.yaml").rules,
         replacements=load_engine_facts().replacements,
     )

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
-from vllm_operator.catalog.backends import Invocation, Kernels, Selectors, load_invocations, load_kernels, load_selectors
+from vllm_operator.catalog.backends import Invocation, Kernel, Kernels, Selectors, load_selectors
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_list, matching
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, Condition
 from vllm_operator.catalog.versions import Release
@@ -171,4 +171,4 @@ def build_rules(
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
     rules = (rule for name in list_data("rules") for rule in load_list(Rule, name))
-    return build_rules(rules, load_invocations(), load_kernels(), load_selectors())
+    return build_rules(rules, load_list(Invocation, "invocations.yaml"), Kernels(load_list(Kernel, "kernels.yaml")), load_selectors())
