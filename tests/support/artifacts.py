@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from vllm_operator.tools.artifact import LABEL, opened_root
+from vllm_operator.tools.fetch import unpack_layer
 from vllm_operator.tools.pack import Packed, pack, take_inventory
-from vllm_operator.tools.unpack import unpack_layer
 
 FOLDERS = ("bytecode", "flashinfer", "triton", "vllm")
 EXCLUDED = ("cache_key_factors.json", "*.lock", "tmp")

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.artifacts import archive, header, unpack
 from support.registries import TAG, ArtifactBench, FakeRegistry
 from vllm_operator.tools.artifact import ArtifactError, describe_image, digest_of, opened_root
+from vllm_operator.tools.fetch import unpack_layer
 from vllm_operator.tools.pack import Packed
-from vllm_operator.tools.unpack import unpack_layer
 
 TOP = header("io.vllm.cache", tarfile.DIRTYPE)
 GOOD = ("io.vllm.cache/kernel", b"good")
@@ -144,7 +144,7 @@ def test_more_bytes_than_allowed_are_refused(tmp_path: Path) -> None:
 
 
 def test_more_entries_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.tools.unpack.MAX_FILES", 10)
+    monkeypatch.setattr("vllm_operator.tools.fetch.MAX_FILES", 10)
     with pytest.raises(ArtifactError) as caught:
         unpack(archive(TOP, *[(f"io.vllm.cache/{number}", b"") for number in range(11)]), tmp_path)
     assert caught.value.reason == "TooLarge"

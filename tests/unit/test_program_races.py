@@ -18,7 +18,7 @@ import pytest
 
 from support.artifacts import FOLDERS, fill
 from support.registries import ACCOUNT, TAG, ArtifactBench, FakeRegistry
-from vllm_operator.tools import fetch, pack, unpack
+from vllm_operator.tools import fetch, pack
 from vllm_operator.tools.artifact import ArtifactError
 from vllm_operator.tools.pack import Packed, pack_unchanged
 
@@ -197,7 +197,7 @@ def test_a_fetch_writes_nothing_through_a_link_that_an_engine_of_another_pod_put
     artifact_bench: ArtifactBench, packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two Pods share the directory: one fetches, and the engine of the other exchanges a directory of the staging folder for a link."""
-    outside, write = tmp_path / "outside", unpack.write_file
+    outside, write = tmp_path / "outside", fetch.write_file
 
     def exchange(*arguments: Any) -> None:
         (staging,) = artifact_bench.root.glob(f"{fetch.STAGING}*")
@@ -208,7 +208,7 @@ def test_a_fetch_writes_nothing_through_a_link_that_an_engine_of_another_pod_put
                 folder.symlink_to(outside / folder.name)
         write(*arguments)
 
-    monkeypatch.setattr(unpack, "write_file", exchange)
+    monkeypatch.setattr(fetch, "write_file", exchange)
     status, result = artifact_bench.fetch()
     assert [path for path in outside.rglob("*") if path.is_file()] == []
     assert (status, result["result"]) == (0, "Rejected")

@@ -237,7 +237,10 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
     if not reading.is_one_node(reading.access_modes(claim)):
         return []
     name = reading.text(claim, "metadata", "name")
-    return sorted({pod.node for _, pod in context.replicas if _is_user(pod.manifest, name)} - {""})
+    pods = (
+        pod for _, pod in context.replicas if not is_over(pod.manifest) and not reading.text(pod.manifest, "metadata", "deletionTimestamp")
+    )
+    return sorted({pod.node for pod in pods if weights_claim(pod.manifest.get("spec")) == name} - {""})
 
 
 def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[str, Any]) -> bool:
@@ -246,11 +249,6 @@ def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[st
         return False
     nodes = _nodes_of_users(context, claim)
     return not nodes or pod.node in nodes
-
-
-def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
-    is_gone = is_over(pod) or reading.text(pod, "metadata", "deletionTimestamp")
-    return not is_gone and weights_claim(pod.get("spec")) == claim
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
