@@ -35,7 +35,7 @@ from vllm_operator.kube.client import (
     selector_of,
 )
 from vllm_operator.kube.recent import Recent
-from vllm_operator.pods.selection import selects
+from vllm_operator.pods.owner import selects
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 

@@ -1,4 +1,4 @@
-"""The VLLMDeployment that a Pod belongs to.
+"""The VLLMDeployment that a Pod belongs to, and label selectors.
 
 A Pod is identified by the labels in the selector of its Deployment, and by its controller. A ReplicaSet releases a Pod that loses one of
 these labels, so every Pod of the operator has them, and `spec.podTemplate` cannot change them. All other labels, such as
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
-from vllm_operator.api.reading import controller_of, mapping, read_text
+from vllm_operator.api.reading import controller_of, mapping, objects, read_text, sequence, text
 from vllm_operator.api.resource import JOB_PURPOSES, Role, job_prefix, primer_name
 
 HASH_LABEL = "pod-template-hash"
@@ -35,3 +35,30 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
         case _:
             is_owned = False
     return name if is_owned else None
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Return whether a LabelSelector selects an object with these labels. An empty selector selects everything, None selects nothing.
+
+    An invalid selector selects nothing.
+    """
+    if selector is None:
+        return False
+    if any(labels.get(name) != value for name, value in mapping(selector, "matchLabels").items()):
+        return False
+    return all(_holds(requirement, labels) for requirement in objects(selector, "matchExpressions"))
+
+
+def _holds(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    name, values = text(requirement, "key"), sequence(requirement.get("values"))
+    match requirement.get("operator"):
+        case "In":
+            return labels.get(name) in values
+        case "NotIn":
+            return labels.get(name) not in values
+        case "Exists":
+            return name in labels
+        case "DoesNotExist":
+            return name not in labels
+        case _:
+            return False
