@@ -6,74 +6,67 @@ its crash.
 
 import re
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
 from functools import cache, lru_cache
+from typing import Any
 
 from vllm_operator.catalog.startup import LineMeaning, StartupKnowledge
 from vllm_operator.logs.crash import CrashTracker
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Recognizer
-from vllm_operator.logs.progress import Bars, Timeline
-from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
+from vllm_operator.logs.progress import Bars, Counts
+from vllm_operator.logs.state import CacheEvidence, Crash, MeasuredMemory, Progress, Stage, StartupState
+from vllm_operator.text.redaction import present
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
 _NOTICES = ("No", "Your", "FlashInfer")
 """First words of records below WARNING that may be notices."""
-_STAGES = {stage.value: stage for stage in Stage}
+_ORDER = {stage: index for index, stage in enumerate(Stage)}
+_BACKENDS_KEPT = 16
+_ADAPTERS_KEPT = 128
+"""Maximum number of adapters to keep, twice the limit of a spec."""
+_FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
-class Meanings:
-    """Finds the meaning of a record by the first word of its message. The first words of most records have none."""
+class PreparedKnowledge:
+    """The catalog in the form that parsers use and share.
 
-    def __init__(self, meanings: Iterable[LineMeaning]) -> None:
-        """Initialize. The first matching meaning counts."""
-        by_word: dict[str, list[tuple[str, LineMeaning]]] = {}
-        for meaning in meanings:
+    `words`: first words of messages that may matter. The first words of most records do not.
+    """
+
+    def __init__(self, knowledge: StartupKnowledge) -> None:
+        stages = knowledge.stages
+        self._meanings: dict[str, list[LineMeaning]] = {}
+        for meaning in stages.lines:
             for word in meaning.words:
-                by_word.setdefault(word, []).append((meaning.anchor, meaning))
-        self._by_word = {word: tuple(each) for word, each in by_word.items()}
+                self._meanings.setdefault(word, []).append(meaning)
+        self.words = frozenset((*self._meanings, *_NOTICES))
+        self.bars = Bars(stages.bars)
+        self.recognizer = Recognizer(knowledge.signatures, stages, knowledge.kinds)
 
-    @property
-    def words(self) -> frozenset[str]:
-        """First words of messages that have a meaning."""
-        return frozenset(self._by_word)
-
-    def find(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
-        """Return the meaning of the message `text` with the first word `word`, and the match of its pattern; None if there is none."""
-        for anchor, meaning in self._by_word.get(word, ()):
-            if anchor in text:
-                found = _compiled(meaning.regex).search(text)
-                if found is not None:
-                    return meaning, found
+    def meaning(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
+        """Return the first meaning of a message with this first word, and the match of its pattern; None if there is none."""
+        for meaning in self._meanings.get(word, ()):
+            if meaning.anchor in text and (found := _compiled(meaning.regex).search(text)) is not None:
+                return meaning, found
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedKnowledge:
-    """The catalog in the form that parsers use and share."""
-
-    meanings: Meanings
-    words: frozenset[str]
-    bars: Bars
-    recognizer: Recognizer
+@cache
+def _compiled(regex: str) -> re.Pattern[str]:
+    # Compiled on first use, so that the command line starts quickly.
+    return re.compile(regex)
 
 
-@lru_cache(maxsize=4)
-def prepare(knowledge: StartupKnowledge) -> PreparedKnowledge:
-    """Prepare the catalog for parsers."""
-    meanings = Meanings(knowledge.stages.lines)
-    return PreparedKnowledge(
-        meanings,
-        meanings.words | set(_NOTICES),
-        Bars(knowledge.stages.bars),
-        Recognizer(knowledge.signatures, knowledge.stages, knowledge.kinds),
-    )
+prepare = lru_cache(maxsize=4)(PreparedKnowledge)
+"""Prepare the catalog for parsers."""
 
 
 class StartTracker:
@@ -87,25 +80,23 @@ class StartTracker:
         self._reset()
 
     def _reset(self) -> None:
-        self.timeline = Timeline()
+        self._seen = StartupState(entered=((Stage.PROCESS_START, None),))
+        self._counts = Counts()
         self._recent.clear()
         self.crashes = CrashTracker(self._knowledge.recognizer, self._recent)
 
     def begin(self) -> None:
         """Record the time of the first line, unless it is known."""
-        if self.timeline.entered[0][1] is None:
-            self.timeline.entered[0] = (Stage.PROCESS_START, self._clock.now())
+        (stage, begun), *later = self._seen.entered
+        if begun is None:
+            self._seen = replace(self._seen, entered=((stage, self._clock.now()), *later))
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """Process an error record, or raw output that is not a bar."""
-        if level is None and self._is_banner(text, number):
-            return
-        self.crashes.error(process, level, text, number)
-
-    def _is_banner(self, text: str, number: int) -> bool:
         # The logo and old tools print known lines without a level.
-        word = text.lstrip().split(" ", 1)[0]
-        return word in self._knowledge.words and self._meaning(word, text, number)
+        word = text.lstrip().split(" ", 1)[0] if level is None else ""
+        if not (word in self._knowledge.words and self._meaning(word, text, number)):
+            self.crashes.error(process, level, text, number)
 
     def record(self, level: int, text: str, number: int) -> None:
         """Process a record below ERROR."""
@@ -122,51 +113,11 @@ class StartTracker:
         elif "=" in word:
             self._meaning(word.split("=", 1)[0] + "=", text, number)
         elif level == INFO and word[:1].isdigit() and not self.crashes.failed and _ACCESS.search(text):
-            self.enter(Stage.READY)
+            self._enter(Stage.READY)
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text, number)
         if level == WARNING or word in _NOTICES or "NvFp4" in text:
             self.crashes.record(level, text, number)
-
-    def _meaning(self, word: str, text: str, number: int) -> bool:
-        found = self._knowledge.meanings.find(word, text)
-        if found is not None:
-            self._apply(*found, number)
-        return found is not None
-
-    def _apply(self, meaning: LineMeaning, found: re.Match[str], number: int) -> None:
-        if meaning.banner and (self.timeline.begun or self.crashes.failed):
-            self._restart()
-        if meaning.engine and self.crashes.failed and self.timeline.stage is Stage.READY:
-            self._restart()
-        if meaning.stage is not None:
-            self.enter(_STAGES[meaning.stage])
-        named = found.re.groupindex
-        if "took" in named and self._clock.given is None and (seconds := found["took"]):
-            self.timeline.took(int(seconds), self._clock.now())
-        if meaning.arguments and (asked := _UTILIZATION.search(found.string)):
-            self.crashes.settings["utilization"] = asked[1]
-        if meaning.banner or meaning.engine:
-            self.timeline.version = (("version" in named and found["version"]) or self.timeline.version or "")[:40] or None
-        if meaning.cache is not None:
-            self.timeline.count_cache(meaning.cache, ("why" in named and found["why"]) or "")
-        if meaning.component is not None and "backend" in named and (backend := found["backend"]):
-            self.timeline.observe(meaning.component, backend)
-        if "adapter" in named:
-            self.timeline.load_adapter(found["adapter"])
-        for group, figure in _FIGURES.items():
-            if group in named:
-                self.timeline.measure(figure, found[group])
-        if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
-            self.crashes.stopping(number)
-        if meaning.progress is not None:
-            completed, total = int(found["completed"][:9]), int(found["total"][:9])
-            self.timeline.count(self.timeline.stage, Progress(min(completed, total), total, meaning.progress), self._clock.now())
-
-    def enter(self, stage: Stage) -> None:
-        """Enter a stage, unless the start has already reached or passed it."""
-        if self.timeline.is_later(stage) and self.timeline.enter(stage, self._clock.now()):
-            self.crashes.advanced(stage.value, ready=stage is Stage.READY)
 
     def bar(self, text: str, process: str) -> str | None:
         """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
@@ -174,14 +125,72 @@ class StartTracker:
         if read is None:
             return None
         stage, progress, rest = read
-        self.enter(stage)
+        self._enter(stage)
         if progress is not None:
-            self.timeline.count(stage, progress, self._clock.now(), process)
+            self._count(stage, progress, process)
         return rest.strip()
 
-    def _restart(self) -> None:
-        self._earlier = self.crashes.crash(ended=True) or self._earlier
-        self._reset()
+    def _meaning(self, word: str, text: str, number: int) -> bool:
+        found = self._knowledge.meaning(word, text)
+        if found is not None:
+            self._apply(*found, number)
+        return found is not None
+
+    def _apply(self, meaning: LineMeaning, found: re.Match[str], number: int) -> None:
+        has_begun = _ORDER[self._seen.stage] > _ORDER[Stage.CONFIGURATION]
+        is_later_engine = meaning.engine and self.crashes.failed and self._seen.stage is Stage.READY
+        if is_later_engine or (meaning.banner and (has_begun or self.crashes.failed)):
+            self._earlier = self.crashes.crash(ended=True) or self._earlier
+            self._reset()
+        if meaning.stage is not None:
+            self._enter(Stage(meaning.stage))
+        if meaning.arguments and (asked := _UTILIZATION.search(found.string)):
+            self.crashes.settings["utilization"] = asked[1]
+        self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
+        if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
+            self.crashes.stopping(number)
+        if meaning.progress is not None:
+            completed, total = int(found["completed"][:9]), int(found["total"][:9])
+            self._count(self._seen.stage, Progress(min(completed, total), total, meaning.progress), "")
+
+    def _observe(self, meaning: LineMeaning, named: Mapping[str, str]) -> None:
+        """Record what the line says about the engine. `named` are the named groups of the pattern."""
+        seen = self._seen
+        changes: dict[str, Any] = {}
+        stage, since = seen.entered[-1]
+        now = self._clock.now() if "took" in named and self._clock.given is None else None
+        if now is not None and since is not None and (began := now - timedelta(seconds=int(named["took"]))) > since:
+            changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
+        if (meaning.banner or meaning.engine) and "version" in named:
+            changes["engine_version"] = named["version"][:40]
+        if meaning.cache is not None:
+            changes["cache"] = CacheEvidence(
+                hits=seen.cache.hits + (meaning.cache == "hit"),
+                misses=seen.cache.misses + (meaning.cache == "miss"),
+                load_failures=seen.cache.load_failures + (meaning.cache == "failure"),
+                failure=present(named.get("why", ""), _FAILURE_LENGTH) or seen.cache.failure,
+            )
+        if meaning.component is not None and "backend" in named:
+            backends = dict.fromkeys((*seen.observed_backends, (meaning.component, named["backend"][:80])))
+            changes["observed_backends"] = tuple(backends)[:_BACKENDS_KEPT]
+        if "adapter" in named:
+            changes["adapters"] = tuple(dict.fromkeys((*seen.adapters, named["adapter"])))[:_ADAPTERS_KEPT]
+        figures: dict[str, Any] = {
+            figure: _fullest(figure, named[group], seen.memory) for group, figure in _FIGURES.items() if group in named
+        }
+        self._seen = replace(seen, memory=replace(seen.memory, **figures), **changes)
+
+    def _enter(self, stage: Stage) -> None:
+        """Enter a stage, unless the start has already reached or passed it."""
+        if _ORDER[stage] > _ORDER[self._seen.stage]:
+            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*self._seen.entered, (stage, self._clock.now())))
+            self._counts = Counts()
+            self.crashes.advanced(stage.value, ready=stage is Stage.READY)
+
+    def _count(self, stage: Stage, progress: Progress, process: str) -> None:
+        earlier = stage is not self._seen.stage
+        least = self._counts.update(process, progress, self._clock.now(), is_of_earlier_stage=earlier)
+        self._seen = replace(self._seen, progress=least)
 
     def state(self, lines: int) -> StartupState:
         """Return the state while the process may still run. `lines` is the number of lines of the log."""
@@ -190,32 +199,25 @@ class StartTracker:
     def final_state(self, lines: int) -> StartupState:
         """Return the state if the process ended where the log ends."""
         crash = self.crashes.crash(ended=True)
-        if crash is None and self.timeline.stage is not Stage.READY:
+        if crash is None and self._seen.stage is not Stage.READY:
             crash = self._earlier or (self.crashes.of_source_line(self._recent[0].text) if lines == len(self._recent) == 1 else None)
         return replace(self._state(crash, lines), is_final=True, cut_off_at=self.crashes.cut_off_at if crash is None else None)
 
     def _state(self, crash: Crash | None, lines: int) -> StartupState:
-        now = self._clock.now()
-        timeline = self.timeline
-        return StartupState(
-            stage=timeline.stage,
-            progress=timeline.progress,
-            stage_since=timeline.since,
-            started_at=timeline.entered[0][1],
-            last_line_at=now,
-            engine_version=timeline.version,
+        entered = self._seen.entered
+        return replace(
+            self._seen,
+            stage_since=entered[-1][1],
+            started_at=entered[0][1],
+            last_line_at=self._clock.now(),
             crash=crash,
-            cache=timeline.cache,
-            observed_backends=tuple(timeline.backends),
-            entered=tuple(timeline.entered),
             lines=lines,
             notices=tuple(self.crashes.notices),
-            memory=timeline.memory,
-            adapters=tuple(timeline.adapters),
         )
 
 
-@cache
-def _compiled(regex: str) -> re.Pattern[str]:
-    # Compiled on first use, so that the command line starts quickly.
-    return re.compile(regex)
+def _fullest(figure: str, logged: str, known: MeasuredMemory) -> float:
+    """Return a figure of the fullest GPU: each process of the engine logs its figure."""
+    value = int(logged.replace(",", "")) if figure == "kv_cache_tokens" else float(logged)
+    before = getattr(known, figure)
+    return value if before is None else (max if figure == "weights_gib" else min)(before, value)
