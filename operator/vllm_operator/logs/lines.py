@@ -380,8 +380,8 @@ class LogClock:
         self._text: str | None = None
         self._known: datetime | None = None
 
-    def see(self, text: str) -> None:
-        """Set the text with the time of the following lines."""
+    def see(self, text: str | None) -> None:
+        """Set the text with the time of the following lines. After a record without a time (None), the time before counts."""
         self._text = text
 
     def now(self) -> datetime | None:

@@ -16,6 +16,8 @@ from vllm_operator.logs.tracebacks import CHARACTERS_KEPT, LINES_KEPT
 
 _LONG = 300
 """Minimum characters of a line that may contain several records."""
+_UVICORN = ":     "
+"""End of the header of a record of uvicorn, which has no time."""
 _UPDATES = 3
 """Maximum updates of a bar that are read within one line."""
 
@@ -103,8 +105,9 @@ class StartupParser:
     def _line(self, raw: str, process: str = "") -> None:
         for line in self._reader.lines(raw):
             self._recent.append(line if len(line.text) <= CHARACTERS_KEPT else replace(line, text=line.text[:CHARACTERS_KEPT]))
-            if line.time is not None:
+            if line.time is not None or line.header.endswith(_UVICORN):
                 self._clock.see(line.time)
+            if line.time is not None:
                 self._start.begin()
             self._text(line.process or process, line.level, line.text)
 

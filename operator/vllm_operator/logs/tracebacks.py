@@ -13,11 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
 from itertools import islice
 
 from vllm_operator.logs.lines import WARNING, Line
-from vllm_operator.logs.matching import Literals
 
 NATIVE_FRAME = '  File "<unknown>"'
 """Beginning of a frame of a process that died in native code. No exception follows."""
@@ -213,7 +211,8 @@ class Tracebacks:
 
     def mention(self, places: tuple[str, ...]) -> bool:
         """Whether the latest lines contain one of these strings. If not, no frame does, and this is cheaper to find out."""
-        return bool(_literals(places).find("\n".join(line.text for line in self.recent)))
+        text = "\n".join(line.text for line in self.recent)
+        return any(place in text for place in places)
 
     def forget(self) -> None:
         """Forget all tracebacks."""
@@ -259,11 +258,6 @@ class Tracebacks:
                 traceback.harmless = _EMITTING.search(text) is not None
             traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
-
-
-@cache
-def _literals(places: tuple[str, ...]) -> Literals:
-    return Literals(places)
 
 
 def _remember(since: dict[str, int], process: str, number: int) -> None:
