@@ -1,9 +1,9 @@
 """Convert logs from tools and posts to the lines that the container wrote.
 
-The parser reads the output of a container and the prefixes of a kubelet or container runtime (`logs.lines`). It also learns
-unknown prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape
-character, a margin, quotation marks, and characters that web pages replace. The logs of several containers in one text (`kubectl logs
---prefix`) are separated, because each is the log of a separate start. Only the command line reads such texts.
+The parser reads the output of a container and the prefixes of a kubelet or container runtime (`logs.lines`). It also learns unknown
+prefixes. This module removes prefixes of kubectl, docker compose and syslog, JSON of log stores, colours without their escape character, a
+margin, quotation marks, characters that web pages replace, and lines of Markdown that only mention an error. The logs of several containers
+in one text (`kubectl logs --prefix`) are separated, because each is the log of a separate start. Only the command line reads such texts.
 """
 
 import codecs
@@ -34,6 +34,16 @@ _SPAN = re.compile(r"`{0,3}([^`]{1,4000})`{1,3}")
 _INDENTED = re.compile(r"[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 _MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
 """Indentation, quotation marks or a frame before every line."""
+
+_LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
+"""A link to a thread in Markdown. The text around it mentions errors."""
+_RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
+"""Delimiter row of a table in Markdown. A table mentions errors."""
+_MENTIONED = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
+_ALTERNATIVES = re.compile(r"`[^`\n]{1,200}`(?:, `[^`\n]{1,200}`){0,8},? or `[^`\n]{1,200}`")
+"""Messages in a text that lists what a log may contain."""
+_TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
+"""An exception that a sentence or heading mentions: it has no message."""
 
 _LINES_AT_ONCE = 10_000
 _CONTAINER = re.compile(r"\[(pod/[^\]\s]{1,330})\]")
@@ -68,11 +78,31 @@ def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str,
         logs.setdefault(current, []).append(unwrapped(line))
     parsers = {name: make() for name in logs}
     for name, parser in parsers.items():
-        lines = logs.pop(name)
+        lines = _without_mentions(logs.pop(name))
         for start in range(0, len(lines), _LINES_AT_ONCE):
             parser.feed(("\n" if start else "") + "\n".join(lines[start : start + _LINES_AT_ONCE]))
         parser.end()
     return sorted(parsers.items(), key=lambda each: _severity(each[1].final_state))
+
+
+def _without_mentions(lines: list[str]) -> list[str]:
+    """Empty lines that only mention errors (links to threads, rows of a table), and remove exceptions that a text only mentions."""
+    kept, is_table = [], False
+    for line in lines:
+        is_table = line.startswith("|") and (is_table or _RULE.fullmatch(line) is not None)
+        found = HEADER.match(line)
+        if found is None or not found["level"]:
+            is_mention = (is_table and line.endswith("|")) or ("](http" in line and _LINK.search(line) is not None)
+            line = "" if is_mention else _without_names(line)
+        kept.append(line)
+    return kept
+
+
+def _without_names(line: str) -> str:
+    if "`" in line:
+        line = _MENTIONED.sub("``", line)
+        line = _ALTERNATIVES.sub("``", line) if "` or `" in line else line
+    return _TITLED.sub("", line) if line.startswith("#") else line
 
 
 def _lines(data: bytes) -> list[str]:

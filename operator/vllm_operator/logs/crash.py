@@ -19,7 +19,7 @@ from typing import Any
 from vllm_operator.catalog.startup import FailureKind, Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.lines import WARNING, Line
-from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source, without_names
+from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.tracebacks import (
     ASIDE,
@@ -353,7 +353,6 @@ class CrashTracker:
             if self._wrapped is not None:
                 self._continue(process, text)
             return
-        text = without_names(text) if level is None else text
         self._explain(process, level, part, text, number, uncaught=traceback is not None and traceback.uncaught)
 
     def _says_nothing(self, text: str) -> bool:

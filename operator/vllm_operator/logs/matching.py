@@ -4,14 +4,14 @@ Each pattern of a signature has an anchor, a string that its lines contain. One 
 that say that a process has failed or that an exception reports a failure elsewhere. A regular expression is tried only if its anchor was
 found, and compiled on first use, so that the command line starts quickly.
 
-`is_no_report`, `is_source` and `without_names` recognize lines that only mention an error.
+`is_no_report` and `is_source` recognize lines that only mention an error.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count, islice, takewhile
+from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -188,42 +188,20 @@ _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 """Heading of an error in sitecustomize or usercustomize. The error is on the next line, and Python starts nevertheless."""
 _BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')
 """Trace output of libraries, and frames without a number, as examples in a text have them."""
-_LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
-"""A link to a thread in Markdown. The text around it mentions errors."""
-_RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
-"""Delimiter row of a table in Markdown. A table mentions errors."""
-_ROWS = 40
 _SOURCE = re.compile(
     r"\s*(?:raise \w{1,60}\(|assert |except[ :]|(?:from [\w.]{1,80} )?import \w|(?:class|def) \w{1,80}[(:]|return "
     r"|(?:if|elif|for|while|with) .{0,300}:$|logger\.\w{4,9}\(|[\w.]{1,60} = [\w.]{0,60}[(\[{\"']"
     r"|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) |\s{8,}[rbf]{0,2}\".{0,400}\"\){0,3}$"
 )
-_MENTIONED = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
-_ALTERNATIVES = re.compile(r"`[^`\n]{1,200}`(?:, `[^`\n]{1,200}`){0,8},? or `[^`\n]{1,200}`")
-"""Messages in a text that lists what a log may contain."""
-_TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
-"""An exception that a sentence or heading mentions: it has no message."""
 
 
 def is_no_report(text: str, recent: Sequence[Line]) -> bool:
-    """Whether raw output contains no error: trace output of libraries, and texts about logs. `recent`: the latest lines of the log."""
+    """Whether raw output contains no error: trace output, or of a program before vLLM. `recent`: the latest lines of the log."""
     if len(recent) > 1 and (recent[-2].text.startswith(_SURVEY) or recent[-2].text.rstrip().endswith(_CUSTOMIZE)):
         return True
-    if text.startswith("|") and text.endswith("|"):
-        rows = takewhile(lambda row: row.startswith("|"), (line.text for line in islice(reversed(recent), _ROWS)))
-        if any(map(_RULE.fullmatch, rows)):
-            return True
-    return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
+    return _BULK.search(text) is not None
 
 
 def is_source(text: str) -> bool:
     """Whether raw output looks like a source line or an indented text. In a log, source lines follow the frames of a traceback."""
     return _SOURCE.match(text) is not None
-
-
-def without_names(text: str) -> str:
-    """Remove exceptions that a text in Markdown only mentions."""
-    if "`" in text:
-        text = _MENTIONED.sub("``", text)
-        text = _ALTERNATIVES.sub("``", text) if "` or `" in text else text
-    return _TITLED.sub("", text) if text.startswith("#") else text
