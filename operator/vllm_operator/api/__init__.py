@@ -1,4 +1,6 @@
-"""The VLLMDeployment API: types, condition types and reasons, label names.
+"""The VLLMDeployment API. Imports nothing else of the operator.
 
-This package imports nothing of ours. Everything else speaks its vocabulary.
+spec     spec, operation (its parts about operation), rules (CEL rules over several fields), crd (the schemas), base (of all models)
+status   status, conditions (types and reasons), plan (with its summary in the status)
+objects  resource (the object, and the names of its children), labels (names in objects), reading (values of unknown shape), digests
 """

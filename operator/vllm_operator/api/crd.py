@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, generated from the types in `spec`, `status` and `preset`.
+"""The CustomResourceDefinitions, generated from the types in `spec` and `status`.
 
 Pydantic describes a type as JSON schema with references, and with `anyOf` for optional fields. The API server accepts only
 a structural schema: one type per node, no references. `structural` converts one to the other and keeps the keywords that

@@ -6,7 +6,7 @@ Modules by subject (the data is in `data/`):
     machines      gpus (and images); paths (directories inside the container)
     vLLM          versions, caches (and priming), backends (where each works, how it is requested, answers of vLLM's selectors)
     models        models (families, and sizes of well-known ones), memory (other memory of an engine)
-    decisions     rules, rule_matching (when a rule applies)
+    decisions     rules, rule_matching (when a rule applies), notes (texts of a plan)
     starts        startup (lines of a start, crashes with remedies), templates (how texts of crashes are filled in)
     of the user   user_entries: custom rules, signatures and node pools from ConfigMaps
 """

@@ -1,1 +1,5 @@
-"""The commands of `vllm-operator` and `kubectl vllm`. Most of them need no cluster."""
+"""The commands of `vllm-operator` and `kubectl vllm`. Most of them need no cluster.
+
+commands  plan, fit, catalog, diagnose, diagnose_pod, importing (with `imports`), status, gpus, prime
+common    inputs, documents (files), live (a cluster), pasted_logs, terminal (output)
+"""

@@ -2,8 +2,8 @@
 
     release PVCs -> persist the plan -> records on PVCs -> Jobs -> apply and prune children -> optional objects -> prune plans
 
-The plan is durable before anything is rendered from it, and a record exists before the Pods that depend on it: for example, a priming lease
-is taken before the primer is created. So each step may be the last one.
+The plan is durable before anything that follows from it is applied, and a record exists before the Pods that depend on it: for example, a
+priming lease is taken before the primer is created. So each step may be the last one.
 """
 
 import logging

@@ -1,1 +1,4 @@
-"""The GPUs of the cluster: from Nodes and ResourceSlices to pools of equal devices."""
+"""The GPUs of the cluster: from Nodes and ResourceSlices to pools of equal devices. Pure.
+
+nodes (makes the inventory), node_labels and devices (what it reads), pools (the result)
+"""

@@ -1,1 +1,7 @@
-"""Programs that run in Pods of engines. They use only the standard library, and are delivered as one file (`hack/build_tools.py`)."""
+"""Programs that run in Pods of engines and in Jobs, delivered as one file (`hack/build_tools.py`).
+
+They use only the standard library; `hub` also uses huggingface_hub of the engine's image.
+
+programs  fetch, pack and publish (caches in a registry), clean_caches, hub (weights and adapters); `__main__` runs one of them
+common    artifact, build (fingerprint of the engine's software), registry (client)
+"""

@@ -1,8 +1,8 @@
 """A deployment in the vocabulary of the rules, and its keys in the tables of vLLM's selectors.
 
 The input of rules has the model, the GPU, the parallelism and the user's settings of the engine, as in `when`. Each key of a table (a case)
-The input of rules has the model, the GPU, the parallelism and the settings of the user, as in `when`. Each key of a table (a case)
-(0.33.0). `attention.py`, `moe.py` and `gemm.py` in `hack/oracle` generate the answers.
+is a question to a selector: vllm/v1/attention/selector.py `AttentionSelectorConfig` and vllm/model_executor/layers/fused_moe/oracle
+(0.33.0). `attention.py`, `prefill.py`, `moe.py` and `gemm.py` in `hack/oracle` generate the answers.
 """
 
 import re
