@@ -2,8 +2,9 @@
 
     observe -> decide -> act -> report
 
-Only `observe` reads for a decision, `decide` is a pure function, `act` writes everything but the status and its events, and `report` writes
-these. A reconciliation may end after any write, with an error or because the operator is killed; the next one completes it.
+`observe` reads, `decide` is a pure function, and `act` writes everything but the status and its events. `report` reads what explains the
+state of the Pods by now, writes status and events, and deletes stalled Pods. A reconciliation may end after any write, with an error or
+because the operator is killed; the next one completes it.
 """
 
 import logging
