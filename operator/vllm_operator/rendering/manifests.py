@@ -23,7 +23,7 @@ REVISIONS = 3
 
 
 def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render all children of a VLLMDeployment in the order in which they are applied.
+    """Render all children of a VLLMDeployment.
 
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
