@@ -1,4 +1,4 @@
-"""Ten deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
+"""Deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +40,17 @@ def deployment(*words: str, pod: dict[str, Any] | None = None, **container: Any)
     return {"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {"spec": {"containers": [engine], **(pod or {})}}}}
 
 
+SECRET = {"name": "S", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "chat"}}}
+
+
+def imported(run: Run, folder: Path, *manifests: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The spec that is written, and the report in one line."""
+    (folder / "a.yaml").write_text(yaml.safe_dump_all(manifests), "utf-8")
+    status, out, report = run(folder / "a.yaml")
+    assert status == 0, report
+    return yaml.safe_load(out)["spec"], " ".join(report.split())
+
+
 def outcome_of(manifest: dict[str, Any]) -> str:
     """What planning says, on one node of each kind."""
     nodes = machines_of_the_examples()
@@ -58,8 +69,8 @@ def test_a_deployment_of_another_tool(source: Path, run: Run, golden: Callable[[
     golden(FOLDER / f"{source.stem}.txt", f"{out}\n{report}\n{plans}\n")
 
 
-def test_there_are_ten_sources_and_no_secret_in_what_is_written(run: Run) -> None:
-    assert len(SOURCES) == 10
+def test_no_secret_is_in_what_is_written(run: Run) -> None:
+    assert len(SOURCES) == 16
     for source in SOURCES:
         assert "plain-text" not in "".join(run(source)[1:])
 
@@ -68,6 +79,11 @@ def test_there_are_ten_sources_and_no_secret_in_what_is_written(run: Run) -> Non
     ("objects", "said"),
     [
         ([{"kind": "Service"}], "no engine was found"),
+        ([{**deployment("vllm", "serve", "a/b"), "kind": "StatefulSet"}], "vLLM runs in StatefulSet a, a kind"),
+        ([{"kind": "RayService", "metadata": {"name": "r"}, "spec": {"groups": [{"containers": [{"image": "vllm"}]}]}}], "RayService r"),
+        ([{"kind": "HelmRelease", "metadata": {"name": "h"}}], "Render HelmRelease h first"),
+        ([{"kind": "Workspace", "metadata": {"name": "w"}}], "Found: Workspace w. A Deployment that runs in the cluster can be imported"),
+        ([deployment("vllm", "serve", "a/b", "--seed", "$(S)", env=[SECRET])], "uses the variable S"),
         ([deployment("vllm", "serve", "/data/model")], "Add --model hf://"),
         ([deployment("vllm", "serve", "--port", "1")], "names no model"),
         ([deployment("vllm", "serve", "a/b", "--seed", "$(SEED)")], "uses the variable SEED"),
@@ -84,10 +100,10 @@ def test_there_are_ten_sources_and_no_secret_in_what_is_written(run: Run) -> Non
                 {
                     "kind": "InferenceService",
                     "apiVersion": "serving.kserve.io/v1beta1",
-                    "spec": {"predictor": {"model": {"storageUri": "s3://a/b"}}},
+                    "spec": {"predictor": {"model": {"storageUri": "https://a/b"}}},
                 }
             ],
-            "the model is at s3://a/b",
+            "the model is at https://a/b",
         ),
     ],
 )
@@ -147,6 +163,90 @@ def test_an_engine_without_a_gpu_is_told_that_it_gets_one(tmp_path: Path, run: R
 def test_command_lines_in_their_forms(words: list[str], model: str | None, flags: dict[str, tuple[str, ...]]) -> None:
     line = read_command_line(words, {})
     assert (line.model, dict(line.flags)) == (model, flags)
+
+
+def test_names_of_the_model_that_are_lost_are_told(tmp_path: Path, run: Run) -> None:
+    spec, report = imported(
+        run, tmp_path, deployment("vllm", "serve", "a/b", "--served-model-name", "x", "y", "--served-model-name", "p", "q")
+    )
+    assert spec["model"]["servedName"] == "p"
+    assert "The names q of the model" in report
+    assert "replace it by p" in report
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--hf-token"])
+def test_a_secret_for_a_flag_is_named_and_its_value_is_not_written(flag: str, tmp_path: Path, run: Run) -> None:
+    spec, _ = imported(run, tmp_path, deployment("vllm", "serve", "a/b", flag, "$(S)", env=[SECRET]))
+    found = spec["auth"]["apiKeySecretRef"] if flag == "--api-key" else spec["model"]["tokenSecretRef"]
+    assert found == {"name": "keys", "key": "chat"}
+    assert "env" not in spec["engine"]
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", f"{flag}=plain-text"))
+    assert "plain-text" not in f"{spec}{report}"
+    assert "into a Secret" in report
+
+
+def test_a_key_in_a_variable_is_not_written(tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", env=[{"name": "VLLM_API_KEY", "value": "plain-text"}]))
+    assert "plain-text" not in f"{spec}{report}"
+    assert "VLLM_API_KEY: a key does not belong in a manifest" in report
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_model_in_an_object_store_is_kept(scheme: str, tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", f"{scheme}://bucket/model", "--served-model-name=m"))
+    assert spec["model"] == {"uri": f"{scheme}://bucket/model", "servedName": "m"}
+    assert "spec.model.facts.weightSize" in report
+
+
+def test_adapters_on_the_command_line(tmp_path: Path, run: Run) -> None:
+    pod = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "models"}}]}
+    mount = [{"name": "v", "mountPath": "/models"}]
+    modules = ["sql=acme/sql-lora", '{"name": "law", "path": "/models/law"}']
+    words = ["vllm", "serve", "/models/base", "--enable-lora", "--max-loras=2", "--lora-modules"]
+    spec, report = imported(run, tmp_path, deployment(*words, *modules, pod=pod, volumeMounts=mount))
+    assert spec["adapters"] == [{"name": "sql", "uri": "hf://acme/sql-lora"}, {"name": "law", "uri": "pvc://models/law"}]
+    assert spec["model"]["uri"] == "pvc://models/base"
+    assert spec["engine"]["args"] == [{"name": "max-loras", "value": "2"}]
+    assert "podTemplate" not in spec
+    assert "--lora-modules is spec.adapters" in report
+    spec, _ = imported(run, tmp_path, deployment("vllm", "serve", "a/b", "--enable-lora", "--lora-modules", "x=/elsewhere"))
+    assert "adapters" not in spec
+    assert {"name": "lora-modules", "value": "x=/elsewhere"} in spec["engine"]["args"]
+
+
+def test_variables_of_a_script_are_split_into_words(tmp_path: Path, run: Run) -> None:
+    more = [{"name": "MORE", "value": "--max-model-len 4096 --override '{\"a\": 1}'"}]
+    words = ["bash", "-c", "exec vllm serve a/b $MORE"]
+    spec, _ = imported(run, tmp_path, deployment(*words, env=more, image="vllm/vllm-openai:latest"))
+    assert {"name": "max-model-len", "value": "4096"} in spec["engine"]["args"]
+
+
+def test_what_a_pod_says_is_kept_in_the_pod_template(tmp_path: Path, run: Run) -> None:
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": True,
+        "hostPID": True,
+        "nodeName": "gpu-1",
+        "initContainers": [{"name": "proxy", "image": "p", "restartPolicy": "Always"}, {"name": "download", "image": "d"}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}],
+    }
+    manifest = deployment("vllm", "serve", "a/b", pod=pod, volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}])
+    manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    manifest["spec"] |= {"selector": {"matchLabels": {"app": "a"}}}
+    manifest["spec"]["template"]["metadata"] = {"labels": {"app": "a", "app.kubernetes.io/name": "a", "team": "b"}}
+    spec, report = imported(run, tmp_path, manifest, {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"}})
+    template = spec["podTemplate"]
+    assert template["metadata"] == {"labels": {"kueue.x-k8s.io/queue-name": "team", "team": "b"}}
+    assert template["spec"] == {
+        "automountServiceAccountToken": False,
+        "hostPID": True,
+        "nodeName": "gpu-1",
+        "initContainers": [pod["initContainers"][0]],
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}],
+    }
+    assert "Labels of selectors (app, app.kubernetes.io/name)" in report
+    assert "The init container download" in report
+    assert "Not imported: HorizontalPodAutoscaler h." in report
 
 
 JSON = st.recursive(

@@ -155,6 +155,10 @@ def test_the_version_is_read_from_the_tag(image: str, want: str) -> None:
         "nvcr.io/nvidia/vllm:25.09-py3",
         "registry.example/our-serving:v0.20.1",
         "ghcr.io/navi-ai-lab/nvllm:v0.3.0",
+        "lmcache/vllm-openai:v0.4.2",
+        "registry:5000/mirror/lmcache/vllm-openai:v0.4.2",
+        "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.0",
+        "registry.redhat.io/rhaiis/vllm-cuda-rhel9:3.2.0",
     ],
 )
 def test_a_tag_that_does_not_tell_needs_the_version_in_the_spec(image: str) -> None:

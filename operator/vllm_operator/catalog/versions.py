@@ -156,7 +156,8 @@ class GuardedPaths(Entry):
 class EngineFacts(Entry):
     """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
-    `object_stores` has the first version that reads weights from an object store, by scheme; `metrics` the names of the metrics by which
+    `object_stores` has the first version that reads weights from an object store, by scheme; `foreign_tags` parts of the names of images
+    whose tags are versions of another product; `metrics` the names of the metrics by which
     replicas are scaled; `replacements` the successors of variables and flags that newer versions dropped.
     """
 
@@ -165,6 +166,7 @@ class EngineFacts(Entry):
     metrics: Mapping[ScalingMetric, str]
     guarded_paths: tuple[GuardedPaths, ...]
     object_stores: Mapping[str, Annotated[str, AfterValidator(_check_version)]]
+    foreign_tags: tuple[str, ...]
     replacements: Mapping[str, str]
 
     def paths_with_key(self, version: str | None) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """A deployed engine, whatever tool wrote it: its command line, and the report about its import."""
 
+import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ from vllm_operator.cli.inputs import InputError
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")
 _PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
-_REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+"""A reference to a variable: `$(NAME)` of Kubernetes, `$NAME` and `${NAME}` of a shell."""
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -41,8 +43,9 @@ class Engine:
 
     `source` is what was read, for the report. `container` and `pod` are as in a Pod, for what is not in the other fields. `model` is where
     the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name for clients, if they are not
-    in `words`. `token` is name and key of the Secret with the token for the hub. `service` and `weights` are parts of the VLLMDeployment's
-    spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
+    in `words`. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a `tokenSecretRef`. `metadata` has labels
+    and annotations of the Pod. `token` is name and key of the Secret with the token for the hub. `service` and `weights` are parts of the
+    VLLMDeployment's spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
     """
 
     source: str
@@ -55,6 +58,8 @@ class Engine:
     replicas: int | None = None
     model: str = ""
     served_name: str = ""
+    adapters: Sequence[Mapping[str, Any]] = ()
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     token: tuple[str, str] | None = None
     service: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -70,9 +75,9 @@ class CommandLine:
     flags: tuple[tuple[str, tuple[str, ...]], ...]
     others: tuple[str, ...] = ()
 
-    def value_of(self, names: Sequence[str]) -> str | None:
-        """Return the first value of the first of these flags that has one."""
-        return next((values[0] for flag, values in self.flags if flag in names and values), None)
+    def values_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the values of the last of these flags that has any: vLLM takes the last, too."""
+        return next((values for flag, values in reversed(self.flags) if flag in names and values), ())
 
 
 def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
@@ -84,9 +89,19 @@ def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = (
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, str | int | float):
-            words.append(f"--{flag}={value}")
+        elif isinstance(value, list):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words.append(f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}")
     return words
+
+
+def split_words(source: str, text: str) -> list[str]:
+    """Split a text into words as a shell does. Raises ImportRefusedError, which names the source, if a quote is not closed."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ImportRefusedError(f"the value of {source} cannot be split into words ({error})") from error
 
 
 def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
@@ -97,9 +112,11 @@ def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> Com
     """
     others: tuple[str, ...] = ()
     script = _script_of(words)
-    if script is not None:
+    if script is None:
+        rest = _without_program([_resolve(word, variables) for word in words])
+    else:
         words, others = _engine_command(script)
-    rest = _without_program([_resolve(word, variables) for word in words])
+        rest = _without_program([part for word in words for part in _resolve_in_shell(word, variables)])
     model = rest.pop(0) if rest and not _is_flag(rest[0]) else None
     flags: list[tuple[str, list[str]]] = []
     for word in rest:
@@ -155,7 +172,13 @@ def _resolve(word: str, variables: Mapping[str, str]) -> str:
             raise ImportRefusedError(f"the command line uses the variable {name}, whose value is not in the manifest. Write the value")
         return variables[name]
 
-    return _REFERENCE.sub(value, word) if not word.lstrip().startswith("{") else word
+    return REFERENCE.sub(value, word) if not word.lstrip().startswith("{") else word
+
+
+def _resolve_in_shell(word: str, variables: Mapping[str, str]) -> Iterator[str]:
+    """A shell splits the value of a variable into words: `vllm serve $MORE_ARGS`."""
+    value = _resolve(word, variables)
+    yield from split_words(word, value) if REFERENCE.fullmatch(word) else (value,)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:

@@ -6,31 +6,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.reading import mapping, objects, read_count, text
+from vllm_operator.api.reading import mapping, objects, read_bytes, read_count, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
+from vllm_operator.rendering.volumes import SHARED_MEMORY_VOLUME
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _KEPT_OF_POD = (
     *("serviceAccountName", "imagePullSecrets", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"),
     *("securityContext", "hostNetwork", "hostIPC", "hostAliases", "dnsPolicy", "dnsConfig", "schedulerName"),
-    "automountServiceAccountToken",
+    *("automountServiceAccountToken", "enableServiceLinks", "hostPID", "hostUsers", "hostname", "nodeName", "overhead"),
+    *("preemptionPolicy", "readinessGates", "schedulingGates", "setHostnameAsFQDN", "shareProcessNamespace", "subdomain"),
 )
-_KEPT_OF_CONTAINER = ("securityContext", "imagePullPolicy", "envFrom", "workingDir")
+_KEPT_OF_CONTAINER = ("securityContext", "imagePullPolicy", "envFrom", "workingDir", "stdin", "tty")
 _DEFAULTS: Mapping[str, Any] = {
     "dnsPolicy": "ClusterFirst",
     "schedulerName": "default-scheduler",
     "imagePullPolicy": "IfNotPresent",
     "terminationGracePeriodSeconds": 30,
+    **dict.fromkeys(("automountServiceAccountToken", "enableServiceLinks", "hostUsers"), True),
+    "preemptionPolicy": "PreemptLowerPriority",
 }
-"""What the API server adds to every Pod template."""
-_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+"""What the API server adds to every Pod template, and what it means if a field is absent. The default of other fields is false or empty."""
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 POD_FIELDS = frozenset(
-    (*_KEPT_OF_POD, "containers", "initContainers", "nodeSelector", "runtimeClassName", "terminationGracePeriodSeconds", "volumes")
+    (
+        *(*_KEPT_OF_POD, "containers", "initContainers", "nodeSelector", "resourceClaims", "runtimeClassName"),
+        *("terminationGracePeriodSeconds", "volumes"),
+    )
 )
 """Fields of a Pod about which the translation or the report says something."""
 CONTAINER_FIELDS = frozenset(
-    (*_KEPT_OF_CONTAINER, *_PROBES, "args", "command", "env", "image", "lifecycle", "name", "ports", "resources", "volumeMounts")
+    (*_KEPT_OF_CONTAINER, *PROBES, "args", "command", "env", "image", "lifecycle", "name", "ports", "resources", "volumeMounts")
 )
 """Fields of a container about which they do."""
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
@@ -39,13 +46,19 @@ _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.c
 
 @dataclass(slots=True)
 class PodParts:
-    """Parts of a Pod, sorted: GPUs and `spec.accelerator`, and what goes into `spec.podTemplate`."""
+    """Parts of a Pod, sorted: GPUs and `spec.accelerator`, and what goes into `spec.podTemplate`.
 
+    `unneeded` are mounts of the model and of adapters, which the operator mounts itself.
+    """
+
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpus: int = 0
     accelerator: dict[str, Any] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
     mounts: list[Mapping[str, Any]] = field(default_factory=list)
+    unneeded: list[Mapping[str, Any]] = field(default_factory=list)
+    shared_memory: Mapping[str, Any] = field(default_factory=dict)
     volumes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     sidecars: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -58,25 +71,31 @@ class PodParts:
         for mount in sorted(self.mounts, key=lambda each: len(text(each, "mountPath")), reverse=True):
             claim, mounted = self.claim_of(mount), text(mount, "mountPath").rstrip("/")
             if claim and (path == mounted or path.startswith(f"{mounted}/")):
-                self.mounts.remove(mount)
+                self.unneeded.append(mount)
                 return "pvc://" + posixpath.join(claim, text(mount, "subPath"), path[len(mounted) :].strip("/")).rstrip("/")
         return None
 
     def template(self) -> tuple[dict[str, Any], list[str]]:
         """Return `spec.podTemplate`, and the names of its parts for the report."""
-        kept = [*self.pod, *(f"{name} of the container" for name in self.container)]
+        kept = [f"{kind.removesuffix('s')} {name}" for kind, values in self.metadata.items() for name in values]
+        kept += [*self.pod, *(f"{name} of the container" for name in self.container)]
         pod, container = dict(self.pod), dict(self.container)
-        if self.mounts:
-            container["volumeMounts"] = [dict(mount) for mount in self.mounts]
-        mounts = [*self.mounts, *(mount for sidecar in self.sidecars for mount in objects(sidecar, "volumeMounts"))]
-        names = {text(mount, "name") for mount in mounts}
-        if volumes := [dict(volume) for name, volume in self.volumes.items() if name in names]:
+        mounts = [mount for mount in self.mounts if mount not in self.unneeded]
+        if mounts:
+            container["volumeMounts"] = [dict(mount) for mount in mounts]
+        others = [*self.sidecars, *objects(pod, "initContainers")]
+        names = {text(mount, "name") for mount in [*mounts, *(mount for each in others for mount in objects(each, "volumeMounts"))]}
+        volumes = [dict(volume) for name, volume in self.volumes.items() if name in names]
+        if shared := dict(self.shared_memory):
+            volumes.append(shared)
+        if volumes:
             pod["volumes"] = volumes
         if container or self.sidecars:
             pod["containers"] = [*([{"name": CONTAINER, **container}] if container else []), *map(dict, self.sidecars)]
         kept += [f"volume {volume['name']}" for volume in volumes]
         kept += [f"container {text(each, 'name')}" for each in self.sidecars]
-        return ({"spec": pod} if pod else {}), kept
+        template = {"metadata": {kind: dict(values) for kind, values in self.metadata.items()}, "spec": pod}
+        return {name: part for name, part in template.items() if part}, kept
 
 
 def read_pod(engine: Engine, report: Report) -> PodParts:
@@ -84,10 +103,12 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
 
     Raises ImportRefusedError if the engine does not use an NVIDIA GPU.
     """
-    parts = PodParts(pod=_kept(engine.pod, _KEPT_OF_POD), container=_kept(engine.container, _KEPT_OF_CONTAINER))
+    parts = PodParts(engine.metadata, pod=_kept(engine.pod, _KEPT_OF_POD), container=_kept(engine.container, _KEPT_OF_CONTAINER))
     parts.volumes = {text(each, "name"): each for each in objects(engine.pod, "volumes")}
     parts.sidecars = [each for each in objects(engine.pod, "containers") if each.get("name") != engine.container.get("name")]
     _selector(engine.pod, parts, report)
+    if sidecars := [each for each in objects(engine.pod, "initContainers") if each.get("restartPolicy") == "Always"]:
+        parts.pod["initContainers"] = sidecars
     _resources(engine.container, parts)
     _mounts(engine.container, parts, report)
     _dropped(engine, report)
@@ -95,7 +116,8 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
 
 
 def _kept(source: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: source[name] for name in names if source.get(name) and source[name] != _DEFAULTS.get(name)}
+    given = {name: source[name] for name in names if source.get(name) not in (None, "", [], {})}
+    return {name: value for name, value in given.items() if value != _DEFAULTS.get(name, False)}
 
 
 def _selector(source: Mapping[str, Any], parts: PodParts, report: Report) -> None:
@@ -127,7 +149,7 @@ def _mounts(container: Mapping[str, Any], parts: PodParts, report: Report) -> No
     for mount in objects(container, "volumeMounts"):
         path, claim = text(mount, "mountPath").rstrip("/") or "/", parts.claim_of(mount)
         if path == "/dev/shm":
-            report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
+            _shared_memory(parts, text(mount, "name"), report)
         elif path.startswith(_CACHE_PATHS):
             whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name')}"
             report.dropped.append(f"The {whose} at {path}: the operator keeps weights and compiled kernels on volumes of its own.")
@@ -137,12 +159,29 @@ def _mounts(container: Mapping[str, Any], parts: PodParts, report: Report) -> No
             parts.mounts.append(mount)
 
 
+def _shared_memory(parts: PodParts, name: str, report: Report) -> None:
+    """Keep shared memory that is larger than the operator's."""
+    limit = text(parts.volumes.get(name, {}), "emptyDir", "sizeLimit")
+    if (read_bytes(limit) or 0) > (4 + 2 * max(parts.gpus - 1, 0)) * 2**30:
+        parts.shared_memory = {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
+        report.translated.append(f"The size of /dev/shm, {limit}, is that of the volume {SHARED_MEMORY_VOLUME} of spec.podTemplate.")
+    else:
+        report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
+
+
 def _dropped(engine: Engine, report: Report) -> None:
-    if any(name in engine.container for name in _PROBES):
+    if any(name in engine.container for name in PROBES):
         report.dropped.append("Probes: those of the operator allow for long starts, until a deadline (spec.startup.deadlineSeconds).")
     if "lifecycle" in engine.container or _kept(engine.pod, ("terminationGracePeriodSeconds",)):
         report.dropped.append("Hooks and the grace period: the operator drains Pods (spec.rollout.drainSeconds).")
+    if engine.pod.get("resourceClaims") or mapping(engine.container, "resources").get("claims"):
+        report.dropped.append("Resource claims: the operator requests the GPUs itself.")
+        report.advice.append(
+            "To request GPUs by ResourceClaims, set spec.accelerator.allocation to DRA. Add claims for other devices to spec.podTemplate."
+        )
     for each in objects(engine.pod, "initContainers"):
+        if each.get("restartPolicy") == "Always":
+            continue
         report.dropped.append(
             f"The init container {text(each, 'name')}: the engine downloads its model itself. If it does something else, add it to "
             "spec.podTemplate."

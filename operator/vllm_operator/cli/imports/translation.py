@@ -1,5 +1,6 @@
 """From a deployed engine to a VLLMDeployment, with a report."""
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
@@ -9,9 +10,9 @@ from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.reading import mapping, objects, read_integer, text
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.cli.imports.engine import CommandLine, Engine, ImportRefusedError, Report, read_command_line
+from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, read_command_line
 from vllm_operator.cli.imports.pod import PodParts, read_pod
-from vllm_operator.planning.engine.image import version_of_image
+from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 
 Manifest = dict[str, Any]
@@ -28,16 +29,18 @@ _BACKENDS = {
 }
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
+_SECRET_FLAGS = ("--api-key", "--hf-token")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 _DROPPED = {
     **dict.fromkeys(("--host", "--port", "--uds"), "the engine listens on port 8000 of its Pod, the Service on spec.service.port."),
     "--download-dir": "the operator keeps the weights on a volume of its own (spec.weights).",
-    "--api-key": "a key does not belong in a manifest.",
     **dict.fromkeys(_DEVICES, "a Pod sees exactly the GPUs that it requests."),
 }
 """Flags and variables without a counterpart, with the reason."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_READABLE = re.compile(r"(hf|pvc)://\S+|(s3|gs|az)://[^/\s]+/\S+")
+_STORES = ("s3", "gs", "az")
 _OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
 
 
@@ -60,16 +63,24 @@ class _Translation:
         self.spec: dict[str, Any] = {"model": {}, "engine": {}}
         self.table: VersionTable | None = None
         self.parts: PodParts = read_pod(engine, self.report)
+        self.secrets: dict[str, tuple[str, str]] = {}
 
     def result(self) -> tuple[Manifest, Report]:
         engine = self.engine
         self._version()
         variables = list(objects(engine.container, "env"))
-        line = read_command_line(engine.words, {text(each, "name"): text(each, "value") for each in variables if "value" in each})
+        references = ((text(each, "name"), mapping(each, "valueFrom", "secretKeyRef")) for each in variables)
+        self.secrets = {name: (text(secret, "name"), text(secret, "key")) for name, secret in references if secret}
+        values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
+        line = read_command_line(engine.words, {**values, **{name: f"$({name})" for name in self.secrets}})
         self.report.dropped += [f"The command in the container's script: {_shortened(other)}" for other in line.others]
-        self._variables(variables)
+        only_for_flags = {value for flag, values in line.flags if flag in _SECRET_FLAGS for value in values}
+        self._variables([each for each in variables if f"$({text(each, 'name')})" not in only_for_flags])
+        self._adapters(engine.adapters)
+        self._adapters(_modules(line.values_of(("--lora-modules",))), all_or_none="adapters" not in self.spec)
         sizes = self._flags(line)
-        self._model(line.model or line.value_of(_MODEL_FLAGS), line.value_of(_NAME_FLAGS) or engine.served_name)
+        named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
+        self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
         self._devices(sizes)
         if engine.replicas is not None:
             self.spec["replicas"] = engine.replicas
@@ -84,7 +95,7 @@ class _Translation:
     def _version(self) -> None:
         image, engine = self.engine.image, self.spec["engine"]
         version = version_of_image(image) if image else None
-        repository = image.partition(":")[0]
+        repository = split_image(image)[0]
         if version is not None:
             self.table = self.catalog.versions.resolve(version).table
             engine["version"] = version
@@ -93,6 +104,8 @@ class _Translation:
             else:
                 engine["image"] = image
                 self.report.kept.append(f"The image {image}.")
+                if not repository.endswith(_OFFICIAL_IMAGES):
+                    self.report.advice.append(f"Check that the tag of the image {image} is the version of vLLM in it ({version}).")
         elif image and not repository.endswith(_OFFICIAL_IMAGES):
             engine["image"] = image
             self.report.advice.append(f"The tag of the image {image} is not a vLLM release. Set spec.engine.version to its version.")
@@ -120,11 +133,14 @@ class _Translation:
                 self.report.translated.append(f"{flag} is spec.model.revision.")
             elif flag in _BACKENDS and value is not None:
                 self._backend(flag, value)
+            elif flag in _SECRET_FLAGS:
+                self._secret(flag, value)
+            elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
+                self.report.translated.append(f"{flag} is spec.adapters.")
             elif flag in _DROPPED:
                 self.report.dropped.append(f"{flag}: {_DROPPED[flag]}")
-                if flag == "--api-key":
-                    self.report.advice.append("Put the API key into a Secret, and name it in spec.auth.apiKeySecretRef.")
             elif flag not in (*_MODEL_FLAGS, *_NAME_FLAGS) and self._has_flag(flag):
+                self._check_references(values)
                 if flag in args:
                     self.report.dropped.append(f"{flag} {' '.join(args[flag].get('values', [args[flag].get('value', '')]))}: given twice.")
                 given = {"value": value} if len(values) == 1 else {"values": list(values)} if values else {}
@@ -133,6 +149,27 @@ class _Translation:
             self.spec["engine"]["args"] = list(args.values())
             self.report.kept.append(f"Flags: {', '.join(args)}.")
         return sizes
+
+    def _check_references(self, values: Sequence[str]) -> None:
+        secret = next((found[1] for value in values for found in REFERENCE.finditer(value) if found[1] in self.secrets), None)
+        if secret:
+            raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Write the value")
+
+    def _secret(self, flag: str, value: str | None) -> None:
+        """Name the Secret of a flag such as `--api-key $(KEY)`."""
+        name, key = self.secrets.get((value or "").removeprefix("$(").removesuffix(")"), ("", ""))
+        if flag == "--hf-token":
+            self._token(flag, name, key)
+        else:
+            self._key(flag, name, key)
+
+    def _key(self, source: str, name: str, key: str) -> None:
+        if name:
+            self.spec["auth"] = {"apiKeySecretRef": {"name": name, "key": key}}
+            self.report.translated.append(f"{source} is spec.auth.apiKeySecretRef.")
+        else:
+            self.report.dropped.append(f"{source}: a key does not belong in a manifest.")
+            self.report.advice.append("Put the API key into a Secret, and name it in spec.auth.apiKeySecretRef.")
 
     def _renamed(self, flag: str) -> str:
         """Return the flag, or `--no-enable-x` for a `--disable-x` that this version has only as its opposite."""
@@ -171,9 +208,8 @@ class _Translation:
             secret = mapping(variable, "valueFrom", "secretKeyRef")
             if name in _TOKENS:
                 self._token(name, text(secret, "name"), text(secret, "key"))
-            elif name == "VLLM_API_KEY" and secret:
-                self.spec["auth"] = {"apiKeySecretRef": {"name": text(secret, "name"), "key": text(secret, "key")}}
-                self.report.translated.append(f"{name} is spec.auth.apiKeySecretRef.")
+            elif name == "VLLM_API_KEY":
+                self._key(name, text(secret, "name"), text(secret, "key"))
             elif name in caches:
                 self.report.dropped.append(f"{name}: the operator keeps all caches on a volume, and sets this variable itself.")
             elif name in _DROPPED:
@@ -196,10 +232,27 @@ class _Translation:
             self.report.dropped.append(f"{source}: its value does not belong in a manifest.")
             self.report.advice.append("Put the token for the hub into a Secret, and name it in spec.model.tokenSecretRef.")
 
+    def _served_name(self, names: Sequence[str]) -> str:
+        """Return the first name for clients, by which vLLM also answers, and report the others."""
+        if others := ", ".join(names[1:]):
+            self.report.dropped.append(
+                f"The names {others} of the model: a VLLMDeployment has one, spec.model.servedName. Requests for others get the answer 404."
+            )
+            self.report.advice.append(
+                f"Before clients of {others} move over, change the name in their requests, or let the router or gateway before the engine "
+                f"replace it by {names[0]}."
+            )
+        return names[0]
+
     def _model(self, named: str | None, served: str) -> None:
-        location = self.given_model or self._location(named)
-        self.spec["model"] = {"uri": location, **self.spec["model"]}
-        rest = location.partition("://")[2]
+        location, revision = _apart(self.given_model or self._location(named))
+        self.spec["model"] = {"uri": location, **({"revision": revision} if revision else {}), **self.spec["model"]}
+        scheme, _, rest = location.partition("://")
+        if scheme in _STORES:
+            self.report.advice.append(
+                f"The engine reads {location} with the account in its variables or of its service account. The operator does not read "
+                "object stores: set spec.model.facts.weightSize. See the page about weights."
+            )
         if served and served != rest:
             self.spec["model"]["servedName"] = served
             self.report.translated.append(f"The model's name for clients, {served}, is spec.model.servedName.")
@@ -207,21 +260,41 @@ class _Translation:
             self.spec["model"]["servedName"] = named
             self.report.translated.append(f"Clients asked for the model by its path {named}, so it is spec.model.servedName.")
 
+    def _adapters(self, given: Sequence[Mapping[str, Any]], *, all_or_none: bool = False) -> None:
+        """Add adapters to the spec, or report them. With `all_or_none`, do nothing if one cannot be added: their flag stays."""
+        found = [(each, text(each, "name"), self._uri(text(each, "uri"))) for each in given]
+        if all_or_none and any(uri is None for _, _, uri in found):
+            return
+        for each, name, uri in found:
+            if uri is None:
+                self.report.dropped.append(f"The adapter {name} at {text(each, 'uri')}: it is neither on the hub nor on a mounted volume.")
+                self.report.advice.append(f"Copy the adapter {name} to a PersistentVolumeClaim, and add it to spec.adapters.")
+            else:
+                location, revision = _apart(uri)
+                adapter = {**each, "uri": location, **({"revision": revision} if revision else {})}
+                self.spec.setdefault("adapters", []).append(adapter)
+                self.report.translated.append(f"The adapter {name} is in spec.adapters.")
+
+    def _uri(self, path: str) -> str | None:
+        """Return the URI of a path on a mounted PersistentVolumeClaim, or of a name or URI on the hub; None for another place."""
+        if path.startswith("/"):
+            return self.parts.uri_of(path)
+        if path.startswith(("hf://", "pvc://")):
+            return path
+        return f"hf://{path}" if _HUB.fullmatch(path) else None
+
     def _location(self, named: str | None) -> str:
         elsewhere = self.engine.model
-        if elsewhere.startswith(("hf://", "pvc://")):
+        if _READABLE.fullmatch(elsewhere):
             return elsewhere
         path = named if named and not named.startswith("/mnt/models") else elsewhere or named
         if not path:
             raise ImportRefusedError("the manifest names no model. Add --model hf://organisation/name or --model pvc://claim/path")
-        if path.startswith("/"):
-            uri = self.parts.uri_of(path)
-            if uri is not None:
-                self.report.translated.append(f"The model at {path} is {uri}.")
-                return uri
-        elif "://" not in path and _HUB.fullmatch(path):
-            self.report.translated.append(f"The model {path} is hf://{path}.")
-            return f"hf://{path}"
+        if _READABLE.fullmatch(path):
+            return path
+        if uri := self._uri(path):
+            self.report.translated.append(f"The model {'at ' if path.startswith('/') else ''}{path} is {uri}.")
+            return uri
         raise ImportRefusedError(
             f"the model is at {path}, which is neither on the model hub nor on a PersistentVolumeClaim of this manifest. Add "
             "--model hf://organisation/name, or copy it to a PersistentVolumeClaim and add --model pvc://claim/path"
@@ -247,6 +320,27 @@ class _Translation:
             field = "spec.parallelism" if parallelism else "spec.accelerator.count"
             self.report.advice.append(f"Remove {field} to let the operator choose how many GPUs the model needs.")
         self.spec |= {"accelerator": accelerator, "parallelism": parallelism}
+
+
+def _apart(uri: str) -> tuple[str, str]:
+    """Split a URI of KServe into the URI and the revision on the hub: `hf://organisation/name:revision`."""
+    location, _, revision = uri.removeprefix("hf://").partition(":")
+    return (f"hf://{location}", revision) if uri.startswith("hf://") else (uri, "")
+
+
+def _modules(values: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the values of `--lora-modules`: `name=path`, or JSON with a name and a path."""
+    modules = []
+    for value in values:
+        name, _, path = value.partition("=")
+        if value.startswith("{"):
+            try:
+                module = json.loads(value)
+            except ValueError:
+                module = {}
+            name, path = text(module, "name"), text(module, "path")
+        modules.append({"name": name, "uri": path})
+    return modules
 
 
 def _shortened(command: str) -> str:

@@ -1,8 +1,8 @@
 """The image of the engine, the vLLM version in it, and its compatibility with the GPU driver of the nodes.
 
 The version is `spec.engine.version`, else the image tag, which counts only if it is a vLLM release: `vllm/vllm-openai:v0.20.1`,
-`.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests, NVIDIA's calendar versions (25.09-py3), and tags of forks and of images with other
-names say nothing about the vLLM version. Then the user must set it.
+`.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests, NVIDIA's calendar versions (25.09-py3), and tags of forks, of other products that
+contain vLLM (LMCache) and of images with other names say nothing about the vLLM version. Then the user must set it.
 
 Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an older or
 unknown driver gets the variant with CUDA 12 instead of 13. An image in the spec is accepted or refused.
@@ -62,7 +62,8 @@ def split_image(image: str) -> tuple[str, str | None]:
 def version_of_image(image: str) -> str | None:
     """Return the vLLM version in an image tag; None if the tag is not a vLLM release."""
     repository, tag = split_image(image)
-    if tag is None or "vllm" not in repository.rpartition("/")[2].lower() or "nvllm" in repository.lower():
+    path = f"/{repository}".lower()
+    if tag is None or "vllm" not in path.rpartition("/")[2] or any(part in path for part in load_engine_facts().foreign_tags):
         return None
     release = parse_release(tag) if _TAG.match(tag) else None
     if release is None or release[0] >= FIRST_CALENDAR_YEAR:
