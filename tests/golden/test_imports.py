@@ -209,6 +209,11 @@ def test_adapters_on_the_command_line(tmp_path: Path, run: Run) -> None:
     assert spec["engine"]["args"] == [{"name": "max-loras", "value": "2"}]
     assert "podTemplate" not in spec
     assert "--lora-modules is spec.adapters" in report
+    spec, _ = imported(run, tmp_path, deployment(*words, *modules, "--chat-template=/models/chat.jinja", pod=pod, volumeMounts=mount))
+    assert spec["podTemplate"]["spec"] == {"containers": [{"name": "vllm", "volumeMounts": [{"name": "model", "mountPath": "/models"}]}]}
+    words = ["vllm", "serve", "a/b", "--chat-template=/models/chat.jinja", "--lora-modules", "law=/models/law"]
+    _, report = imported(run, tmp_path, deployment(*words, pod=pod, volumeMounts=mount))
+    assert "is no longer mounted at /models. Change /models/chat.jinja." in report
     spec, _ = imported(run, tmp_path, deployment("vllm", "serve", "a/b", "--enable-lora", "--lora-modules", "x=/elsewhere"))
     assert "adapters" not in spec
     assert {"name": "lora-modules", "value": "x=/elsewhere"} in spec["engine"]["args"]
@@ -263,3 +268,28 @@ def test_any_deployment_is_imported_or_refused(container: dict[str, Any], pod: d
             translate(engine, load_catalog(), model="hf://a/b")
     except ImportRefusedError:
         pass
+
+
+VALUES = st.dictionaries(
+    st.sampled_from(
+        [
+            *("vllmConfig", "env", "resources", "requestGPU", "nodeSelectorTerms", "affinity", "tolerations", "extraVolumes", "shmSize"),
+            *("extraVolumeMounts", "initContainer", "enableLoRA", "hf_token", "podAnnotations", "pvcStorage", "pvcAccessMode", "modelURL"),
+            *("vllmApiKey", "configs", "labels", "containerSecurityContext", "template", "lora", "model", "adapters", "parallelism"),
+        ]
+    ),
+    JSON,
+)
+
+
+@given(VALUES, VALUES)
+def test_any_values_and_objects_of_other_tools_are_imported_or_refused(values: dict[str, Any], more: dict[str, Any]) -> None:
+    stack = {"servingEngineSpec": {**more, "modelSpec": [{"name": "a", **values}]}, "loraAdapters": [{"adapterSource": more}]}
+    llm = {"kind": "LLMInferenceService", "metadata": more, "spec": values}
+    predictor = {"kind": "InferenceService", "apiVersion": "serving.kserve.io/v1", "metadata": more, "spec": {"predictor": values}}
+    for manifest in (stack, llm, predictor, {"kind": "StatefulSet", "spec": values}):
+        try:
+            for engine in find_engines([manifest]):
+                translate(engine, load_catalog(), model="hf://a/b")
+        except ImportRefusedError:
+            pass

@@ -1,7 +1,7 @@
 """The Pod of a deployed engine: what belongs into the spec, into `spec.podTemplate`, and what the operator does itself."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import mapping, objects, read_bytes, read_count, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
-from vllm_operator.rendering.volumes import SHARED_MEMORY_VOLUME
+from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _KEPT_OF_POD = (
@@ -71,9 +71,24 @@ class PodParts:
         for mount in sorted(self.mounts, key=lambda each: len(text(each, "mountPath")), reverse=True):
             claim, mounted = self.claim_of(mount), text(mount, "mountPath").rstrip("/")
             if claim and (path == mounted or path.startswith(f"{mounted}/")):
-                self.unneeded.append(mount)
+                if mount not in self.unneeded:
+                    self.unneeded.append(mount)
                 return "pvc://" + posixpath.join(claim, text(mount, "subPath"), path[len(mounted) :].strip("/")).rstrip("/")
         return None
+
+    def keep_used(self, model: str, words: Iterable[str], report: Report) -> None:
+        """Keep a mount of the model's claim if other words name files on it. A Pod cannot have a second volume of the same claim."""
+        used = set(words)
+        for mount in list(self.unneeded):
+            path, claim = text(mount, "mountPath").rstrip("/"), self.claim_of(mount)
+            files = [word for word in used if f"{path}/" in word]
+            if files and f"{model}/".startswith(f"pvc://{claim}/"):
+                self.unneeded.remove(mount)
+                self.mounts[self.mounts.index(mount)] = {**mount, "name": MODEL_VOLUME}
+            elif files:
+                report.advice.append(
+                    f"The PersistentVolumeClaim {claim} is no longer mounted at {path}. Change {', '.join(sorted(files))}."
+                )
 
     def template(self) -> tuple[dict[str, Any], list[str]]:
         """Return `spec.podTemplate`, and the names of its parts for the report."""

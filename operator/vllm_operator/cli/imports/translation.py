@@ -82,6 +82,7 @@ class _Translation:
         named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
         self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
         self._devices(sizes)
+        self.parts.keep_used(text(self.spec, "model", "uri"), self._other_words(), self.report)
         if engine.replicas is not None:
             self.spec["replicas"] = engine.replicas
         template, kept = self.parts.template()
@@ -149,6 +150,11 @@ class _Translation:
             self.spec["engine"]["args"] = list(args.values())
             self.report.kept.append(f"Flags: {', '.join(args)}.")
         return sizes
+
+    def _other_words(self) -> list[str]:
+        """Return the values of flags and variables that stay."""
+        args, env = (list(objects(self.spec, "engine", name)) for name in ("args", "env"))
+        return [str(word) for each in (*args, *env) for word in (each.get("value", ""), *each.get("values", ()))]
 
     def _check_references(self, values: Sequence[str]) -> None:
         secret = next((found[1] for value in values for found in REFERENCE.finditer(value) if found[1] in self.secrets), None)
