@@ -254,6 +254,16 @@ def test_what_a_pod_says_is_kept_in_the_pod_template(tmp_path: Path, run: Run) -
     assert "Not imported: HorizontalPodAutoscaler h." in report
 
 
+def test_a_volume_does_not_replace_one_of_the_operator(tmp_path: Path, run: Run) -> None:
+    proxy = {"name": "proxy", "image": "p", "volumeMounts": [{"name": "cache", "mountPath": "/c"}]}
+    manifest = deployment("vllm", "serve", "a/b", volumeMounts=[{"name": "cache", "mountPath": "/data"}])
+    manifest["spec"]["template"]["spec"] |= {"volumes": [{"name": "cache", "emptyDir": {}}]}
+    manifest["spec"]["template"]["spec"]["containers"].append(proxy)
+    template = imported(run, tmp_path, manifest)[0]["podTemplate"]["spec"]
+    assert template["volumes"] == [{"name": "imported-cache", "emptyDir": {}}]
+    assert [each["volumeMounts"][0]["name"] for each in template["containers"]] == ["imported-cache", "imported-cache"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )

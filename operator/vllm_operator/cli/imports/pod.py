@@ -2,14 +2,15 @@
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import mapping, objects, read_bytes, read_count, text
+from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
-from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME
+from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 _KEPT_OF_POD = (
@@ -41,6 +42,7 @@ CONTAINER_FIELDS = frozenset(
 )
 """Fields of a container about which they do."""
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
+_OUR_VOLUMES = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
 _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu", "habana.ai/gaudi", "aws.amazon.com/neuron")
 
 
@@ -118,6 +120,7 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
 
     Raises ImportRefusedError if the engine does not use an NVIDIA GPU.
     """
+    engine = replace(engine, pod=_with_free_names(engine.pod), container=_with_free_names(engine.container))
     parts = PodParts(engine.metadata, pod=_kept(engine.pod, _KEPT_OF_POD), container=_kept(engine.container, _KEPT_OF_CONTAINER))
     parts.volumes = {text(each, "name"): each for each in objects(engine.pod, "volumes")}
     parts.sidecars = [each for each in objects(engine.pod, "containers") if each.get("name") != engine.container.get("name")]
@@ -128,6 +131,18 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
     _mounts(engine.container, parts, report)
     _dropped(engine, report)
     return parts
+
+
+def _with_free_names(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename volumes with the name of one of the operator's, in a Pod or container: `spec.podTemplate` would replace the operator's."""
+    renamed = dict(source)
+    for part in ("volumes", "volumeMounts"):
+        if listed := list(objects(source, part)):
+            renamed[part] = [{**each, "name": f"imported-{each['name']}"} if each.get("name") in _OUR_VOLUMES else each for each in listed]
+    for part in ("containers", "initContainers"):
+        if listed := list(objects(source, part)):
+            renamed[part] = [_with_free_names(each) for each in listed]
+    return renamed
 
 
 def _kept(source: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +181,7 @@ def _mounts(container: Mapping[str, Any], parts: PodParts, report: Report) -> No
         if path == "/dev/shm":
             _shared_memory(parts, text(mount, "name"), report)
         elif path.startswith(_CACHE_PATHS):
-            whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name')}"
+            whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name').removeprefix('imported-')}"
             report.dropped.append(f"The {whose} at {path}: the operator keeps weights and compiled kernels on volumes of its own.")
             if claim:
                 report.advice.append(f"To keep weights on the existing PersistentVolumeClaim, set spec.weights.claimName to {claim}.")
