@@ -34,6 +34,7 @@ def resource(**ready: Any) -> Manifest:
         ("Ready", "True", "Serving"),
         ("Accepted", "True", "Valid"),
         ("Planned", "True", "Resolved"),
+        ("CacheWarm", "Unknown", "NotSeenYet"),
         ("Progressing", "True", "Started"),
         ("Crashed", "False", "Recovered"),
     )
@@ -61,7 +62,7 @@ def test_a_status_that_is_right_is_not_complained_of() -> None:
         ({"reason": "OperatorFailed", "message": "KeyError"}, "OperatorFailed: KeyError"),
         ({"reason": "SomethingElse"}, "no such reason is documented"),
         ({"message": ""}, "the message is ''"),
-        ({"type": "Stalled"}, "conditions are ['Stalled', 'Accepted', 'Planned', 'Progressing', 'Crashed']"),
+        ({"type": "Stalled"}, "conditions are ['Stalled', 'Accepted', 'Planned', 'CacheWarm', 'Progressing', 'Crashed']"),
         ({"message": "x" * 501}, "the message is"),
         ({"message": "a\x1bb"}, "the message is"),
     ],

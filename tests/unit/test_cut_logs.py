@@ -166,7 +166,7 @@ def test_a_table_of_errors_is_no_log() -> None:
     """https://github.com/scratchhax/model-loader/pull/2."""
     head = "| Signature | Proposed fix |\n|---|---|\n"
     row = "| RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB | lower it |\n"
-    assert crash(head + row + "| Address already in use | change `--port` |\n") is None
+    assert read_pasted(head + row + "| Address already in use | change `--port` |\n").final_state.crash is None
     assert crash("| vllm | 1 | UNAVAILABLE: Internal: ModuleNotFoundError: No module named 'vllm' |\n") is not None
 
 

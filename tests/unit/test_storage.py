@@ -94,7 +94,7 @@ async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fle
 
 
 PLACES = {
-    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ()),
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("Unknown: no start has reported yet", "/mnt/nvme on the node")),
     "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod starts cold")),
     "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod starts cold")),
 }
@@ -106,7 +106,6 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
     assert bench.cluster.all(CLAIM) == []
     assert fleet.replicas() == 3, "nothing is shared, so nobody waits"
     said = bench.message("CacheWarm")
-    assert bool(said) == bool(words), "only a directory on a node may be warm for the next Pod"
     assert all(word in said for word in words), said
 
 
