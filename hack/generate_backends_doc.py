@@ -157,7 +157,7 @@ def _kernels(component: Component) -> Iterator[str]:
         return
     yield "Where a backend works:\n\n| backend | works with | needs | source |\n|---|---|---|---|"
     for entry in entries:
-        works = "<br>or ".join(_condition(condition) for condition in entry["works"])
+        works = "<br>or ".join(_condition(condition) for condition in entry["works"]) or "nothing"
         yield _row(entry["backend"], works, entry.get("needs", ""), entry["source"])
     yield ""
 
@@ -200,11 +200,13 @@ WORDS = {
     "headsPerRank": "heads per GPU {}",
     "weightGigabytes": "weights {} GB",
     "sliceGigabytes": "slice {} GB",
+    "sliceCompute": "{} compute slices",
 }
 TRUTHS = {
     "mixtureOfExperts": ("mixture of experts", "dense"),
     "expertParallel": ("expert parallel", "not expert parallel"),
     "exchangesTokens": ("tokens exchanged between GPUs", "no tokens exchanged between GPUs"),
+    "descAct": ("ordered by activation", "not ordered by activation"),
     "mig": ("MIG slice", "whole GPU"),
     "deepSeekHeads": ("head sizes of DeepSeek R1", "other head sizes"),
     "unevenHeads": ("heads not divisible by tensor", "heads divisible by tensor"),

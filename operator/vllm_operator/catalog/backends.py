@@ -28,13 +28,15 @@ from vllm_operator.catalog.versions import Release, VersionTable, parse_release
 class Kernel(Entry):
     """A backend of a component, and its alternative requirements, one of which must hold.
 
-    `needs` names additional contents of the image. `fallback` is the backend that vLLM uses, without an error, if this one does not work.
+    `needs` names additional contents of the image, `scope` says what it is for, as the end of a sentence. `fallback` is the backend that
+    vLLM uses, without an error, if this one does not work.
     """
 
     component: Component
     backend: str
     works: tuple[Condition, ...]
     needs: str | None = None
+    scope: str | None = None
     fallback: str | None = None
     source: str
 

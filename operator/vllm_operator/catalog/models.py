@@ -40,6 +40,7 @@ class Facts:
         mla_dims: Sizes of the nope, rope and value heads.
         head_size: Size of an attention head in models without MLA.
         attention_sinks: Whether attention has sinks.
+        desc_act: Whether weights in GPTQ are ordered by activation across groups (`desc_act`).
         image_prefix: Whether attention to images is bidirectional: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
         weight_bytes: Size of all weights.
     """
@@ -57,6 +58,7 @@ class Facts:
     mla_dims: tuple[int, int, int] | None = None
     head_size: int | None = None
     attention_sinks: bool | None = None
+    desc_act: bool | None = None
     image_prefix: bool | None = None
     weight_bytes: int | None = None
 

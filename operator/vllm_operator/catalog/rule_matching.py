@@ -72,10 +72,12 @@ class RuleInput:
     heads_per_rank: int | None = None
     weight_gigabytes: float | None = None
     slice_gigabytes: float | None = None
+    slice_compute: int | None = None
     deepseek_heads: bool | None = None
     mla_dims: tuple[int, int, int] | None = None
     head_size: int | None = None
     attention_sinks: bool | None = None
+    desc_act: bool | None = None
     image_prefix: bool | None = None
     uneven_blocks: bool | None = None
     uneven_heads: bool | None = None
@@ -186,6 +188,7 @@ class FactValues(Entry):
         "tokens travel between GPUs to their experts: expert parallelism with more than one data-parallel rank"
     )
     mig: OneOrMore[StrictBool] = _values("the GPU is a MIG slice")
+    desc_act: OneOrMore[StrictBool] = _values("weights in GPTQ are ordered by activation across groups (`desc_act`)")
     deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
     uneven_blocks: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the blocks that share a scale")
     uneven_heads: OneOrMore[StrictBool] = _values("the attention heads do not divide by the tensor-parallel size")
@@ -212,6 +215,7 @@ class Condition(FactValues):
     heads_per_rank: Number = Field(Range(), description="attention heads on one GPU")
     weight_gigabytes: Number = Field(Range(), description="size of all weights, in decimal gigabytes")
     slice_gigabytes: Number = Field(Range(), description="memory of the MIG slice by its profile, in decimal gigabytes")
+    slice_compute: Number = Field(Range(), description="compute slices of the MIG slice by its profile: 1 for `1g.10gb`")
     excluded: FactValues = Field(FactValues(), alias="except", description="values of the facts above that must not hold")
     chosen: Mapping[Component, OneOrMore[str]] = Field({}, description="backends chosen so far, by component")
     forced: Mapping[Component, OneOrMore[str]] = Field({}, description="backends that the user forced, by component")

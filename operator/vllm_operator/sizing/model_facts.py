@@ -200,7 +200,7 @@ def _value(name: str, text: str) -> Any:
             return Quantization(text) if text in list(Quantization) else None
         case "model_type" | "routing" | "quantization_scheme":
             return text
-        case "attention_sinks" | "image_prefix":
+        case "attention_sinks" | "image_prefix" | "desc_act":
             return text == "true"
         case "mla_dims":
             parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
@@ -227,6 +227,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         experts=experts if experts is not None else (None if heads is None else 0),
         quantization=_quantization(read.text, quantization),
         quantization_scheme=_scheme(quantization),
+        desc_act=_desc_act(quantization),
         routing=_routing(read.text, groups) if experts else None,
         routing_groups=groups if groups is not None else (0 if experts else None),
         hidden_size=read.first("hidden_size"),
@@ -294,6 +295,13 @@ def _scheme(written: Mapping[str, Any]) -> str | None:
             return method
         case _:
             return "modelopt" if _algorithm(written) in ("FP8", "NVFP4", "MXFP8") else None
+
+
+def _desc_act(written: Mapping[str, Any]) -> bool | None:
+    """Return whether weights in GPTQ are ordered by activation; None for other formats. With a single group, vLLM ignores the mark."""
+    if "gptq" not in text(written, "quant_method"):
+        return None
+    return written.get("desc_act") is True and written.get("group_size") != -1
 
 
 def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:

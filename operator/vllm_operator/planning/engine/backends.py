@@ -286,9 +286,10 @@ class _Choosing:
         if pin.setting is None and setting is None:
             self.refusals.append(self._not_offered(pin))
             return
+        asks = pin.component in FIELDS or (pin.component is Component.KV_CACHE and self._kernel(pin) is None)
         if unsuited := self._unsuited(pin):
             self.unsuited[pin.component] = unsuited
-        elif pin.component in FIELDS and (gap := self._gap(pin)):
+        elif asks and (gap := self._gap(pin)):
             self.notes.append(self._unknown(pin, gap))
         self._choose(pin.component, pin.backend, ChosenBy.USER, f"Set by {pin.where}.{self._alternative(pin)}"[:1024])
         self.by_user[pin.component] = pin.backend
@@ -365,8 +366,10 @@ class _Choosing:
             offered = self._settable(accepted, pin)
             if pin.backend in selection.refuses:
                 return f"vLLM {version} refuses {pin}{on}: {selection.refuses[pin.backend].rstrip('.')}. {pin.advice(offered)}"
-        capital = f"{str(pin)[:1].upper()}{str(pin)[1:]}"
-        if self._kernel(pin) is not None:
+        capital, kernel = f"{str(pin)[:1].upper()}{str(pin)[1:]}", self._kernel(pin)
+        if kernel is not None and kernel.scope is not None and pin.backend not in working:
+            return f"{pin.setting or pin} is {kernel.scope}, and vLLM {version} does not start with it here. {pin.advice(offered)}"
+        if kernel is not None:
             weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
             broken = f"{capital} does not work with vLLM {version}{on}{weights}. {pin.advice(offered)}"
             return None if pin.backend in working else broken
@@ -418,8 +421,8 @@ class _Choosing:
         """Return whether a flag of the user has a value that exactly this version lacks."""
         taking = (each for each in pin.invocations if each.flag and pin.setting and pin.setting.startswith(f"{each.flag} "))
         known = {name.upper() for each in taking for name in each.backends(self.table)}
-        exact = self.version.is_known and self.version.distribution is Distribution.VLLM and pin.component in FIELDS
-        return exact and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
+        exact = self.version.is_known and self.version.distribution is Distribution.VLLM
+        return exact and pin.component in (*FIELDS, Component.KV_CACHE) and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
 
     def _refusing(self, setting: Setting) -> Rule | None:
         """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""

@@ -66,7 +66,7 @@ def describe_rule_input(
         arguments.setdefault("--enable-lora", "")
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
     profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
-    gigabytes = re.search(r"\.(\d+)gb", profile or "")
+    compute, gigabytes = re.match(r"(\d)g\.", profile or ""), re.search(r"\.(\d+)gb", profile or "")
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
     return RuleInput(
@@ -83,11 +83,13 @@ def describe_rule_input(
         hidden_size=facts.hidden_size,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=_weight_gigabytes(facts),
+        slice_compute=int(compute[1]) if compute else None,
         slice_gigabytes=float(gigabytes[1]) if gigabytes else None,
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
         mla_dims=facts.mla_dims,
         head_size=facts.head_size,
         attention_sinks=facts.attention_sinks,
+        desc_act=facts.desc_act,
         image_prefix=facts.image_prefix,
         uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
         uneven_heads=_uneven(facts.attention_heads, tensor),
