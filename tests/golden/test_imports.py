@@ -264,6 +264,29 @@ def test_a_volume_does_not_replace_one_of_the_operator(tmp_path: Path, run: Run)
     assert [each["volumeMounts"][0]["name"] for each in template["containers"]] == ["imported-cache", "imported-cache"]
 
 
+def test_the_service_and_the_rollout_of_a_deployment_are_kept(tmp_path: Path, run: Run) -> None:
+    manifest = deployment("vllm", "serve", "a/b")
+    manifest["spec"]["template"]["metadata"] = {"labels": {"app": "a"}}
+    manifest["spec"] |= {
+        "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "minReadySeconds": 5,
+        "progressDeadlineSeconds": 600,
+    }
+    metadata = {"name": "a", "annotations": {"example.com/internal": "true"}}
+    service = {
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"type": "LoadBalancer", "selector": {"app": "a"}, "loadBalancerClass": "x/y"},
+    }
+    spec, report = imported(run, tmp_path, manifest, service)
+    assert spec["rollout"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert spec["service"] == {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "loadBalancerClass": "x/y"}
+    assert "Deployment.minReadySeconds: it has no counterpart here" in report
+    assert "progressDeadlineSeconds" not in report
+    manifest["spec"]["strategy"] = {"type": "Recreate"}
+    assert imported(run, tmp_path, manifest)[0]["rollout"] == {"strategy": "Recreate"}
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )

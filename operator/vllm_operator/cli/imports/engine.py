@@ -44,8 +44,8 @@ class Engine:
     `source` is what was read, for the report. `container` and `pod` are as in a Pod, for what is not in the other fields. `model` is where
     the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name for clients, if they are not
     in `words`. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a `tokenSecretRef`. `metadata` has labels
-    and annotations of the Pod. `token` is name and key of the Secret with the token for the hub. `service` and `weights` are parts of the
-    VLLMDeployment's spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
+    and annotations of the Pod. `token` is name and key of the Secret with the token for the hub. `service`, `weights` and `rollout` are
+    parts of the VLLMDeployment's spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
     """
 
     source: str
@@ -63,6 +63,7 @@ class Engine:
     token: tuple[str, str] | None = None
     service: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
+    rollout: Mapping[str, Any] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     advice: Sequence[str] = ()
 

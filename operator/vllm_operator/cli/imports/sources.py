@@ -51,6 +51,8 @@ _OF_TOOLS = (
 _RENDERED = ("HelmRelease", "HelmChart", "Kustomization", "Application", "ApplicationSet")
 _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
 _SIZES = ("tensor", "pipeline", "data")
+_DEPLOYMENT = ("replicas", "revisionHistoryLimit", "selector", "strategy", "template")
+_SPEC_DEFAULTS = {"progressDeadlineSeconds": 600}
 _OF_API_SERVER = ("restartPolicy", "serviceAccount", "terminationMessagePath", "terminationMessagePolicy")
 """Fields of Pods and containers that the API server adds."""
 
@@ -125,6 +127,8 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     services = [each for each in others if text(each, "kind") == "Service" and mapping(each, "spec", "selector")]
     services = [each for each in services if mapping(each, "spec", "selector").items() <= labels.items()]
     port = integer(next(objects(services[0], "spec", "ports"), {}), "port") if services else None
+    spec, strategy = mapping(manifest, "spec"), mapping(manifest, "spec", "strategy")
+    numbers = {name: integer(strategy, "rollingUpdate", name) for name in ("maxSurge", "maxUnavailable")}
     return _engine(
         manifest,
         "Deployment {}",
@@ -134,9 +138,13 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
         pod=pod,
         metadata=metadata,
         replicas=integer(manifest, "spec", "replicas"),
-        service=_service(port, text(services[0], "spec", "type") if services else ""),
+        service={**_service(port, text(services[0], "spec", "type")), **_load_balancer(services[0])} if services else {},
+        rollout={"strategy": "Recreate"}
+        if strategy.get("type") == "Recreate"
+        else {name: number for name, number in numbers.items() if number is not None},
         dropped=[
             *dropped,
+            *_unread("Deployment", {name: value for name, value in spec.items() if value != _SPEC_DEFAULTS.get(name)}, _DEPLOYMENT),
             *_unread("Pod", pod, POD_FIELDS, _OF_API_SERVER),
             *_unread("container", container, CONTAINER_FIELDS, _OF_API_SERVER),
         ],
@@ -401,6 +409,12 @@ def _words(container: Manifest) -> list[str]:
 
 def _listed(source: Manifest, name: str) -> list[str]:
     return [str(word) for word in sequence(source.get(name))]
+
+
+def _load_balancer(service: Manifest) -> dict[str, Any]:
+    metadata, _ = _pod_metadata({"annotations": mapping(service, "metadata", "annotations")})
+    parts = {"annotations": metadata.get("annotations"), "loadBalancerClass": text(service, "spec", "loadBalancerClass")}
+    return {name: part for name, part in parts.items() if part}
 
 
 def _service(port: int | None, kind: str) -> dict[str, Any]:

@@ -86,7 +86,10 @@ class _Translation:
         if engine.replicas is not None:
             self.spec["replicas"] = engine.replicas
         template, kept = self.parts.template()
-        self.spec |= {"service": dict(engine.service), "weights": dict(engine.weights), "podTemplate": template}
+        self.spec |= {
+            name: dict(part) for name, part in (("rollout", engine.rollout), ("service", engine.service), ("weights", engine.weights))
+        }
+        self.spec["podTemplate"] = template
         if kept:
             self.report.kept.append(f"In spec.podTemplate: {', '.join(kept)}.")
         metadata = {"name": _object_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
@@ -171,7 +174,7 @@ class _Translation:
 
     def _key(self, source: str, name: str, key: str) -> None:
         if name:
-            self.spec["auth"] = {"apiKeySecretRef": {"name": name, "key": key}}
+            self.spec["auth"] = {"apiKeySecretRef": {"name": name, **({"key": key} if key else {})}}
             self.report.translated.append(f"{source} is spec.auth.apiKeySecretRef.")
         else:
             self.report.dropped.append(f"{source}: a key does not belong in a manifest.")
