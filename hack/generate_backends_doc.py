@@ -197,6 +197,7 @@ WORDS = {
     "expertTensor": "experts sharded across {} GPUs",
     "experts": "experts {}",
     "routingGroups": "routing groups {}",
+    "headSize": "attention heads of {}",
     "headsPerRank": "heads per GPU {}",
     "weightGigabytes": "weights {} GB",
     "sliceGigabytes": "slice {} GB",

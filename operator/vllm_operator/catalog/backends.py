@@ -341,6 +341,7 @@ class Questions(Entry):
     expert_variables: frozenset[str]
     expert_pins: tuple[str, ...]
     gemm_schemes: Mapping[str, tuple[str, ...]]
+    gemm_weights_only: Mapping[str, str]
     gemm_flags: frozenset[str]
     gemm_variables: frozenset[str]
 

@@ -1,6 +1,7 @@
 """Facts about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, StrictFloat, StrictInt
@@ -296,6 +297,7 @@ class MemoryFacts(Entry):
     margin: Margin
 
 
+@cache
 def load_memory() -> MemoryFacts:
     """Read the rules that ship with the operator."""
     return load_file(MemoryFacts, "memory.yaml")

@@ -41,6 +41,7 @@ class Facts:
         head_size: Size of an attention head in models without MLA.
         attention_sinks: Whether attention has sinks.
         desc_act: Whether weights in GPTQ are ordered by activation across groups (`desc_act`).
+        kv_cache: Type of the KV cache that the checkpoint requests, as in `--kv-cache-dtype`.
         image_prefix: Whether attention to images is bidirectional: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
         weight_bytes: Size of all weights.
     """
@@ -60,6 +61,7 @@ class Facts:
     attention_sinks: bool | None = None
     desc_act: bool | None = None
     image_prefix: bool | None = None
+    kv_cache: str | None = None
     weight_bytes: int | None = None
 
     @property

@@ -24,6 +24,7 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
 }
 """Condition values for several architectures. sm_89 is not in sm_8x, because it has FP8 arithmetic."""
 
+KV_CACHE_FLAG, AUTOMATIC = "--kv-cache-dtype", "auto"
 SETTINGS_LIMIT = 16
 """Maximum number of variables, flags or patterns in one mapping of a rule."""
 VALUE_LIMIT = 4096
@@ -79,6 +80,7 @@ class RuleInput:
     attention_sinks: bool | None = None
     desc_act: bool | None = None
     image_prefix: bool | None = None
+    kv_cache: str | None = None
     uneven_blocks: bool | None = None
     uneven_heads: bool | None = None
     uneven_width: bool | None = None
@@ -95,6 +97,13 @@ class RuleInput:
     exchanges_tokens: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def effective_arguments(self) -> Mapping[str, str]:
+        """The arguments, with the type of the KV cache that the checkpoint requests if the user gives none."""
+        if self.kv_cache is None or self.arguments.get(KV_CACHE_FLAG, AUTOMATIC) != AUTOMATIC:
+            return self.arguments
+        return {**self.arguments, KV_CACHE_FLAG: self.kv_cache}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +222,7 @@ class Condition(FactValues):
     experts: Number = Field(Range(), description="routed experts of a layer")
     routing_groups: Number = Field(Range(), description="groups of experts")
     heads_per_rank: Number = Field(Range(), description="attention heads on one GPU")
+    head_size: Number = Field(Range(), description="size of an attention head without MLA")
     weight_gigabytes: Number = Field(Range(), description="size of all weights, in decimal gigabytes")
     slice_gigabytes: Number = Field(Range(), description="memory of the MIG slice by its profile, in decimal gigabytes")
     slice_compute: Number = Field(Range(), description="compute slices of the MIG slice by its profile: 1 for `1g.10gb`")
@@ -220,7 +230,9 @@ class Condition(FactValues):
     chosen: Mapping[Component, OneOrMore[str]] = Field({}, description="backends chosen so far, by component")
     forced: Mapping[Component, OneOrMore[str]] = Field({}, description="backends that the user forced, by component")
     environment: Patterns = Field({}, description="variables that the user set: a regular expression by name")
-    arguments: Patterns = Field({}, description="flags that the user set: a regular expression by name")
+    arguments: Patterns = Field(
+        {}, description="flags that the user set, and `--kv-cache-dtype` as the checkpoint requests it: a regular expression by name"
+    )
 
     @cached_property
     def numbers(self) -> Mapping[str, Range]:
@@ -244,7 +256,7 @@ class Condition(FactValues):
             for component, names in wanted.items():
                 if actual.get(component) not in names:
                     return False
-        for patterns, settings in ((self.environment, rule_input.environment), (self.arguments, rule_input.arguments)):
+        for patterns, settings in ((self.environment, rule_input.environment), (self.arguments, rule_input.effective_arguments)):
             for name, pattern in patterns.items():
                 if not _found(pattern, settings.get(name)):
                     return False
@@ -258,7 +270,7 @@ class Condition(FactValues):
             and not any(getattr(rule_input, fact) in values for fact, values in self.excluded.members.items())
             and all((n := getattr(rule_input, fact)) is None or span.contains(n) for fact, span in self.numbers.items())
             and all(chosen.get(component, "") in ("", *names) for component, names in self.chosen.items())
-            and all(_found(pattern, rule_input.arguments.get(name)) for name, pattern in self.arguments.items())
+            and all(_found(pattern, rule_input.effective_arguments.get(name)) for name, pattern in self.arguments.items())
         )
 
     def disjoint(self, other: "Condition") -> bool:

@@ -242,7 +242,7 @@ def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """Return the format in a config.json; 16 bits without one."""
     nested = mapping(config.get("text_config"))
     written = mapping(config.get("quantization_config")) or mapping(nested.get("quantization_config"))
-    narrow = _has_narrow_cache(written)
+    narrow = requested_cache(written) is not None
     written = written or mapping(config.get("compression_config"))
     if not written:
         return WeightFormat("BF16", float(shape.element_bytes))
@@ -257,11 +257,13 @@ def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=narrow)
 
 
-def _has_narrow_cache(written: Mapping[str, Any]) -> bool:
+def requested_cache(written: Mapping[str, Any]) -> str | None:
+    """Return the type of the KV cache that a checkpoint's quantization requests, as in `--kv-cache-dtype`; None for the model's type."""
     places = (mapping(written.get("quantization")), written)
     scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
     algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
-    return (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
+    narrow = (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
+    return "fp8_e4m3" if narrow else None
 
 
 def _excluded(written: Mapping[str, Any]) -> tuple[Rule, ...]:

@@ -18,6 +18,7 @@ from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantizatio
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
+from vllm_operator.sizing.formats import requested_cache
 from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.text.wording import listed
@@ -198,7 +199,7 @@ def _value(name: str, text: str) -> Any:
             return Attention(text) if text in list(Attention) else None
         case "quantization":
             return Quantization(text) if text in list(Quantization) else None
-        case "model_type" | "routing" | "quantization_scheme":
+        case "model_type" | "routing" | "quantization_scheme" | "kv_cache":
             return text
         case "attention_sinks" | "image_prefix" | "desc_act":
             return text == "true"
@@ -234,6 +235,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         moe_intermediate_size=read.first("moe_intermediate_size"),
         attention_heads=heads,
         mla_dims=dims if len(dims) == 3 else None,
+        kv_cache=requested_cache(quantization),
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
 
@@ -289,6 +291,8 @@ def _scheme(written: Mapping[str, Any]) -> str | None:
             return None if written.get("weight_block_size") else schemes.get(text(written, "activation_scheme"))
         case "compressed-tensors":
             strategy = _weights(written).get("strategy")
+            if written.get("format") == "pack-quantized":
+                return "compressed-packed" if _weights(written).get("num_bits", 4) != 4 else "compressed"
             is_one_scale = written.get("format") == "float-quantized" and strategy == "tensor"
             return None if strategy == "block" else "compressed-tensor" if is_one_scale else "compressed"
         case "gptq" | "awq" | "mxfp8" as method:

@@ -20,7 +20,8 @@ from vllm_operator.api.spec import (
     VLLMDeploymentSpec,
 )
 from vllm_operator.catalog.backends import load_questions
-from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.memory import load_memory
+from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.sizing.model_facts import FROM_TABLE, ResolvedFacts
@@ -68,9 +69,10 @@ def describe_rule_input(
     profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
     compute, gigabytes = re.match(r"(\d)g\.", profile or ""), re.search(r"\.(\d+)gb", profile or "")
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
+    release = version.table.release if version.table else (0, 0, 0)
     expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
     return RuleInput(
-        release=version.table.release if version.table else (0, 0, 0),
+        release=release,
         architecture=architecture,
         attention=facts.attention,
         quantization=facts.quantization,
@@ -91,6 +93,7 @@ def describe_rule_input(
         attention_sinks=facts.attention_sinks,
         desc_act=facts.desc_act,
         image_prefix=facts.image_prefix,
+        kv_cache=facts.kv_cache if release >= load_memory().kv_cache.checkpoint_type_since else None,
         uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
         uneven_heads=_uneven(facts.attention_heads, tensor),
         uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
@@ -152,7 +155,8 @@ def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's layers, the likeliest first; none if the table cannot answer."""
     kind, known = Attention(rule_input.attention) if rule_input.attention else None, load_questions()
-    cache = known.cache_types.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
+    given = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
+    cache = known.cache_types.get(given)
     if kind is None or attention_component(rule_input) is not component or cache is None or rule_input.family in known.own_attention:
         return ()
     if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys():
@@ -165,9 +169,8 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
             sizes, mark = known.head_sizes_with_image_prefix, "/prefix"
         return [f"Dense/{size}/{cache}{mark}" for size in sizes if rule_input.head_size in (None, size)]
     if component is Component.SPARSE_ATTENTION:
-        given = rule_input.arguments.get("--kv-cache-dtype", "auto")
         # models before 0.18 replace `fp8` beforehand
-        cache = given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
+        cache = cache if cache == AUTOMATIC else given if rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
     heads = rule_input.heads_per_rank
@@ -242,5 +245,7 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     known = rule_input.quantization_scheme
     if quantization is Quantization.MXFP4:  # the dense layers of gpt-oss and DeepSeek V4 have other formats
         return ("MXFP4/compressed",) if known == "compressed" else ()
+    if known is not None and quantization is Quantization.INT8 and known in questions.gemm_weights_only:
+        return (questions.gemm_weights_only[known],)
     schemes = questions.gemm_schemes.get(quantization, ())
     return [f"{quantization.value}/{scheme}" for scheme in ((known,) if known in schemes else schemes)]

@@ -1,0 +1,150 @@
+"""Plans that depend on a checkpoint's config.json: its KV cache, the bits and groups of its weights, the mark of images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.backends import chosen, decide, knowledge
+from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.catalog.models import load_models
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
+from vllm_operator.planning.engine.rule_input import describe_rule_input
+from vllm_operator.sizing.model_facts import ModelFiles, keep_facts, resolve_facts
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+MODELS = {
+    "kv-cache-in-checkpoint": "nvidia/Llama-3.3-70B-Instruct-NVFP4",
+    "kv-cache-in-checkpoint-sparse": "nvidia/DeepSeek-V3.2-NVFP4",
+    "gptq-int8": "Qwen/Qwen3-14B-GPTQ-Int8",
+}
+
+
+def plan(name: str, version: str, architecture: str, changes: dict[str, Any] | None = None, **spec: Any) -> BackendDecision:
+    """Choose the backends for a checkpoint. `changes` are made in its config.json, `args` are flags, `spec` is the rest of the spec."""
+    config = json.loads((CHECKPOINTS / f"{name}.json").read_text("utf-8")) | (changes or {})
+    engine = {"version": version, "args": [{"name": flag, "value": value} for flag, value in spec.pop("args", {}).items()]}
+    parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": f"hf://{MODELS[name]}"}, "engine": engine, **spec})
+    resolved = resolve_version(parsed.engine, knowledge()[0])
+    assert isinstance(resolved, ResolvedVersion)
+    facts = resolve_facts(parsed.model, load_models(), ModelFiles(config=config))
+    return choose_backends(resolved, describe_rule_input(parsed, resolved, facts, architecture), knowledge()[2], parsed.backends)
+
+
+def backend(decision: BackendDecision, component: str) -> str:
+    assert decision.refusal is None, decision.refusal
+    return chosen(decision)[component][0]
+
+
+LLAMA, SPARSE, GPTQ = MODELS
+FP8 = {"num_bits": 8, "type": "float"}
+SPELLINGS: list[dict[str, Any]] = [
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": FP8},
+    {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+    {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "kv_cache_scheme": FP8},
+]
+
+
+@pytest.mark.parametrize("written", SPELLINGS)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_120"])
+def test_the_kv_cache_of_the_checkpoint_is_the_type_that_automatic_means(architecture: str, written: dict[str, Any]) -> None:
+    changes = {"quantization_config": written}
+    assert backend(plan(LLAMA, "0.33.0", architecture, changes), "Attention") == "FLASHINFER"
+    assert backend(plan(LLAMA, "0.33.0", architecture, changes, args={"kv-cache-dtype": "auto"}), "Attention") == "FLASHINFER"
+    assert backend(plan(LLAMA, "0.33.0", architecture, changes, args={"kv-cache-dtype": "bfloat16"}), "Attention") == "FLASH_ATTN"
+    assert backend(plan(LLAMA, "0.33.0", architecture, changes | {"quantization_config": {}}), "Attention") == "FLASH_ATTN"
+
+
+def test_versions_before_0_14_ignore_the_kv_cache_of_the_checkpoint() -> None:
+    assert backend(plan(LLAMA, "0.13.0", "sm_120"), "Attention") == "FLASH_ATTN"
+    assert backend(plan(LLAMA, "0.14.0", "sm_120"), "Attention") == "FLASHINFER"
+
+
+def test_a_pin_that_cannot_read_the_kv_cache_of_the_checkpoint_is_refused() -> None:
+    for pinned in ("FLASH_ATTN", "FLEX_ATTENTION"):
+        refusal = plan(LLAMA, "0.33.0", "sm_120", backends={"attention": pinned}).refusal
+        assert refusal is not None
+        assert "refuses" in refusal.message
+
+
+def test_the_kv_cache_of_the_checkpoint_does_not_start_on_turing() -> None:
+    refusal = plan(LLAMA, "0.33.0", "sm_75").refusal
+    assert refusal is not None
+    assert "does not support an FP8 KV cache" in refusal.message
+
+
+DENSE_LATENT = {"index_topk": None, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+
+
+def test_mla_with_the_kv_cache_of_the_checkpoint() -> None:
+    assert backend(plan(SPARSE, "0.33.0", "sm_90", DENSE_LATENT), "MLADecode") == "FLASHMLA"
+    refusal = plan(SPARSE, "0.33.0", "sm_80", DENSE_LATENT).refusal
+    assert refusal is not None
+    assert "FP8 KV cache" in refusal.message
+
+
+def test_sparse_mla_with_the_kv_cache_of_the_checkpoint() -> None:
+    tp8: dict[str, Any] = {"parallelism": {"tensor": 8}}
+    refusal = plan(SPARSE, "0.33.0", "sm_90", **tp8).refusal
+    assert refusal is not None
+    assert "Set --kv-cache-dtype to fp8_ds_mla, or to bfloat16" in refusal.message
+    assert backend(plan(SPARSE, "0.33.0", "sm_100", **tp8), "SparseAttention") == "FLASHINFER_MLA_SPARSE"
+    for given, taken in (("fp8_ds_mla", "FLASHMLA_SPARSE"), ("bfloat16", "FLASH_ATTN_MLA_SPARSE")):
+        assert backend(plan(SPARSE, "0.33.0", "sm_90", args={"kv-cache-dtype": given}, **tp8), "SparseAttention") == taken
+
+
+def test_the_kv_cache_of_the_checkpoint_is_a_fact_of_the_plan() -> None:
+    config = json.loads((CHECKPOINTS / f"{LLAMA}.json").read_text("utf-8"))
+    parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}})
+    kept = keep_facts(resolve_facts(parsed.model, load_models(), ModelFiles(config=config)))
+    assert [(fact.value, fact.source) for fact in kept if fact.name == "kvCache"] == [("fp8_e4m3", "config.json")]
+
+
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
+ACTIVATIONS = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
+
+
+@pytest.mark.parametrize(("architecture", "weights_only"), [("sm_80", "MARLIN"), ("sm_90", "MACHETE")])
+def test_eight_bits_of_weights_alone_have_the_kernels_of_four(architecture: str, weights_only: str) -> None:
+    for version in ("0.20.0", "0.33.0"):
+        assert backend(plan(GPTQ, version, architecture), "GEMM") == weights_only
+        assert backend(plan(GPTQ, version, architecture, {"quantization_config": PACKED}), "GEMM") == weights_only
+        assert backend(plan(GPTQ, version, architecture, {"quantization_config": ACTIVATIONS}), "GEMM") == "CUTLASS"
+        assert backend(decide("hf://Qwen/Qwen3-14B-GPTQ-Int8", version, architecture), "GEMM") == weights_only
+
+
+def with_cache(uri: str, version: str, architecture: str, cache: str) -> BackendDecision:
+    return decide(uri, version, architecture, engine={"args": [{"name": "kv-cache-dtype", "value": cache}]})
+
+
+QWEN, QWEN_MOE, GEMMA, R1 = (
+    "hf://Qwen/Qwen3-8B",
+    "hf://Qwen/Qwen3-30B-A3B-Instruct-2507",
+    "hf://google/gemma-3-12b-it",
+    "hf://deepseek-ai/DeepSeek-R1",
+)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize(("cache", "taken"), [
+    ("turboquant_3bit_nc", "TURBOQUANT"), ("turboquant_k8v4", "TURBOQUANT"),
+    ("int8_per_token_head", "TRITON_ATTN"),
+    ("nvfp4", "FLASHINFER"),
+])  # fmt: skip
+def test_a_kv_cache_that_one_backend_reads_chooses_it(architecture: str, cache: str, taken: str) -> None:
+    for model in (QWEN, QWEN_MOE):
+        assert backend(with_cache(model, "0.33.0", architecture, cache), "Attention") == taken
+    assert backend(with_cache(QWEN, "0.33.0", "sm_90", "fp8_per_token_head"), "Attention") == "TRITON_ATTN"
+
+
+def test_kv_caches_that_a_model_or_gpu_cannot_have_are_refused() -> None:
+    refused = [
+        with_cache(R1, "0.33.0", "sm_90", "turboquant_k8v4"),
+        with_cache(GEMMA, "0.33.0", "sm_90", "turboquant_k8v4"),
+        with_cache(QWEN, "0.29.0", "sm_90", "nvfp4"),
+        with_cache(QWEN, "0.33.0", "sm_75", "nvfp4"),
+    ]
+    assert all(decision.refusal is not None for decision in refused)
