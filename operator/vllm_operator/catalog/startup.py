@@ -23,8 +23,8 @@ from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
 
-FACTS = ("stage", "utilization")
-"""Names that every text may use in addition to captures: the stage of the start, and the --gpu-memory-utilization in the log."""
+FACTS = ("stage", "utilization", "device")
+"""Names that every text may use in addition to captures: the stage of the start, and settings that the log shows."""
 
 
 class Severity(StrEnum):
@@ -185,7 +185,7 @@ class Remedy(Entry):
 class LineMeaning(Entry):
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
-    `stage` begins; `banner` and `engine` say that a server process or an engine starts; `component` is the component of
+    `stage` begins, or with `ends` ends; `banner` and `engine` say that a server process or an engine starts; `component` is the component of
     the captured `backend`; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
     `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server.
     """
@@ -198,6 +198,7 @@ class LineMeaning(Entry):
     samples: tuple[str, ...]
     anchor: str = ""
     stage: str | None = None
+    ends: bool = False
     banner: bool = False
     engine: bool = False
     cache: Literal["hit", "miss", "failure"] | None = None

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import Any
 
@@ -31,7 +31,9 @@ _ADAPTERS_KEPT = 128
 _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
-_UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
+_SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
+_ROUNDED = timedelta(seconds=1)
+"""Durations in lines are whole seconds."""
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
@@ -82,6 +84,7 @@ class StartTracker:
     def _reset(self) -> None:
         self._seen = StartupState(entered=((Stage.PROCESS_START, None),))
         self._counts = Counts()
+        self._ended: datetime | None = None
         self._recent.clear()
         self.crashes = CrashTracker(self._knowledge.recognizer, self._recent)
 
@@ -144,8 +147,11 @@ class StartTracker:
             self._reset()
         if meaning.stage is not None:
             self._enter(Stage(meaning.stage))
-        if meaning.arguments and (asked := _UTILIZATION.search(found.string)):
-            self.crashes.settings["utilization"] = asked[1]
+            if self._seen.stage is Stage(meaning.stage):
+                self._ended = self._clock.now() if meaning.ends else None
+        if meaning.arguments or meaning.engine:
+            for setting in _SETTINGS.finditer(found.string):
+                self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
         self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(number)
@@ -157,10 +163,12 @@ class StartTracker:
         """Record what the line says about the engine. `named` are the named groups of the pattern."""
         seen = self._seen
         changes: dict[str, Any] = {}
-        stage, since = seen.entered[-1]
         now = self._clock.now() if "took" in named and self._clock.given is None else None
-        if now is not None and since is not None and (began := now - timedelta(seconds=int(named["took"]))) > since:
-            changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
+        if now is not None and len(seen.entered) > 1:
+            (_, earlier), (stage, since) = seen.entered[-2:]
+            began = now - timedelta(seconds=int(named["took"]))
+            if since is not None and earlier is not None and began >= earlier and abs(began - since) > _ROUNDED:
+                changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
         if (meaning.banner or meaning.engine) and "version" in named:
             changes["engine_version"] = named["version"][:40]
         if meaning.cache is not None:
@@ -183,7 +191,9 @@ class StartTracker:
     def _enter(self, stage: Stage) -> None:
         """Enter a stage, unless the start has already reached or passed it."""
         if _ORDER[stage] > _ORDER[self._seen.stage]:
-            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*self._seen.entered, (stage, self._clock.now())))
+            since = self._ended or self._clock.now()
+            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*self._seen.entered, (stage, since)))
+            self._ended = None
             self._counts = Counts()
             self.crashes.advanced(stage.value, ready=stage is Stage.READY)
 
