@@ -14,6 +14,7 @@ PREFIX = "(EngineCore pid=40) ERROR 10-01 10:01:10 [core.py:1366] "
 ODD = "RuntimeError: odd"
 
 CASES: dict[str, tuple[list[str], str]] = {
+    "ObjectStoreFailed": ([WORKER, "runai_model_streamer/libstreamer/libstreamer.py"], ODD),
     "ModelDownloadFailed": ([WORKER, "huggingface_hub/file_download.py"], ODD),
     "CompileCacheReadFailed": (["vllm/compilation/decorators.py", "/cache/vllm/torch_compile_cache/torch_aot_compile/01/ab/cabc.py"], ODD),
     "FlashInferBuildFailed": (["vllm/v1/attention/backends/flashinfer.py", "flashinfer/jit/core.py"], ODD),
@@ -23,7 +24,10 @@ CASES: dict[str, tuple[list[str], str]] = {
     "CompilationFailed": ([WORKER, "torch/_inductor/codecache.py"], "AssertionError: odd"),
     "CudaGraphCaptureFailed": ([WORKER, "vllm/compilation/cuda_graph.py"], ODD),
     "CollectiveFailed": ([WORKER, "torch/distributed/distributed_c10d.py"], ODD),
-    "CuteDslFailed": (["vllm/models/deepseek_v4/nvidia/ops/gather.py", "nvidia_cutlass_dsl/python_packages/cutlass/base_dsl/compiler.py"], ODD),
+    "CuteDslFailed": (
+        ["vllm/models/deepseek_v4/nvidia/ops/gather.py", "nvidia_cutlass_dsl/python_packages/cutlass/base_dsl/compiler.py"],
+        ODD,
+    ),
     "AiterFailed": (["vllm/v1/worker/gpu/cudagraph_utils.py", "aiter/ops/gemm_op_a8w8.py"], ODD),
     "KvCacheTypeFailed": ([WORKER, "vllm/v1/attention/backends/turboquant_attn.py"], ODD),
     "KvOffloadFailed": (["vllm/v1/engine/core.py", "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py"], "KeyError: 7"),

@@ -185,8 +185,8 @@ class Remedy(Entry):
 class LineMeaning(Entry):
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
-    `stage` begins, or with `ends` ends; `banner` and `engine` say that a server process or an engine starts; `component` is the component of
-    the captured `backend`; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
+    `stage` begins, or with `ends` ends; `banner` and `engine` say that a server process or an engine starts; `component` is the component
+    of the captured `backend`; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
     `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server.
     """
 
