@@ -287,6 +287,25 @@ def test_the_service_and_the_rollout_of_a_deployment_are_kept(tmp_path: Path, ru
     assert imported(run, tmp_path, manifest)[0]["rollout"] == {"strategy": "Recreate"}
 
 
+def test_what_kserve_passes_on_to_its_pods(tmp_path: Path, run: Run) -> None:
+    lora = {"maxRank": 32, "maxAdapters": 2, "adapters": [{"name": "law", "uri": "hf://a/law:v2"}, {"name": "tax", "uri": "s3://a/tax"}]}
+    annotations = {"prometheus.io/scrape": "true", "example.com/owner": "x"}
+    metadata = {"name": "n", "labels": {"kueue.x-k8s.io/queue-name": "q", "team": "t"}, "annotations": annotations}
+    spec = {"model": {"uri": "hf://a/b:v1", "lora": lora}, "labels": {"tier": "web"}, "template": {"containers": [{"name": "main"}]}}
+    found, report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": metadata, "spec": spec})
+    assert found["podTemplate"]["metadata"] == {
+        "labels": {"kueue.x-k8s.io/queue-name": "q", "tier": "web"},
+        "annotations": {"prometheus.io/scrape": "true"},
+    }
+    assert found["model"] == {"uri": "hf://a/b", "revision": "v1", "servedName": "n"}
+    assert found["adapters"] == [{"name": "law", "uri": "hf://a/law", "revision": "v2"}]
+    assert [each["name"] for each in found["engine"]["args"]] == ["max-lora-rank", "max-loras"]
+    assert "The adapter tax at s3://a/tax" in report
+    spec["template"] = {"containers": [{"name": "main", "env": [{**SECRET, "name": "VLLM_ADDITIONAL_ARGS"}]}]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"kind": "LLMInferenceService", "metadata": metadata, "spec": spec}), "utf-8")
+    assert "its value is not in the manifest" in " ".join(run(tmp_path / "a.yaml")[2].split())
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )

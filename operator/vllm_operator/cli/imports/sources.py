@@ -29,7 +29,7 @@ _MODEL_SPEC = (
 )
 _ENGINE_SPEC = (
     *("enableEngine", "modelSpec", "labels", "vllmApiKey", "configs", "tolerations", "nodeSelector", "runtimeClassName", "schedulerName"),
-    *("securityContext", "containerSecurityContext", "imagePullPolicy", "containerPort", "sidecar", *PROBES),
+    *("securityContext", "containerSecurityContext", "imagePullPolicy", "containerPort", "sidecar", "strategy", *PROBES),
 )
 """Settings of the production stack for one model, and for all models, as in its chart (templates/deployment-vllm-multi.yaml)."""
 _WAYS = {
@@ -39,6 +39,11 @@ _WAYS = {
 }
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
 """KServe's templates for LLMInferenceService append the value of this variable to the command line."""
+_PUBLISHED = "Newer versions of KServe also serve the model by the name publishers/NAMESPACE/models/NAME. Clients must not use this name."
+_LORA = {"maxRank": "maxLoraRank", "maxAdapters": "maxLoras", "maxCpuAdapters": "maxCpuLoras"}
+"""Fields of KServe's `spec.model.lora`, with the flags of vLLM for them."""
+_PASSED_ON = ("k8s.v1.cni.cncf.io", "kueue.x-k8s.io", "prometheus.io")
+"""Prefixes of annotations that KServe passes on from an LLMInferenceService to its Pods (propagateDeploymentMetadata)."""
 _QUEUES = "kueue.x-k8s.io/"
 """Prefix of labels that Kueue and KServe pass on from an object to its Pods."""
 _OF_TOOLS = (
@@ -127,8 +132,7 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     services = [each for each in others if text(each, "kind") == "Service" and mapping(each, "spec", "selector")]
     services = [each for each in services if mapping(each, "spec", "selector").items() <= labels.items()]
     port = integer(next(objects(services[0], "spec", "ports"), {}), "port") if services else None
-    spec, strategy = mapping(manifest, "spec"), mapping(manifest, "spec", "strategy")
-    numbers = {name: integer(strategy, "rollingUpdate", name) for name in ("maxSurge", "maxUnavailable")}
+    spec = mapping(manifest, "spec")
     return _engine(
         manifest,
         "Deployment {}",
@@ -139,9 +143,7 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
         metadata=metadata,
         replicas=integer(manifest, "spec", "replicas"),
         service={**_service(port, text(services[0], "spec", "type")), **_load_balancer(services[0])} if services else {},
-        rollout={"strategy": "Recreate"}
-        if strategy.get("type") == "Recreate"
-        else {name: number for name, number in numbers.items() if number is not None},
+        rollout=_rollout(mapping(spec, "strategy")),
         dropped=[
             *dropped,
             *_unread("Deployment", {name: value for name, value in spec.items() if value != _SPEC_DEFAULTS.get(name)}, _DEPLOYMENT),
@@ -193,30 +195,43 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
     spec = mapping(manifest, "spec")
     pod, parallelism = mapping(spec, "template"), mapping(spec, "parallelism")
     container, more = _with_more_arguments(_container(pod))
-    metadata, dropped = _pod_metadata(spec)
+    annotations = mapping(manifest, "metadata", "annotations").items()
+    metadata, dropped = _pod_metadata(
+        {"annotations": {name: value for name, value in annotations if str(name).startswith(_PASSED_ON)}}, spec
+    )
+    lora = mapping(spec, "model", "lora")
     name = text(manifest, "metadata", "name")
-    sizes = words_of_settings({f"{name}ParallelSize": value for name, value in parallelism.items() if name in _SIZES})
+    settings = {f"{name}ParallelSize": value for name, value in parallelism.items() if name in _SIZES}
+    settings |= {setting: lora.get(name) for name, setting in _LORA.items()}
     return _engine(
         manifest,
         "LLMInferenceService {} of KServe",
         image=text(container, "image"),
-        words=[*_words(container), *sizes, *(["--enable-expert-parallel"] if parallelism.get("expert") is True else []), *more],
+        words=[
+            *_words(container),
+            *words_of_settings(settings),
+            *(["--enable-expert-parallel"] if parallelism.get("expert") is True else []),
+            *more,
+        ],
         container=container,
         pod=pod,
         metadata=metadata,
         replicas=integer(spec, "replicas"),
         model=text(spec, "model", "uri"),
         served_name=text(spec, "model", "name") or ("" if container.get("command") else name),
-        adapters=[{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(spec, "model", "lora", "adapters")],
+        adapters=[{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(lora, "adapters")],
         dropped=[
             *dropped,
             *_unread("spec", spec, ("model", "replicas", "parallelism", "router", "template", "labels", "annotations")),
             *_unread("spec.model", mapping(spec, "model"), ("uri", "name", "lora")),
-            *_unread("spec.model.lora", mapping(spec, "model", "lora"), ("adapters",)),
+            *_unread("spec.model.lora", lora, ("adapters",), _LORA),
             *_unread("spec.parallelism", parallelism, _SIZES, ("expert",)),
             *_unread("spec.template", pod, POD_FIELDS),
         ],
-        advice=[f"Requests went through the router {_EXPOSING}"] if spec.get("router") else [],
+        advice=[
+            *([f"Requests went through the router {_EXPOSING}"] if spec.get("router") else []),
+            *([] if container.get("command") else [_PUBLISHED]),
+        ],
     )
 
 
@@ -292,6 +307,7 @@ def _of_model_spec(each: Manifest, common: Manifest, values: Manifest, others: S
         replicas=read_integer(each.get("replicaCount")),
         model=text(each, "modelURL"),
         adapters=adapters,
+        rollout=_rollout(mapping(common, "strategy")),
         token=(text(secret, "secretName"), text(secret, "secretKey")) if isinstance(secret, dict) else None,
         weights={"volume": {name: value for name, value in volume.items() if value}} if any(volume.values()) else {},
         dropped=[
@@ -374,7 +390,7 @@ def _pod_metadata(*sources: Manifest, without: Manifest | None = None) -> tuple[
     `without` are the labels of the selector: the old object would count Pods that have them as its own.
     """
     metadata: dict[str, dict[str, str]] = {}
-    lost = list(without or ())
+    lost = [str(name) for name in without or ()]
     for kind in ("labels", "annotations"):
         values = {str(name): value for source in sources for name, value in mapping(source, kind).items() if isinstance(value, str)}
         lost += [name for name in values if kind == "labels" and name in SELECTOR_LABELS and name not in lost]
@@ -409,6 +425,14 @@ def _words(container: Manifest) -> list[str]:
 
 def _listed(source: Manifest, name: str) -> list[str]:
     return [str(word) for word in sequence(source.get(name))]
+
+
+def _rollout(strategy: Manifest) -> dict[str, Any]:
+    """Return `spec.rollout`. Percentages, which are the default, are left to the operator."""
+    if strategy.get("type") == "Recreate":
+        return {"strategy": "Recreate"}
+    numbers = {name: integer(strategy, "rollingUpdate", name) for name in ("maxSurge", "maxUnavailable")}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _load_balancer(service: Manifest) -> dict[str, Any]:
