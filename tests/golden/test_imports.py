@@ -185,6 +185,13 @@ def test_a_secret_for_a_flag_is_named_and_its_value_is_not_written(flag: str, tm
     assert "into a Secret" in report
 
 
+def test_further_keys_are_reported(tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", "--api-key", "$(S)", "other-key", env=[SECRET]))
+    assert spec["auth"]["apiKeySecretRef"]["name"] == "keys"
+    assert "--api-key: the values after the first." in report
+    assert "other-key" not in f"{spec}{report}"
+
+
 def test_a_key_in_a_variable_is_not_written(tmp_path: Path, run: Run) -> None:
     spec, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", env=[{"name": "VLLM_API_KEY", "value": "plain-text"}]))
     assert "plain-text" not in f"{spec}{report}"

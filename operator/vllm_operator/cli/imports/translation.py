@@ -139,6 +139,8 @@ class _Translation:
                 self._backend(flag, value)
             elif flag in _SECRET_FLAGS:
                 self._secret(flag, value)
+                if len(values) > 1:
+                    self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
             elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
                 self.report.translated.append(f"{flag} is spec.adapters.")
             elif flag in _DROPPED:
