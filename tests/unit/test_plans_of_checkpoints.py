@@ -19,6 +19,9 @@ MODELS = {
     "kv-cache-in-checkpoint": "nvidia/Llama-3.3-70B-Instruct-NVFP4",
     "kv-cache-in-checkpoint-sparse": "nvidia/DeepSeek-V3.2-NVFP4",
     "gptq-int8": "Qwen/Qwen3-14B-GPTQ-Int8",
+    "uneven-blocks": "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+    "uneven-groups": "RedHatAI/Qwen3-30B-A3B-quantized.w4a16",
+    "gemma-images": "google/gemma-4-31B-it",
 }
 
 
@@ -38,7 +41,7 @@ def backend(decision: BackendDecision, component: str) -> str:
     return chosen(decision)[component][0]
 
 
-LLAMA, SPARSE, GPTQ = MODELS
+LLAMA, SPARSE, GPTQ, BLOCKS, GROUPS, IMAGES = MODELS
 FP8 = {"num_bits": 8, "type": "float"}
 SPELLINGS: list[dict[str, Any]] = [
     {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": FP8},
@@ -148,3 +151,47 @@ def test_kv_caches_that_a_model_or_gpu_cannot_have_are_refused() -> None:
         with_cache(QWEN, "0.33.0", "sm_75", "nvfp4"),
     ]
     assert all(decision.refusal is not None for decision in refused)
+
+
+TP4: dict[str, Any] = {"parallelism": {"tensor": 4}}
+TP8: dict[str, Any] = {"parallelism": {"tensor": 8}}
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100", "sm_120"])
+def test_blocks_that_the_gpus_cut_are_divided_since_0_29(architecture: str) -> None:
+    for goal in ("Throughput", "Latency"):
+        assert backend(plan(BLOCKS, "0.33.0", architecture, **TP8, backends={"optimizeFor": goal}), "MoE") == "TRITON"
+    for version, gpu in (("0.28.0", architecture), ("0.33.0", "sm_80")):
+        refusal = plan(BLOCKS, version, gpu, **TP8).refusal
+        assert refusal is not None
+        assert "128x128 blocks" in refusal.message
+    assert plan(BLOCKS, "0.33.0", architecture, **TP8, backends={"moe": "DEEPGEMM"}).refusal is not None
+
+
+GPTQ_GROUPS = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_groups_that_the_gpus_cut_are_refused_since_0_25_except_in_gptq(architecture: str) -> None:
+    refusal = plan(GROUPS, "0.33.0", architecture, **TP4).refusal
+    assert refusal is not None
+    assert "divisible by group_size" in refusal.message
+    assert plan(GROUPS, "0.33.0", architecture, parallelism={"tensor": 4, "expert": "Enabled"}).refusal is None
+    assert backend(plan(GROUPS, "0.33.0", architecture, parallelism={"tensor": 2}), "MoE") != "TRITON"
+    assert backend(plan(GROUPS, "0.21.0", architecture, **TP4), "MoE") == "TRITON"
+    assert backend(plan(GROUPS, "0.33.0", architecture, GPTQ_GROUPS, **TP4), "MoE") == "TRITON"
+
+
+def test_the_mark_of_images_in_the_configuration_counts() -> None:
+    assert backend(plan(IMAGES, "0.33.0", "sm_90"), "Attention") == "TRITON_FLASH_ATTN"
+    assert backend(plan(IMAGES, "0.29.0", "sm_90"), "Attention") == "FLASH_ATTN"
+    config = json.loads((CHECKPOINTS / f"{IMAGES}.json").read_text("utf-8"))
+    unmarked = {"text_config": config["text_config"] | {"use_bidirectional_attention": None}}
+    assert backend(plan(IMAGES, "0.33.0", "sm_90", unmarked), "Attention") == "FLASH_ATTN"
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.22.0", "0.24.0"])
+def test_versions_that_forget_the_mark_of_images(version: str) -> None:
+    for architecture, taken in (("sm_80", "FLASH_ATTN"), ("sm_90", "FLASH_ATTN"), ("sm_100", "FLASHINFER")):
+        assert backend(decide(GEMMA, version, architecture), "Attention") == taken
+    assert backend(decide(GEMMA, "0.19.1", "sm_80"), "Attention") == backend(decide(GEMMA, "0.25.1", "sm_80"), "Attention") == "TRITON_ATTN"

@@ -97,9 +97,9 @@ TAKEN: list[Item] = [
     ("BF16 experts in 0.20.0 on Hopper [oracle/unquantized.py]", QWEN, "0.20.0", ("sm_90",), TP8, "MoE", "FLASHINFER_CUTLASS"),
     ("BF16 experts in 0.20.0 on Blackwell", QWEN, "0.20.0", DATA_CENTER, TP8, "MoE", "FLASHINFER_TRTLLM"),
     (
-        "Gemma 3 27B on data center Blackwell from 0.24 [flash_attn.py 0.24.0:196]",
+        "Gemma 3 27B on data center Blackwell from 0.25 [flash_attn.py 0.24.0:196]",
         GEMMA,
-        "0.24.0 0.25.0 0.26.0 0.33.0",
+        "0.25.0 0.26.0 0.33.0",
         DATA_CENTER,
         {},
         "Attention",

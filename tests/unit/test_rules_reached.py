@@ -82,6 +82,7 @@ OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "bfloat16"},
 }
 FORCED = {
+    "moe-uneven-blocks-forced": {"moe": "DEEPGEMM"},
     "kv-cache-fp8-flash-attn-mla": {"attention": "FLASH_ATTN_MLA"},
     "kv-cache-fp8-ampere-triton": {"attention": "TRITON_ATTN"},
     "speculative-decoding-other-mla": {"attention": "CUTLASS_MLA"},
@@ -165,8 +166,8 @@ def plain(kind: str) -> RuleInput:
     return describe(uri, VERSIONS.newest.version, None, facts=facts)[1]
 
 
-OF_FILES = {"gptq-act-order"}
-"""Rules about a fact that only files have (test_kv_cache_types.py)."""
+OF_FILES = {"gptq-act-order", "moe-uneven-groups", "moe-uneven-groups-engine"}
+"""Rules about a fact that only files have (test_kv_cache_types.py, test_plans_of_checkpoints.py)."""
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES.rules if rule.id not in OF_FILES], ids=lambda rule: rule.id)

@@ -66,6 +66,12 @@ def test_a_size_of_the_spec_that_vllm_refuses_to_divide_is_said(uri: str, tensor
     assert [said in note for note in notes] == ([True] if said else [])
 
 
+@pytest.mark.parametrize(("version", "noted"), [("0.28.0", 1), ("0.29.0", 0), ("0.33.0", 0)])
+def test_blocks_that_vllm_divides_are_not_said_to_be_indivisible(version: str, noted: int) -> None:
+    resource = deployment("hf://Qwen/Qwen3-30B-A3B-FP8", parallelism={"tensor": 4}, engine={"version": version})
+    assert len([note for note in made(resource, real_node("h100-sxm")).notes if "vLLM cannot divide" in note]) == noted
+
+
 def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None:
     plan = made(deployment("hf://Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"), real_node("l40s"), real_node("h100-sxm"))
     assert plan.count == 8 or "--enable-expert-parallel" not in flags(plan)

@@ -21,7 +21,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
-from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput
+from vllm_operator.catalog.memory import Since
+from vllm_operator.catalog.rule_matching import Component, Condition, Releases, RuleInput
 from vllm_operator.catalog.versions import Release, VersionTable, parse_release
 
 
@@ -326,6 +327,8 @@ class Questions(Entry):
 
     head_sizes: tuple[int, ...]
     head_sizes_with_image_prefix: tuple[int, ...]
+    image_prefix_forgotten: Releases
+    image_prefix_in_config_since: Since
     head_sizes_with_sinks: tuple[int, ...]
     mla_heads: tuple[tuple[int, int, int], ...]
     attention_flags: frozenset[str]

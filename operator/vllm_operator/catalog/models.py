@@ -43,6 +43,7 @@ class Facts:
         desc_act: Whether weights in GPTQ are ordered by activation across groups (`desc_act`).
         kv_cache: Type of the KV cache that the checkpoint requests, as in `--kv-cache-dtype`.
         image_prefix: Whether attention to images is bidirectional: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
+        group_size: Weights in a group that share a scale, in formats with groups.
         weight_bytes: Size of all weights.
     """
 
@@ -62,6 +63,7 @@ class Facts:
     desc_act: bool | None = None
     image_prefix: bool | None = None
     kv_cache: str | None = None
+    group_size: int | None = None
     weight_bytes: int | None = None
 
     @property

@@ -82,6 +82,7 @@ class RuleInput:
     image_prefix: bool | None = None
     kv_cache: str | None = None
     uneven_blocks: bool | None = None
+    uneven_groups: bool | None = None
     uneven_heads: bool | None = None
     uneven_width: bool | None = None
     uneven_experts: bool | None = None
@@ -200,6 +201,7 @@ class FactValues(Entry):
     desc_act: OneOrMore[StrictBool] = _values("weights in GPTQ are ordered by activation across groups (`desc_act`)")
     deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
     uneven_blocks: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the blocks that share a scale")
+    uneven_groups: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the groups that share a scale")
     uneven_heads: OneOrMore[StrictBool] = _values("the attention heads do not divide by the tensor-parallel size")
     uneven_width: OneOrMore[StrictBool] = _values("the width of a layer is not a multiple of 128")
     uneven_experts: OneOrMore[StrictBool] = _values("the experts do not divide by the number of GPUs")

@@ -236,6 +236,8 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         attention_heads=heads,
         mla_dims=dims if len(dims) == 3 else None,
         kv_cache=requested_cache(quantization),
+        group_size=_group_size(quantization),
+        image_prefix=True if read.text.get("use_bidirectional_attention") == "vision" else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
 
@@ -306,6 +308,13 @@ def _desc_act(written: Mapping[str, Any]) -> bool | None:
     if "gptq" not in text(written, "quant_method"):
         return None
     return written.get("desc_act") is True and written.get("group_size") != -1
+
+
+def _group_size(written: Mapping[str, Any]) -> int | None:
+    """Return the weights that share a scale in formats of integers; None without such groups."""
+    found = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size"))
+    is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
+    return found if found and found > 0 and is_integer else None
 
 
 def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, Toggle, VLL
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
 
@@ -105,8 +106,19 @@ TENSOR_SIZES = (1, 2, 4, 8)
 """Tensor-parallel sizes to choose from, limited to the GPUs of one node."""
 
 
-def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1) -> str | None:
-    """Return why vLLM refuses the sizes; None if it accepts them. `context` is --decode-context-parallel-size."""
+def divides_blocks(release: Release, architecture: str | None) -> bool:
+    """Return whether vLLM divides the blocks of FP8 scales, so that experts need not be multiples of them.
+
+    Source: vllm/model_executor/layers/fused_moe/oracle/fp8.py resolve_fp8_moe_weight_block_shape (0.29.0).
+    """
+    return release >= (0, 29, 0) and (architecture or "").startswith(("sm_90", "sm_100", "sm_103", "sm_12"))
+
+
+def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1, *, divides: bool = False) -> str | None:
+    """Return why vLLM refuses the sizes; None if it accepts them.
+
+    `context` is --decode-context-parallel-size, `divides` the result of `divides_blocks`.
+    """
     tensor = parallel.tensor
     if parallel.expert and not shape.experts:
         return "It has no experts to spread. Remove expert parallelism."
@@ -122,7 +134,7 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, cont
     if shape.experts and not parallel.expert:
         if shape.expert_width % tensor:
             return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
-        if form.blocks and shape.expert_width // tensor % form.blocks and tensor > 1:
+        if form.blocks and not divides and shape.expert_width // tensor % form.blocks and tensor > 1:
             return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
     return (_refused_context(shape, tensor, context) if context > 1 else None) or _refused_width(shape, form, tensor)
 

@@ -22,9 +22,10 @@ from vllm_operator.api.spec import (
 from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
+from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
-from vllm_operator.sizing.model_facts import FROM_TABLE, ResolvedFacts
+from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE, ResolvedFacts
 
 GIGABYTE = 10**9
 QUANTIZED_MARGIN = 1.18
@@ -92,9 +93,10 @@ def describe_rule_input(
         head_size=facts.head_size,
         attention_sinks=facts.attention_sinks,
         desc_act=facts.desc_act,
-        image_prefix=facts.image_prefix,
+        image_prefix=_image_prefix(facts, release),
         kv_cache=facts.kv_cache if release >= load_memory().kv_cache.checkpoint_type_since else None,
         uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
+        uneven_groups=_uneven_groups(facts, 1 if expert else tensor * data),
         uneven_heads=_uneven(facts.attention_heads, tensor),
         uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
         uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
@@ -132,6 +134,19 @@ def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
     """Return whether a rank's part of an expert is not a multiple of the scale blocks; None if unknown."""
     size, block = facts.moe_intermediate_size, facts.block_shape
     return None if size is None or block is None else size % (ranks * block[0]) != 0
+
+
+def _uneven_groups(facts: ResolvedFacts, ranks: int) -> bool | None:
+    """Return whether a rank's part of an expert is not a multiple of the groups that share a scale; None if unknown."""
+    size, group = facts.moe_intermediate_size, facts.group_size
+    return None if size is None or group is None else size % (ranks * group) != 0
+
+
+def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
+    """Return whether this version of vLLM knows that attention to images is bidirectional."""
+    known = load_questions()
+    late = facts.sources.get("image_prefix") == FROM_CONFIG and release < known.image_prefix_in_config_since
+    return False if facts.image_prefix and (late or known.image_prefix_forgotten.contains(release)) else facts.image_prefix
 
 
 def _uneven(number: int | None, ranks: int) -> bool | None:
@@ -189,6 +204,8 @@ def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]
     if not rule_input.mixture_of_experts or model not in {*known.routings, *known.models.values()} or setting is None or layout is None:
         return ()
     if rule_input.distribution != Distribution.VLLM or known.expert_flags & rule_input.arguments.keys():
+        return ()
+    if rule_input.uneven_blocks or rule_input.uneven_groups:  # the tables are about experts that can be divided
         return ()
     schemes = _schemes(rule_input, model)
     if any(model not in known.asked.get(scheme, (model,)) for scheme in schemes):

@@ -16,7 +16,7 @@ from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
 from vllm_operator.planning.placement.targets import Rank
 from vllm_operator.sizing.model_facts import model_name
-from vllm_operator.sizing.parallelism import ParallelShape, allowed
+from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.text.wording import count as counted
 
@@ -45,7 +45,8 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             requests = say("size.requests", concurrency=sizing.concurrency, length=sizing.request_length)
         weights, cache = _gib(made.weights), _gib(made.kv_cache)
         notes.append(note("size.chosen", count=count, name=name, requests=requests, weights=weights, cache=cache))
-    refused = allowed(model.shape, model.form, parallel, options.context_parallel if options else 1) if model else None
+    divides, context = divides_blocks(sizing.release, chosen.target.pool.architecture), options.context_parallel if options else 1
+    refused = allowed(model.shape, model.form, parallel, context, divides=divides) if model else None
     if refused is not None:
         notes.append(note("size.indivisible", name=name, reason=refused))
     product = sizing.catalog.gpus.product(chosen.target.pool.product)
