@@ -352,3 +352,13 @@ def test_any_values_and_objects_of_other_tools_are_imported_or_refused(values: d
                 translate(engine, load_catalog(), model="hf://a/b")
         except ImportRefusedError:
             pass
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [("vllm/vllm-openai-rocm:v0.28.0", "0.28.0"), ("rocm/vllm:latest", None), ("vllm/vllm-openai-cpu:v0.28.0", "0.28.0")],
+)
+def test_an_image_for_other_devices_is_replaced(image: str, version: str | None, tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "Qwen/Qwen3-8B", image=image))
+    assert spec["engine"] == {"version": version or load_catalog().versions.newest.version}
+    assert f"The image {image}: it is for" in report

@@ -120,3 +120,38 @@ def test_tags_name_their_cuda(image: str, want: tuple[int, int] | None) -> None:
 def test_insisting_on_something_else_does_not_cost_the_image_that_suits_the_driver() -> None:
     request = deployment(engine={"version": "0.20.1"}, annotations={"vllm-operator.dev/allow-known-bad": "true"})
     assert made(request, real_node("h200", labels=labels("12.8"))).image == "vllm/vllm-openai:v0.20.1-cu129"
+
+
+@pytest.mark.parametrize(
+    ("image", "devices"),
+    [
+        ("vllm/vllm-openai-cpu:v0.28.0", "CPUs"),
+        ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.28.0", "CPUs"),
+        ("vllm/vllm-openai-rocm:v0.28.0", "AMD GPUs"),
+        ("rocm/vllm:latest", "AMD GPUs"),
+        ("registry.example:5000/own/vllm:0.28.0-rocm7.0", "AMD GPUs"),
+        ("registry.example/own/vllm:0.28.0-xpu", "Intel GPUs"),
+        ("quay.io/ascend/vllm-ascend:v0.11.0", "Ascend NPUs"),
+        ("vllm/vllm-tpu@sha256:" + "0" * 64, "TPUs"),
+    ],
+)
+def test_an_image_for_other_devices_is_refused(image: str, devices: str) -> None:
+    reason, message = refusal(deployment(engine={"image": image}), real_node("h200"))
+    assert reason == "KnownBad"
+    assert f"is for {devices} and has no CUDA build" in message
+
+
+def test_an_image_for_other_devices_in_the_pod_template_is_refused() -> None:
+    container = {"name": "vllm", "image": "vllm/vllm-openai-cpu:v0.28.0"}
+    assert refusal(deployment(podTemplate={"spec": {"containers": [container]}}), real_node("h200"))[0] == "KnownBad"
+
+
+def test_who_insists_on_an_image_for_other_devices_gets_a_note_first() -> None:
+    insistence = {"vllm-operator.dev/allow-known-bad": "true"}
+    plan = made(deployment(engine={"image": "vllm/vllm-openai-cpu:v0.28.0"}, annotations=insistence), real_node("h200"))
+    assert "has no CUDA build" in plan.notes[0]
+
+
+@pytest.mark.parametrize("image", ["cpu.registry.example/vllm:0.20.1", "own/vllm:0.20.1-cpu-offload", "cpu-team/vllm:0.20.1"])
+def test_a_word_that_does_not_name_the_devices_is_no_reason(image: str) -> None:
+    assert made(deployment(engine={"image": image}), real_node("h200")).image == image

@@ -13,8 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, Specifiers, keyed_by, load_file, read_text
+from vllm_operator.catalog.entry import Entry, Expression, Specifiers, keyed_by, load_file, read_text
 
+NAME_LIMIT = 512
+"""Maximum characters of the name of an image for a pattern."""
 Version = tuple[int, ...]
 """A version or compute capability as a tuple of integers."""
 
@@ -202,6 +204,14 @@ class Variant(Entry):
     cuda: NumericVersion
 
 
+class Platform(Entry):
+    """Devices other than NVIDIA GPUs, and the images for them."""
+
+    devices: str
+    pattern: Expression
+    source: str
+
+
 class Compatibility(Entry):
     """The variable that makes the engine load the forward compatibility package in the image."""
 
@@ -218,6 +228,7 @@ class Images(Entry):
     repository: str
     variants: tuple[Variant, ...]
     variants_source: str
+    other_platforms: tuple[Platform, ...]
     host_architectures: tuple[str, ...]
     drivers: Mapping[int, int]
     drivers_source: str
@@ -226,6 +237,12 @@ class Images(Entry):
     def variants_of(self, version: str) -> tuple[Variant, ...]:
         """Return the additional images of a vLLM version."""
         return tuple(variant for variant in self.variants if variant.when.contains(version, prereleases=True))
+
+    def other_devices(self, image: str) -> str | None:
+        """Return the devices that an image is for, by its name, if they are not NVIDIA GPUs."""
+        host, slash, rest = image.lower().partition("@")[0].partition("/")
+        name = rest if slash and ("." in host or ":" in host or host == "localhost") else host + slash + rest
+        return next((platform.devices for platform in self.other_platforms if platform.pattern.search(name[:NAME_LIMIT])), None)
 
     def is_official(self, image: str) -> bool:
         """Return whether an image is of the vLLM project, including mirrors that kept its name."""

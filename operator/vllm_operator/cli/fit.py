@@ -23,8 +23,8 @@ from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
 from vllm_operator.cli.terminal import table, wrap
-from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, choose_backends
-from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
+from vllm_operator.planning.engine.backends import choose_backends
+from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.sizing.cases import Case, as_line, predict, read_case
 from vllm_operator.sizing.engine import Options

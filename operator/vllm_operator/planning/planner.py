@@ -26,8 +26,16 @@ from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.engine import serving
 from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
-from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
-from vllm_operator.planning.engine.image import ResolvedVersion, check_source, compatibility_variables, image_options, resolve_version
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.image import (
+    ALLOW_ANYWAY,
+    ResolvedVersion,
+    check_platform,
+    check_source,
+    compatibility_variables,
+    image_options,
+    resolve_version,
+)
 from vllm_operator.planning.engine.overrides import (
     ArgumentError,
     Overrides,
@@ -179,6 +187,7 @@ class _FreshPlan:
         overrides = read_overrides(spec)
         engine = engine_of(spec.engine, overrides)
         version = check_source(spec.model, resolve_version(engine, self.catalog.versions))
+        version = check_platform(engine and engine.image, version, self.catalog.images, forced=self._allows_known_bad)
         if isinstance(version, Verdict):
             return version
         shape = resolve_shape(spec)

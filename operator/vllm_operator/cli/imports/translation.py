@@ -100,7 +100,12 @@ class _Translation:
         image, engine = self.engine.image, self.spec["engine"]
         version = version_of_image(image) if image else None
         repository = split_image(image)[0]
-        if version is not None:
+        if (devices := self.catalog.images.other_devices(image)) is not None:
+            engine["version"] = version or self.catalog.versions.newest.version
+            self.table = self.catalog.versions.resolve(engine["version"]).table
+            self.report.dropped.append(f"The image {image}: it is for {devices}, and the operator runs engines on NVIDIA GPUs.")
+            self.report.advice.append(f"spec.engine.version is {engine['version']}, in vLLM's image for NVIDIA GPUs. Check it.")
+        elif version is not None:
             self.table = self.catalog.versions.resolve(version).table
             engine["version"] = version
             if repository in _OFFICIAL_IMAGES:

@@ -22,7 +22,7 @@ from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.image import ResolvedVersion
+from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion
 from vllm_operator.planning.engine.rule_input import (
     COMPONENTS,
     DEEP_GEMM,
@@ -35,7 +35,6 @@ from vllm_operator.planning.engine.rule_input import (
 from vllm_operator.text.wording import listed
 
 AUTO = "auto"
-ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
 FIELDS = {
     **dict.fromkeys(COMPONENTS.values(), "attention"),
     Component.MLA_PREFILL: "mlaPrefill",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
@@ -24,6 +25,7 @@ from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_f
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.text.wording import listed
 
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
@@ -106,6 +108,17 @@ def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> Resolv
     if split_image(version.image)[0] == DEFAULT_REPOSITORY:
         return version
     return replace(version, notes=(*version.notes, note("version.streamer", scheme=scheme)))
+
+
+def check_platform(image: str | None, version: ResolvedVersion | Verdict, images: Images, *, forced: bool) -> ResolvedVersion | Verdict:
+    """Refuse an image of the spec that is not for NVIDIA GPUs; with `forced`, return the version with a note."""
+    devices = images.other_devices(image) if image else None
+    if devices is None or (forced and isinstance(version, Verdict)):
+        return version
+    found = note("image.other-platform", image=image, devices=devices)
+    if forced and isinstance(version, ResolvedVersion):
+        return replace(version, notes=(*version.notes, found))
+    return Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{found.text} {ALLOW_ANYWAY}")
 
 
 def _normalize(text: str) -> str:
