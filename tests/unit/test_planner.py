@@ -397,3 +397,35 @@ def test_planning_takes_a_few_milliseconds() -> None:
         plan(resource, inventory, known())
     # Ten times what it takes on one core, for machines that do other things meanwhile.
     assert (time.perf_counter() - started) / 20 < 0.05
+
+
+@pytest.mark.parametrize(
+    ("uri", "least", "most"),
+    [
+        ("hf://deepseek-ai/DeepSeek-V4-Flash", 160, 200),
+        ("hf://nvidia/Gemma-4-31B-IT-NVFP4", 40, 60),
+        ("hf://deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 20, 30),
+    ],
+)
+def test_the_volume_of_the_weights_holds_what_the_estimate_says(uri: str, least: int, most: int) -> None:
+    """The family says no number of parameters, or that of another size."""
+    got = made(deployment(uri, engine={"version": "0.33.0"}), real_node("h200"))
+    assert got.weights.volume_size
+    assert least <= int(got.weights.volume_size.removesuffix("Gi")) <= most
+    assert not any("size of the weights is unknown" in note for note in got.notes)
+
+
+def test_the_volume_of_the_weights_follows_a_config() -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "torch_dtype": "bfloat16",
+    }
+    got = made(deployment("hf://acme/large", engine={"version": "0.33.0"}), real_node("h200"), files=ModelFiles(config=config))
+    assert got.weights.volume_size == "170Gi"

@@ -62,6 +62,7 @@ from vllm_operator.planning.placement.fitting import (
     resolve_sizing,
     time_slicing_arguments,
     wanted_length,
+    weight_bytes_of,
 )
 from vllm_operator.planning.placement.policy import Ranking, describe_candidates
 from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
@@ -187,7 +188,7 @@ class _FreshPlan:
         overrides = read_overrides(spec)
         engine = engine_of(spec.engine, overrides)
         version = check_source(spec.model, resolve_version(engine, self.catalog.versions))
-        version = check_platform(engine and engine.image, version, self.catalog.images, forced=self._allows_known_bad)
+        version = check_platform(engine.image if engine else None, version, self.catalog.images, forced=self._allows_known_bad)
         if isinstance(version, Verdict):
             return version
         shape = resolve_shape(spec)
@@ -325,8 +326,9 @@ class _FreshPlan:
             ),
             self.catalog.caches,
         )
-        weights = plan_weights(resource, facts.weight_bytes)
-        deadline = serving.plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
+        weight_bytes = weight_bytes_of(resource.spec.model, facts, self.files, self.catalog)
+        weights = plan_weights(resource, weight_bytes)
+        deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
         compatibility, patience = compatibility_variables(target.fit, self.catalog.images), serving.plan_patience(deadline, version.table)
         env = keep_first([*decision.env, *compatibility, *cache.env, *patience])
         shortened = resource.spec.sizing is None or resource.spec.sizing.context_length is None
@@ -359,7 +361,7 @@ class _FreshPlan:
             *model_facts.notes_about(facts, self.files),
             *self.translation.notes,
             *overridden,
-            *notes_of(Severity.INFO, about_unknown_size(resource, weights, facts.weight_bytes)),
+            *notes_of(Severity.INFO, about_unknown_size(resource, weights, weight_bytes)),
         ]
         return Plan(
             observed_generation=resource.metadata.generation,

@@ -44,6 +44,15 @@ class SizedModel:
     label: str = ""
     checkpoint_bytes: int | None = None
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the weight files, with layers for multi-token prediction: the known size, else that of all tensors."""
+        if self.checkpoint_bytes is not None:
+            return self.checkpoint_bytes
+        wide = self.shape.element_bytes
+        held = sum(self.form.bytes_of(module, wide) for module in self.shape.modules)
+        return int(held + sum(self.form.draft_bytes_of(module, wide) for module in self.shape.drafts))
+
     def measured_weights(self, parallel: ParallelShape, expected: float) -> float | None:
         """Return the weights on one GPU in GiB from a start-up log, for a format whose layers are unknown; None without one.
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import PlannedArgument
-from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
+from vllm_operator.api.spec import ModelSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.notes import Note, note
@@ -42,6 +42,8 @@ NO_FP8 = ("sm_70", "sm_75")
 """Architectures without a kernel for weights in FP8."""
 FORMATS = {each: each.name.lower() for each in Quantization} | {Quantization.INT4: "awq"}
 """Formats of weights, by the name for `name_format`."""
+SAME_SIZE = 0.15
+"""Maximum relative difference of two sizes that count as equal. The volume has room for more."""
 
 
 class Headroom(IntEnum):
@@ -244,6 +246,21 @@ def resolve_sizing(
         options = replace(options, max_length=length)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
     return Sizing(model, options, release, catalog, concurrency)
+
+
+def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog) -> int | None:
+    """Return the size of the weight files: from the spec or the files, else that of the estimates; None if unknown.
+
+    The size by the number of parameters of the family counts if it is about equal, so that volumes keep their sizes.
+    """
+    known = facts.weight_bytes
+    if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS):
+        return known
+    label = FORMATS[facts.quantization] if files.config is None and facts.quantization is not None else ""
+    sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=label)
+    if sized is None or (known is not None and abs(known - sized.file_bytes) <= SAME_SIZE * sized.file_bytes):
+        return known
+    return sized.file_bytes
 
 
 def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | None:
