@@ -249,3 +249,11 @@ def test_a_longer_context_needs_no_less_memory(engine: dict[str, Any], length: i
 def test_no_text_instead_of_a_case_raises_an_error(text: str) -> None:
     for made in estimate_lines([text], ESTIMATE):
         assert made["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize(("label", "weights"), [("deepseek_v4_fp8", 146.0), ("DeepSeek_V4_FP8", 146.0), ("", 146.0), ("fp8", 267.0)])
+def test_a_method_of_vllm_is_read_as_a_whole(label: str, weights: float) -> None:
+    """vLLM logs checkpoints of DeepSeek V4 as `deepseek_v4_fp8`, whatever format their experts have."""
+    line = {"gpu": "B300", "model": "deepseek-ai/DeepSeek-V4-Flash", "quantization": label, "kv_cache_dtype": "fp8", "max_model_len": 65536}
+    made = predict(read_case({**line, "vllm_version": "0.26.0", "gpu_memory_gib": 267.7}), SHAPES, GPUS, FACTS)
+    assert made.weights == pytest.approx(weights, rel=0.02)

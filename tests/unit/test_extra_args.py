@@ -8,6 +8,7 @@ from support.gpus import real_node
 from support.plans import deployment, made, refusal
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
+from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import read_words
 from vllm_operator.rendering.pod import render_pod_template
 from vllm_operator.status.remedies import patch_operations
@@ -102,3 +103,39 @@ def test_a_remedy_changes_words_where_they_are() -> None:
         {"op": "test", "path": "/spec/engine/args", "value": None},
         {"op": "add", "path": "/spec/engine/args", "value": [{"name": "--max-num-seqs", "value": "8"}]},
     ]
+
+
+@pytest.mark.parametrize("name", ["kv-cache-memory", "kv_cache_memory", "--kv-cache-memory"])
+def test_an_abbreviation_counts_as_the_flag(name: str) -> None:
+    version = load_versions().resolve("0.30.0").table
+    assert version
+    assert version.full_flag(name) == "--kv-cache-memory-bytes"
+    size = str(8 << 30)
+    plans = [
+        made(deployment("hf://Qwen/Qwen3-8B", engine={"version": "0.30.0", "args": [{"name": each, "value": size}]}), real_node("h200"))
+        for each in (name.lstrip("-"), "kv-cache-memory-bytes")
+    ]
+    assert plans[0].memory == plans[1].memory
+    assert plans[0].notes == plans[1].notes
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--kv-cache", "--kv-cache"),  # of several flags
+        ("--seed", "--seed"),  # a flag, and the beginning of none
+        ("--no-enable-prefix-cach", "--no-enable-prefix-caching"),
+        ("--compilation-conf.mode", "--compilation-config.mode"),
+        ("--of-nothing", "--of-nothing"),
+        ("-tp", "-tp"),
+    ],
+)
+def test_only_an_unambiguous_abbreviation_stands_for_a_flag(flag: str, meant: str) -> None:
+    assert load_versions().newest.full_flag(flag) == meant
+
+
+def test_an_abbreviation_of_a_flag_that_has_a_field_is_refused() -> None:
+    engine = {"version": "0.33.0", "args": [{"name": "tensor-parallel", "value": "2"}]}
+    reason, message = refusal(deployment("hf://Qwen/Qwen3-8B", engine=engine), real_node("h200"))
+    assert reason == "InvalidSpec"
+    assert "--tensor-parallel, which is short for --tensor-parallel-size; use parallelism.tensor" in message

@@ -63,6 +63,13 @@ ARGUMENTS = (
     owned_flag(("enable-expert-parallel", "no-enable-expert-parallel", "ep"), "use parallelism.expert"),
 )
 
+OWNED_FLAGS: Mapping[str, str] = {
+    f"--{name}": rule["message"].rpartition("; ")[2]
+    for rule in ARGUMENTS[1:]
+    for name in re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
+}
+"""Flags for which the spec has a field, with what to use instead. The rules do not see abbreviations of them."""
+
 EXTRA_ARGUMENTS = (
     _rule(f"self.size() == 0 || self[0].matches('{WORD}')", "the first word must be a flag, such as --seed; the model is in model.uri"),
     # Full names only: the cost of a comparison of all pairs of words is limited.

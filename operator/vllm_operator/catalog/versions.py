@@ -86,6 +86,15 @@ class VersionTable(Entry):
             return stem in self.flags and (fields is None or field.partition(".")[0] in fields)
         return stem in self.flags or (stem.startswith(_OPPOSITE) and "--" + stem.removeprefix(_OPPOSITE) in self.flags)
 
+    def full_flag(self, flag: str) -> str:
+        """Return the flag that an abbreviation stands for, as argparse reads it; the same text if it is known, ambiguous or unknown."""
+        stem, dot, field = normalize_flag(flag).partition(".")
+        if not stem.startswith("--") or self.knows_flag(stem):
+            return stem + dot + field
+        flags = (_OPPOSITE + each.removeprefix("--") for each in self.flags) if stem.startswith(_OPPOSITE) else self.flags
+        meant = [each for each in flags if each.startswith(stem)]
+        return (meant[0] if len(meant) == 1 else stem) + dot + field
+
     def knows_variable(self, name: str) -> bool:
         """Return whether this version reads the variable."""
         return name in self.variables

@@ -40,6 +40,7 @@ from vllm_operator.planning.engine.overrides import (
     ArgumentError,
     Overrides,
     Translation,
+    check_abbreviations,
     check_arguments,
     check_names,
     drop_overridden,
@@ -191,6 +192,11 @@ class _FreshPlan:
         version = check_platform(engine.image if engine else None, version, self.catalog.images, forced=self._allows_known_bad)
         if isinstance(version, Verdict):
             return version
+        try:
+            check_abbreviations(overrides, version.table)
+        except ArgumentError as error:
+            return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
+        overrides = overrides.expanded(version.table)
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return shape

@@ -416,6 +416,8 @@ def _mixed(written: Mapping[str, Any]) -> WeightFormat:
 
 NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/a", "-", "?"})
 """Values for a format that is not given. The format of the checkpoint applies."""
+OF_CHECKPOINT = frozenset({"deepseek_v4_fp8", "modelopt_mixed"})
+"""vLLM's names of methods under which config.json says the format of each layer (layers/quantization/__init__.py, 0.33.0)."""
 GGUF_BITS = {
     "q2_k": 3.16,
     "iq2_m": 2.93,
@@ -474,7 +476,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     if "fbgemm" in words:
         ends = frozenset({0, shape.layers - 1})
         return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", ends, None)))
-    if {"native", "fp4"} <= words:
+    if {"native", "fp4"} <= words or text == "deepseek_v4_fp8":
         return WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
     if words & {"nvfp4", "fp4"}:
         return _usual_nvfp4(shape, moe, "mixed" in words)

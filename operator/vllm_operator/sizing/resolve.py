@@ -16,7 +16,7 @@ from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.engine import Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
-from vllm_operator.sizing.formats import NO_NAME, WeightFormat, find_format, measure_format, name_format, read_format
+from vllm_operator.sizing.formats import NO_NAME, OF_CHECKPOINT, WeightFormat, find_format, measure_format, name_format, read_format
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.tensors import TensorSizes
@@ -92,7 +92,8 @@ def resolve_model(
     if shape is None or used is None:
         return None
     own = read_format(used, shape)
-    label = "" if label.strip().lower() in NO_NAME else label
+    if label.strip().lower() in (NO_NAME | OF_CHECKPOINT if own.quantized else NO_NAME):
+        label = ""
     if not label and config is None and known is not None and not own.quantized:
         label = find_format(name, known.name)
     named = name_format(label, shape) if label else None

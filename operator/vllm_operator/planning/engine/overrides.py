@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.rules import OWNED_FLAGS
 from vllm_operator.api.spec import (
     Allocation,
     Distribution,
@@ -21,7 +22,7 @@ from vllm_operator.api.spec import (
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.catalog.versions import VersionTable, normalize_flag
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.text.wording import similar
 
@@ -119,6 +120,12 @@ class Overrides:
     replaces_arguments: bool = False
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
+    def expanded(self, table: VersionTable | None) -> "Overrides":
+        """Return the overrides with the full name of each flag that is abbreviated unambiguously, as vLLM's parser allows."""
+        if table is None:
+            return self
+        return replace(self, arguments={table.full_flag(flag): value for flag, value in self.arguments.items()})
+
     def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the variables and flags with a value in the spec. A flag without a value has the empty string."""
         variables = {name: value for name, value in self.variables.items() if value is not None}
@@ -141,6 +148,14 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
         replaces_arguments="args" in container or "command" in container,
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
+
+
+def check_abbreviations(overrides: Overrides, table: VersionTable | None) -> None:
+    """Refuse an abbreviation of a flag for which the spec has a field. Raises ArgumentError, which names the flag."""
+    for flag in overrides.arguments:
+        full = table.full_flag(flag) if table is not None else flag
+        if full != flag and full in OWNED_FLAGS:
+            raise ArgumentError(f"spec.engine sets {flag}, which is short for {full}; {OWNED_FLAGS[full]}")
 
 
 def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:

@@ -63,7 +63,7 @@ def describe_rule_input(
     `mig_profile` is the profile of the planned MIG slices. Default: the profile in the spec.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
-    environment, arguments = read_overrides(spec).known_values()
+    environment, arguments = read_overrides(spec).expanded(version.table).known_values()
     if spec.adapters:
         arguments.setdefault("--enable-lora", "")
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
