@@ -26,7 +26,7 @@ LOADING = b"INFO 11-21 12:00:01 [gpu_model_runner.py:3000] Starting to load mode
 
 def queries(namespace: str, name: str) -> Iterator[tuple[str, str]]:
     """Panel and query of each target of each dashboard, with values for its variables."""
-    values = {"$__rate_interval": "5m", "$namespace": namespace, "$name": name}
+    values = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": namespace, "$name": name}
     for uid in generate_dashboards.DASHBOARDS:
         written: dict[str, Any] = json.loads(generate_dashboards.render(uid))
         for panel in written["panels"]:

@@ -38,7 +38,7 @@ async def test_a_crash_loop_stays_reported_with_one_event_and_one_rollout(cluste
 
     def note(resource: Manifest) -> bool:
         seen.append(condition(resource, "Crashed")["reason"])
-        return int(resource["status"]["lastCrash"]["restarts"]) >= 2
+        return int(resource["status"]["lastCrash"].get("restarts", 0)) >= 2
 
     await cluster.wait_for("VLLMDeployment", "llama", note, within=120)
     assert set(seen) == {"HfGatedRepo"}
