@@ -26,6 +26,7 @@ from chaos.client import PatientCluster
 from chaos.journal import Journal
 from support.cluster import Manifest, RefusedError
 from vllm_operator.caches.address import folders_of
+from vllm_operator.pods.tools import TOOLS_ROOT
 
 CLEANING = "app.kubernetes.io/component=cleaning"
 FULL = "import os; os.statvfs = lambda path: os.statvfs_result((4096, 4096, 1000, 10, 10, 100, 10, 10, 0, 255))\n"
@@ -220,7 +221,7 @@ class Volumes:
         return self._claims[uid]
 
     async def _run_pod(self, pod: Manifest) -> None:
-        [volume] = pod["spec"]["volumes"]
+        [volume] = [each for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each]
         live = await self._client.find("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
         if live is None or live["metadata"].get("deletionTimestamp"):
             return  # no kubelet mounts it
@@ -296,11 +297,14 @@ class Done:
 
 def _run_container(container: Manifest, root: Path, report: Path, end: signal.Signals | None) -> Done:
     """Runs the program of a container with its environment, on this directory instead of the mounted volume; may end it early."""
-    [mount] = container["volumeMounts"]
+    [mount] = [each for each in container["volumeMounts"] if each["mountPath"] != TOOLS_ROOT]
     places = {mount["mountPath"]: str(root), "/dev/termination-log": str(report)}
     given: Mapping[str, str] = {entry["name"]: places.get(entry["value"], entry["value"]) for entry in container["env"]}
-    command = [sys.executable, "-c", FULL + container["command"][-1]]
-    environment = {"PATH": os.environ["PATH"], "CLEAN_GRACE": "0.3", **given}
+    program = (
+        f"import sys; sys.argv = ['tools', {container['command'][-1]!r}]; from vllm_operator.tools.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", FULL + program]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "CLEAN_GRACE": "0.3", **given}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if end is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
