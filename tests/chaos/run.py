@@ -182,7 +182,7 @@ class Run:
 
     def _lists(self) -> int:
         """How often watches of the operator have listed VLLMDeployments."""
-        asked = self._audit.requests(agent="kopf/", user=self._accounts)
+        asked = self._audit.requests(agent="vllm-operator/", user=self._accounts)
         return sum(request.verb == "list" and request.resource == "vllmdeployments" for request in asked)
 
     async def _settle(self) -> None:
