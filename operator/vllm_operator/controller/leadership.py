@@ -10,24 +10,14 @@ exits.
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.controller.health import Readiness
 from vllm_operator.kube.api_client import Fence
-from vllm_operator.kube.client import (
-    LEASE,
-    ClusterClient,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Manifest,
-    NotFound,
-    Unauthorized,
-    Unavailable,
-)
+from vllm_operator.kube.client import LEASE, ClusterClient, ClusterError, Conflict, Forbidden, Manifest, NotFound, Unauthorized, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +60,10 @@ def read_lease(manifest: Mapping[str, Any]) -> Record:
     )
 
 
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
 def lease_spec(holder: str, now: datetime, *, acquired: str = "", seconds: float = LEASE_SECONDS, transitions: int = 0) -> Manifest:
     """Return the spec of a Lease that is renewed now, and acquired now unless `acquired` says when."""
     renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -82,33 +76,23 @@ def lease_spec(holder: str, now: datetime, *, acquired: str = "", seconds: float
     }
 
 
+@dataclass(slots=True)
 class Leadership:
-    """Acquires, renews and releases the Lease."""
+    """Acquires, renews and releases the Lease `namespace/name`. `fence` stops the client's writes; `host` is for messages."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        fence: Fence,
-        readiness: Readiness,
-        *,
-        lease: str,
-        identity: str,
-        host: str = "",
-    ) -> None:
-        """Initialize without the Lease, which is `namespace/name`. `fence` stops the client's writes; `host` is for messages."""
-        self._client = client
-        self._fence = fence
-        self._readiness = readiness
-        self._lease = lease
-        self._namespace, _, self._name = lease.rpartition("/")
-        self._identity = identity
-        self._host = host
-        self._observed: Record | None = None
-        self._observed_at = 0.0  # when the content was observed first, by the clock of this process
-        self._term: Record | None = None
-        self._renewed_at = 0.0
-        self.begun = asyncio.Event()
-        """Set when this process becomes the leader, which it does at most once."""
+    client: ClusterClient
+    fence: Fence
+    readiness: Readiness
+    lease: str
+    identity: str
+    host: str = ""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when this process becomes the leader, which it does at most once."""
+    _observed: Record | None = None
+    _observed_at: float = 0.0
+    """When the content was observed first, by the clock of this process."""
+    _term: Record | None = None
+    _renewed_at: float = 0.0
 
     async def run(self) -> None:
         """Wait for the Lease, then hold it, until cancelled.
@@ -121,7 +105,7 @@ class Leadership:
                 async with asyncio.timeout(ATTEMPT_SECONDS):
                     await (self._acquire() if self._term is None else self._renew(self._term))
             except LeadershipLost:
-                self._fence.close()
+                self.fence.close()
                 self._term = None
                 raise
             except Conflict:
@@ -131,100 +115,90 @@ class Leadership:
             except ClusterError as error:
                 self._report(error)
             if self._term is not None and not self.begun.is_set():
-                self._readiness.standby = ""
-                log.info("leading: this operator (%s) holds the Lease %s", self._identity, self._lease)
+                self.readiness.standby = ""
+                log.info("leading: this operator (%s) holds the Lease %s", self.identity, self.lease)
                 self.begun.set()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def release(self) -> None:
         """Release the Lease, so that a standby acquires it at its next attempt. This process writes nothing afterwards."""
-        self._fence.close()
+        self.fence.close()
         term, self._term = self._term, None
-        if term is None or self._fence.clock() - self._renewed_at >= RENEW_SECONDS:
+        if term is None or self.fence.clock() - self._renewed_at >= RENEW_SECONDS:
             return  # it is not held, or another operator may hold it by now
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):  # without a holder, and for a second, as client-go writes it
-                await self._write(await self._read_own(term), lease_spec("", _now(), seconds=1, transitions=term.transitions))
+                await self._write(await self._read_own(term), "", seconds=1, transitions=term.transitions)
         except (ClusterError, LeadershipLost, TimeoutError) as error:
             log.warning("cannot release the Lease, so the next operator waits until it expires: %s", str(error) or "no answer in time")
 
     async def _acquire(self) -> None:
-        started = self._fence.clock()
+        started = self.fence.clock()
         try:
-            manifest = await self._client.get(LEASE, self._name, self._namespace)
+            manifest = await self.client.get(LEASE, **self._named)
         except NotFound:
             # If the Lease was just deleted, its holder may not know it yet.
             if self._observed is None or started >= self._observed_at + LEASE_SECONDS:
-                named = {
-                    "apiVersion": LEASE.api_version,
-                    "kind": LEASE.kind,
-                    "metadata": {"namespace": self._namespace, "name": self._name},
-                }
-                self._hold(await self._client.create({**named, "spec": lease_spec(self._identity, _now())}), started)
+                manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": self._named}
+                self._hold(await self.client.create({**manifest, "spec": lease_spec(self.identity, datetime.now(UTC))}), started)
             return
-        self._readiness.clear_missing(MISSING)
-        record, now = read_lease(manifest), self._fence.clock()
+        self.readiness.clear_missing(MISSING)
+        record, now = read_lease(manifest), self.fence.clock()
         if self._observed != record:
             self._observed, self._observed_at = record, now
         # it has no holder, is held by an earlier process of this identity, or has expired
-        if record.holder in ("", self._identity) or now >= self._observed_at + record.seconds:
-            transitions = record.transitions + (record.holder != self._identity)
-            self._hold(await self._write(manifest, lease_spec(self._identity, _now(), transitions=transitions)), started)
+        if record.holder in ("", self.identity) or now >= self._observed_at + record.seconds:
+            transitions = record.transitions + (record.holder != self.identity)
+            self._hold(await self._write(manifest, self.identity, transitions=transitions), started)
             return
-        words = f"standing by: {record.holder} holds the Lease {self._lease}"
-        if self._readiness.standby != words:
+        words = f"standing by: {record.holder} holds the Lease {self.lease}"
+        if self.readiness.standby != words:
             log.info("%s", words)
-        self._readiness.standby = words
+        self.readiness.standby = words
 
     async def _renew(self, term: Record) -> None:
         """Renew the Lease. If renewals fail for too long, the fence closes by itself. Raises LeadershipLost."""
-        started = self._fence.clock()
-        spec = lease_spec(term.holder, _now(), acquired=term.acquired, seconds=term.seconds, transitions=term.transitions)
-        self._hold(await self._write(await self._read_own(term), spec), started)
+        started, manifest = self.fence.clock(), await self._read_own(term)
+        self._hold(await self._write(manifest, term.holder, acquired=term.acquired, transitions=term.transitions), started)
+
+    @property
+    def _named(self) -> dict[str, str]:
+        namespace, _, name = self.lease.rpartition("/")
+        return {"namespace": namespace, "name": name}
 
     async def _read_own(self, term: Record) -> Manifest:
         """Read the Lease of this term. Raises LeadershipLost if the term has ended."""
         try:
-            manifest = await self._client.get(LEASE, self._name, self._namespace)
+            manifest = await self.client.get(LEASE, **self._named)
         except NotFound as error:
-            raise LeadershipLost(f"the Lease {self._lease} was deleted") from error
+            raise LeadershipLost(f"the Lease {self.lease} was deleted") from error
         record = read_lease(manifest)
         if (record.holder, record.acquired) != (term.holder, term.acquired):
             taker = f"{record.holder} has taken" if record.holder else "another operator took, and then released,"
-            raise LeadershipLost(f"{taker} the Lease {self._lease}")
+            raise LeadershipLost(f"{taker} the Lease {self.lease}")
         return manifest
 
-    async def _write(self, read: Manifest, spec: Manifest) -> Manifest:
+    async def _write(self, read: Manifest, holder: str, **fields: Any) -> Manifest:
         """Write the spec. Raises Conflict if the Lease has changed since it was read."""
         same = {"op": "test", "path": "/metadata/resourceVersion", "value": read["metadata"]["resourceVersion"]}
-        operations = [same, {"op": "add", "path": "/spec", "value": spec}]
-        return await self._client.patch(LEASE, self._name, self._namespace, operations, manager=MANAGER)
+        operations = [same, {"op": "add", "path": "/spec", "value": lease_spec(holder, datetime.now(UTC), **fields)}]
+        return await self.client.patch(LEASE, **self._named, operations=operations, manager=MANAGER)
 
     def _hold(self, manifest: Manifest, started: float) -> None:
         self._term = read_lease(manifest)
         self._renewed_at = started
-        self._fence.writes_until = started + RENEW_SECONDS
-        self._readiness.clear_missing(MISSING)
+        self.fence.writes_until = started + RENEW_SECONDS
+        self.readiness.clear_missing(MISSING)
 
     def _report(self, error: ClusterError) -> None:
-        if self._fence.is_open():
+        if self.fence.is_open():
             return
-        self._readiness.standby = ""
-        lease = f"Lease {self._lease}"
+        self.readiness.standby = ""
+        words = f"The Lease {self.lease} cannot be held now, so the operator writes nothing: {error}"
         if isinstance(error, Forbidden):
-            words = f"The operator may not {error.verb} the {lease}, so it writes nothing. Allow it in a Role there, as the chart does."
-        elif isinstance(error, NotFound):
-            words = f"The {lease} cannot be created, so the operator writes nothing: {error}"
+            words = (
+                f"The operator may not {error.verb} the Lease {self.lease}, so it writes nothing. Allow it in a Role, as the chart does."
+            )
         elif isinstance(error, Unavailable) and not isinstance(error, Unauthorized):
-            words = f"The API server {self._host} cannot be reached, so the {lease} is not held and the operator writes nothing: {error}"
-        else:
-            words = f"The {lease} cannot be held now, so the operator writes nothing: {error}"
-        self._readiness.set_missing(MISSING, words)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+            words = f"The API server {self.host} cannot be reached, so the operator writes nothing: {error}"
+        self.readiness.set_missing(MISSING, words)
