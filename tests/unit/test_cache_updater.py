@@ -23,7 +23,7 @@ class World:
         self.resynced: list[tuple[str, str]] = []
         self.cache = ObjectCache(self.cluster)
         self.updater = CacheUpdater(
-            self.cache,
+            cache=self.cache,
             changed=self.keys.append,
             resync=self.resynced.append,
             users_of=lambda kind, preset: [("default", "user")] if preset == ("default", "fast") else [],

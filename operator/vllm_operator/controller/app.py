@@ -188,7 +188,7 @@ class Operator:
         self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
         client.refused = self.preconditions.recheck
         self.updater = CacheUpdater(
-            self.cache,
+            cache=self.cache,
             changed=self.queue.add,
             resync=lambda key: self.queue.add(key, Priority.RESYNC),
             users_of=self.presets.users_of,

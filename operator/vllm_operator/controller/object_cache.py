@@ -19,9 +19,8 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api import labels as names
@@ -37,7 +36,6 @@ from vllm_operator.kube.client import (
     ClusterError,
     Key,
     Kind,
-    LogRequest,
     Manifest,
     children_of,
     kind_of,
@@ -46,9 +44,6 @@ from vllm_operator.kube.client import (
 from vllm_operator.pods.owner import instance_of
 
 log = logging.getLogger(__name__)
-
-ObjectName = tuple[str, str]
-"""Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
 SETTLE_SECONDS = 0.1
 """Delay between the start of a watch and the list. After an outage, several watches start together."""
@@ -63,22 +58,17 @@ _NOT_APPLIED = (*_KEYS, POD, REVISION)
 
 @dataclass(slots=True, eq=False)
 class CachedObject:
-    """The last known version of an object.
-
-    Attributes:
-        version: The resourceVersion.
-        key: Key of the VLLMDeployment or preset itself, or of the VLLMDeployment that the object belongs to.
-        content: The object as JSON. None after its deletion, because an older version may still arrive.
-        user_fields: Fields of a VLLMDeployment that users change. A change of the operator's own status triggers nothing.
-        is_seen: Whether a watch event or a list has shown this version. The watch event of a write triggers one reconciliation, because it
-            may allow the next step.
-    """
+    """The last known version of an object."""
 
     version: int
     key: Key
+    """The VLLMDeployment or preset itself, or the VLLMDeployment that the object belongs to."""
     content: bytes | None
+    """JSON. None after the deletion, because an older version may still arrive."""
     user_fields: tuple[Any, ...] = ()
+    """Fields of a VLLMDeployment that users change. A change of the operator's own status triggers nothing."""
     is_seen: bool = True
+    """A watch event or a list has shown this version. The event of a write triggers one reconciliation: it may allow the next step."""
 
     def manifest(self) -> Manifest | None:
         """Return a copy of the object; None after its deletion."""
@@ -92,10 +82,11 @@ class ObjectCache:
     """A `ClusterClient` that caches the objects of another one."""
 
     def __init__(self, client: ClusterClient) -> None:
-        """Create an empty cache. The first `refresh` fills it."""
         self._client = client
-        self._objects: dict[Kind, dict[ObjectName, CachedObject]] = {}
-        self._children: defaultdict[tuple[Kind, Key], set[ObjectName]] = defaultdict(set)
+        self.get_path, self.pages, self.stream_log, self.close = client.get_path, client.pages, client.stream_log, client.close
+        self.delete = client.delete  # a watch event reports the deletion
+        self._objects: dict[Kind, dict[Key, CachedObject]] = {}
+        self._children: defaultdict[tuple[Kind, Key], set[Key]] = defaultdict(set)
         self._complete: set[Kind] = set()
         """Kinds whose pages have all been listed. Other kinds are read from the API server."""
 
@@ -103,12 +94,11 @@ class ObjectCache:
         """List all objects of a kind; return the keys of the objects that differ from the cache (see `note`).
 
         Raises:
-            ClusterError: The kind could not be listed, or that took so long that the API server has dropped the version of the list. The
-                cached objects stay.
+            ClusterError: The kind could not be listed, or the list has expired meanwhile. The cached objects stay.
         """
         objects = self._objects.setdefault(kind, {})
         before = dict(objects)
-        changed, listed = set[Key](), set[ObjectName]()
+        changed, listed = set[Key](), set[Key]()
         for namespace in namespaces if kind.namespaced and namespaces else (None,):
             async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
                 for item in page:
@@ -129,10 +119,9 @@ class ObjectCache:
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
         """Store the object of a watch event; return the affected keys, none if nothing has changed.
 
-        These are the keys of the VLLMDeployment itself or of the owner, and of the former owner if the labels have changed. For a preset,
-        it is the key of the preset.
+        After a change of the labels, that includes the former owner. For a preset, it is the key of the preset.
         """
-        name, key, version = name_of(manifest), key_of(kind, manifest), version_of(manifest)
+        name, key, version = name_of(manifest), key_of(kind, manifest), _version_of(manifest)
         if kind not in self._objects:
             return {key} if key is not None else set()
         known = self._objects[kind].get(name)
@@ -154,10 +143,6 @@ class ObjectCache:
         manifest = known.manifest() if known is not None else None
         return manifest if manifest is not None else await self._client.get(kind, name, namespace)
 
-    async def get_path(self, path: str) -> Manifest:
-        """Read a document."""
-        return await self._client.get_path(path)
-
     async def find(
         self,
         kind: Kind,
@@ -176,17 +161,6 @@ class ObjectCache:
                 return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))
         return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
 
-    def pages(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Sequence[Manifest]]:
-        """List objects on the API server."""
-        return self._client.pages(kind, namespace, labels=labels, fields=fields)
-
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
         return self._written(await self._client.apply(manifest, manager=manager, force=force))
@@ -203,18 +177,6 @@ class ObjectCache:
         """Create an object."""
         return self._written(await self._client.create(manifest))
 
-    async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
-        """Delete an object. It stays in the cache until a watch event reports its deletion."""
-        await self._client.delete(kind, name, namespace, uid=uid)
-
-    def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a log."""
-        return self._client.stream_log(request)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.close()
-
     def _written(self, manifest: Manifest) -> Manifest:
         """Store the result of a write. Its watch event triggers one reconciliation, unless it is the operator's own status."""
         kind = kind_of(manifest)
@@ -223,29 +185,30 @@ class ObjectCache:
         if kind not in self._objects or key is None or not is_selected:
             return manifest
         known = self._objects[kind].get(name_of(manifest))
-        if known is None or known.version < version_of(manifest):
+        if known is None or known.version < _version_of(manifest):
             now = _cached(kind, manifest, key)
             now.is_seen = kind == VLLM_DEPLOYMENT and known is not None and known.user_fields == now.user_fields
             self._keep(kind, name_of(manifest), now)
         return manifest
 
-    def _keep(self, kind: Kind, name: ObjectName, cached: CachedObject) -> None:
+    def _keep(self, kind: Kind, name: Key, cached: CachedObject) -> None:
         self._forget(kind, name)
         self._objects[kind][name] = cached
         if cached.content is not None:
             self._children[kind, cached.key].add(name)
 
-    def _forget(self, kind: Kind, name: ObjectName) -> None:
+    def _forget(self, kind: Kind, name: Key) -> None:
         if (known := self._objects[kind].pop(name, None)) is not None:
             names_of_key = self._children[kind, known.key]
             names_of_key.discard(name)
             if not names_of_key:
                 del self._children[kind, known.key]
 
-    def _found(self, kind: Kind, wanted: Iterable[ObjectName]) -> list[Manifest]:
+    def _found(self, kind: Kind, wanted: Iterable[Key]) -> list[Manifest]:
         return [manifest for name in wanted if (manifest := self._objects[kind][name].manifest()) is not None]
 
 
+@dataclass(slots=True, kw_only=True)
 class CacheUpdater:
     """Puts watch events into the cache, lists kinds again, and adds the keys of changed objects to the queue.
 
@@ -254,38 +217,25 @@ class CacheUpdater:
     lists.
     """
 
-    def __init__(
-        self,
-        cache: ObjectCache,
-        *,
-        changed: Callable[[Key], None],
-        resync: Callable[[Key], None],
-        users_of: Callable[[Kind, Key], Iterable[Key]],
-        namespaces: Sequence[str] = (),
-        seconds: float = 600.0,
-        settle_seconds: float = SETTLE_SECONDS,
-    ) -> None:
-        """Initialize without reading.
-
-        `changed` is called with the key of each VLLMDeployment that has changed itself or in its children or preset; `resync` by
-        `add_all`. `users_of` returns the VLLMDeployments that name a preset. All kinds are listed after `seconds`, and `settle_seconds`
-        after a watch has begun.
-        """
-        self._cache = cache
-        self._changed = changed
-        self._resync = resync
-        self._users_of = users_of
-        self._namespaces = tuple(namespaces)
-        self._seconds = seconds
-        self._settle = settle_seconds
-        self._outdated: set[Kind] = set()
-        self._recheck = asyncio.Event()
-        self.loaded = asyncio.Event()
-        """Set when all kinds have been listed once."""
+    cache: ObjectCache
+    changed: Callable[[Key], None]
+    """Called with the key of each VLLMDeployment that has changed itself or in its children or preset."""
+    resync: Callable[[Key], None]
+    """Called by `add_all`."""
+    users_of: Callable[[Kind, Key], Iterable[Key]]
+    """Returns the VLLMDeployments that name a preset."""
+    namespaces: Sequence[str] = ()
+    seconds: float = 600.0
+    """Interval in which all kinds are listed."""
+    settle_seconds: float = SETTLE_SECONDS
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all kinds have been listed once."""
+    _outdated: set[Kind] = field(default_factory=set)
+    _recheck: asyncio.Event = field(default_factory=asyncio.Event)
 
     def notice(self, kind: Kind, manifest: Manifest, *, deleted: bool) -> None:
         """Handle a watch event."""
-        for key in self._cache.note(kind, manifest, deleted=deleted):
+        for key in self.cache.note(kind, manifest, deleted=deleted):
             self._add(kind, key)
 
     def recheck(self, kind: Kind) -> None:
@@ -295,19 +245,19 @@ class CacheUpdater:
 
     async def add_all(self) -> None:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
-        for namespace in self._namespaces or (None,):
-            for resource in await self._cache.find(VLLM_DEPLOYMENT, namespace):
-                self._resync(name_of(resource))
+        for namespace in self.namespaces or (None,):
+            for resource in await self.cache.find(VLLM_DEPLOYMENT, namespace):
+                self.resync(name_of(resource))
 
     async def run(self, kinds: Sequence[Kind]) -> None:
         """Keep these kinds up to date in the cache until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self.seconds):
                     await self._recheck.wait()
             except TimeoutError:
                 self._outdated.update(kinds)
-            await asyncio.sleep(self._settle)
+            await asyncio.sleep(self.settle_seconds)
             self._recheck.clear()
             outdated, self._outdated = self._outdated, set()
             try:
@@ -316,27 +266,24 @@ class CacheUpdater:
                 log.debug("cannot list objects: %s", error)
                 self._outdated |= outdated
                 self._recheck.set()
-                await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
+                await asyncio.sleep(min(RETRY_SECONDS, 20 * self.settle_seconds))
 
     async def _list(self, kinds: Sequence[Kind], outdated: Collection[Kind]) -> None:
         for kind in [kind for kind in kinds if kind in outdated]:
-            keys = await self._cache.refresh(kind, self._namespaces)
+            keys = await self.cache.refresh(kind, self.namespaces)
             for key in keys if self.loaded.is_set() else ():
                 self._add(kind, key)
-        if not self.loaded.is_set() and all(map(self._cache.is_complete, kinds)):
+        if not self.loaded.is_set() and all(map(self.cache.is_complete, kinds)):
             await self.add_all()
             self.loaded.set()
 
     def _add(self, kind: Kind, key: Key) -> None:
-        for affected in self._users_of(kind, key) if kind in _PRESETS else (key,):
-            self._changed(affected)
+        for affected in self.users_of(kind, key) if kind in _PRESETS else (key,):
+            self.changed(affected)
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
-    """Return the key of the VLLMDeployment that an object belongs to by its labels; None if there is none.
-
-    A VLLMDeployment or a preset is its own key.
-    """
+    """Return the key of the VLLMDeployment that an object belongs to by its labels, or its own key; None if there is none."""
     if kind in _KEYS:
         return name_of(manifest)
     name = instance_of(manifest) if kind == POD else reading.mapping(manifest, "metadata", "labels").get(names.INSTANCE_LABEL)
@@ -344,14 +291,13 @@ def key_of(kind: Kind, manifest: Manifest) -> Key | None:
     return (namespace, name) if namespace and name else None
 
 
-def name_of(manifest: Manifest) -> ObjectName:
+def name_of(manifest: Manifest) -> Key:
     """Return namespace and name of an object."""
     metadata = manifest["metadata"]
     return metadata.get("namespace") or "", metadata["name"]
 
 
-def version_of(manifest: Manifest) -> int:
-    """Return the resourceVersion, which grows with each change."""
+def _version_of(manifest: Manifest) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
@@ -365,7 +311,7 @@ def _cached(kind: Kind, manifest: Manifest, key: Key) -> CachedObject:
         manifest = {**manifest, "metadata": metadata}
     if kind == REVISION:
         manifest = {field: value for field, value in manifest.items() if field != "data"}
-    return CachedObject(version_of(manifest), key, _serialize(manifest), user_fields)
+    return CachedObject(_version_of(manifest), key, _serialize(manifest), user_fields)
 
 
 def _serialize(manifest: Manifest) -> bytes:
