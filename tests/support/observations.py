@@ -13,6 +13,7 @@ from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods.view import PodView, read_pod
+from vllm_operator.status.knowledge import load_knowledge
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
 
@@ -214,6 +215,7 @@ def observe(
         "outcome": outcome(),
         "revision": "vllm-a-0123456789",
         "now": NOW,
+        "knowledge": load_knowledge(),
         "deployment": deployment(replicas),
         "service": service(),
         "claim": claim(),

@@ -3,8 +3,8 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 from support import observations as o
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
+from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pinning import digest_of
-from vllm_operator.status.decision import Case, Remediator
+from vllm_operator.pods.view import Phase
+from vllm_operator.status.crashes import Finding
+from vllm_operator.status.observation import PodFacts
+from vllm_operator.status.reaction import decide_about_crash
 from vllm_operator.status.remedies import Engine, carried_out, current, exact_changes, patch_command, patch_operations, remedied, settled
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
-DECIDE = Remediator(load_versions(), load_remedies())
+A_MINUTE_AGO = o.at(-60)
 TOO_LONG = {"requested": "131072", "needed": "16.00", "available": "0.68", "estimated": "5568"}
 
 
@@ -36,21 +40,55 @@ def auto(**more: Any) -> dict[str, Any]:
     return {"remediation": {"mode": "Auto", **more}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A crash of a Pod after some restarts, with what its log told, while some replicas serve."""
+
+    signature: str
+    pod: str = "vllm-a-x1"
+    restarts: int = 0
+    now: datetime = o.NOW
+    captures: Mapping[str, str] = field(default_factory=lambda: TOO_LONG)
+    during_start: bool = True
+    created_at: datetime | None = A_MINUTE_AGO
+    serving: int = 0
+
+    @property
+    def finding(self) -> Finding:
+        view = PodFacts(
+            name=self.pod,
+            uid=self.pod,
+            phase=Phase.CRASHED,
+            created_at=self.created_at,
+            state=None,
+            stage=Stage.PROCESS_START,
+            stall_check=None,
+            cache_key="",
+            is_current=True,
+        )
+        return Finding(
+            view=view,
+            run=self.restarts,
+            time=None,
+            in_force=True,
+            settles_at=None,
+            status=CrashStatus(signature=self.signature, pod=self.pod, restarts=self.restarts or None),
+            captures=tuple(self.captures.items()),
+            during_start=self.during_start,
+        )
+
+
 def case(signature: str = "MaxModelLenExceedsKvCache", **changes: Any) -> Case:
-    values: dict[str, Any] = {
-        "signature": SIGNATURES[signature],
-        "pod": "vllm-a-x1",
-        "restarts": 0,
-        "now": o.stamp(0),
-        "captures": TOO_LONG,
-        "during_start": True,
-        "created_at": o.at(-60),
-    }
-    return Case(**values | changes)
+    return Case(signature=signature, **changes)
+
+
+def decide_for(what: Case, made: VLLMDeployment, plan: Plan) -> RemediationStatus:
+    serving = [o.ready_pod(f"vllm-a-r{number}") for number in range(what.serving)]
+    return decide_about_crash(o.observe(*serving, resource=made, now=what.now), plan, what.finding)
 
 
 def decide(what: Case, status: RemediationStatus | None = None, plan: Plan | None = None, **spec: Any) -> RemediationStatus:
-    return DECIDE.decide(resource(status, **spec), plan or o.plan(), what)
+    return decide_for(what, resource(status, **spec), plan or o.plan())
 
 
 def scaled(decided: RemediationStatus) -> VLLMDeployment:
@@ -82,7 +120,7 @@ def changed(decided: RemediationStatus) -> list[tuple[str, str | None]]:
 
 def later(what: Case, pod: str = "vllm-a-x2", **changes: Any) -> Case:
     """The crash of a Pod that was created after the remedy."""
-    return replace(what, pod=pod, created_at=o.at(30), now=o.stamp(60), **changes)
+    return replace(what, pod=pod, created_at=o.at(30), now=o.at(60), **changes)
 
 
 # suggest
@@ -169,13 +207,13 @@ def test_nothing_is_applied_where(why: str) -> None:
 
 def test_looking_twice_decides_once() -> None:
     first = decide(case(), **auto())
-    assert decide(case(now=o.stamp(5)), first, **auto()) == first
+    assert decide(case(now=o.at(5)), first, **auto()) == first
     assert decide(case(during_start=False, captures={}), first, **auto()) == first
 
 
 def test_a_pod_from_before_the_remedy_says_nothing_about_it() -> None:
     first = decide(case(), **auto())
-    assert decide(case(restarts=1, now=o.stamp(20)), first, **auto()) == first
+    assert decide(case(restarts=1, now=o.at(20)), first, **auto()) == first
     assert decide(case(restarts=1, created_at=None), first, **auto()) == first
 
 
@@ -237,7 +275,7 @@ def test_a_hopeless_crash_frees_the_gpus_if_the_policy_says_so() -> None:
     assert decide(replace(unrecoverable, restarts=3), **policy).state is not RemediationState.STOPPED
     assert decide(replace(unrecoverable, serving=1), **policy).state is not RemediationState.STOPPED
     assert decide(unrecoverable).state is not RemediationState.STOPPED
-    retryable = replace(unrecoverable, signature=SIGNATURES["GpuMemoryInUse"])
+    retryable = replace(unrecoverable, signature="GpuMemoryInUse")
     assert decide(retryable, **policy).state is not RemediationState.STOPPED
 
 
@@ -358,14 +396,14 @@ def test_no_sequence_of_crashes_goes_round_in_circles(blows: list[Blow], most: i
             blow.signature,
             pod=f"vllm-a-x{pod}",
             restarts=restarts,
-            now=o.stamp(60 * number + 50),
+            now=o.at(60 * number + 50),
             captures=CAPTURED,
             during_start=blow.has_log,
             created_at=o.at(created),
         )
         spec = auto(maxAttempts=most) | {"engine": {"args": [{"name": "max-num-seqs", "value": "8"}]}}
         before = current(resource(status, generation=generation, **spec))
-        status = DECIDE.decide(resource(status, generation=generation, **spec), plan, what)
+        status = decide_for(what, resource(status, generation=generation, **spec), plan)
         applied = [remedy.signature for remedy in status.applied]
         assert len(applied) <= most
         assert len(set(applied)) == len(applied), "no remedy is tried twice"
@@ -375,5 +413,5 @@ def test_no_sequence_of_crashes_goes_round_in_circles(blows: list[Blow], most: i
             assert len(status.applied) <= len(before.applied) + 1, "one at a time"
             if before.state is RemediationState.GAVE_UP:
                 assert (status.state, status.applied) == (RemediationState.GAVE_UP, before.applied)
-        again = DECIDE.decide(resource(status, generation=generation, **spec), plan, what)
+        again = decide_for(what, resource(status, generation=generation, **spec), plan)
         assert again.applied == status.applied, "looking twice does nothing twice"

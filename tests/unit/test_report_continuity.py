@@ -220,7 +220,7 @@ def test_an_unknown_crash_whose_log_is_read_late_is_reported_with_the_error_of_t
 
 def test_the_owner_of_the_cluster_names_a_crash_that_had_a_name_of_ours_already() -> None:
     startup, _ = with_user_signatures(load_startup(), {"ours.yaml": yaml.safe_dump([LICENCE_SIGNATURE])})
-    knowledge = load_knowledge().with_startup(startup)
+    knowledge = replace(load_knowledge(), startup=startup)
     name = str(LICENCE_SIGNATURE["id"])
     own = replace(o.DEEP_GEMM_CRASH, signature=name, cause="The licence server lic-7 did not answer.")
     observation = o.observe(o.crashed_pod(), states={X1: StartupState(crash=o.DEEP_GEMM_CRASH)})

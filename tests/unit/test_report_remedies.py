@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from support import observations as o
-from support.reports import decide_on, report
+from support.reports import react_to, report
 from vllm_operator.logs.state import Crash, Stage, StartupState
-from vllm_operator.status.decision import PodReference
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.remedies import current
 from vllm_operator.status.report import Report
@@ -117,24 +116,27 @@ def stalled(**startup: Any) -> Observation:
     return o.observe(o.starting_pod(since=-800), states={X1: state}, spec={"startup": startup} if startup else {})
 
 
+def deleted(observed: Observation) -> list[tuple[str, str]]:
+    """The name and UID of the Pods that are deleted."""
+    return [(pod.name, pod.uid) for pod in react_to(observed).restart_pods]
+
+
 def test_a_stall_is_reported_and_left_alone() -> None:
     written = report(stalled())
     assert told(written) == [("Warning", "StartStalled")]
-    assert decide_on(stalled()).restart_pods == ()
+    assert deleted(stalled()) == []
     assert written.status.remediation is None
 
 
 def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> None:
     observed = stalled(onStall="Restart")
     written = report(observed)
-    assert decide_on(observed).restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
+    assert deleted(observed) == [("vllm-a-x1", "uid-vllm-a-x1")]
     assert told(written) == [("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
     assert "The operator deletes the Pod" in message(written, "Progressing")
     later = o.after(observed, written, seconds=1)
     again = report(later)
-    assert decide_on(later).restart_pods == decide_on(observed).restart_pods, (
-        "an operator that ended before it could delete the Pod goes on"
-    )
+    assert deleted(later) == deleted(observed), "an operator that ended before it could delete the Pod goes on"
     assert (again.events, again.status) == ((), written.status)
 
 
@@ -144,7 +146,7 @@ def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
     state = StartupState(stage=Stage.READY, stage_since=o.at(-700), last_line_at=o.at(-700), lines=9)
     second = o.after(observed, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
     last = report(second)
-    assert decide_on(second).restart_pods == ()
+    assert deleted(second) == []
     assert "spec.startup.maxStallRestarts is reached" in message(last, "Progressing")
     assert last.status.remediation == written.status.remediation
 

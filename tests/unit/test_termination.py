@@ -10,8 +10,6 @@ from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.status.crashes import MESSAGES_READ, find_crashes
-from vllm_operator.status.knowledge import load_knowledge
-from vllm_operator.status.observation import ObservedState
 
 KNOWLEDGE = load_startup()
 
@@ -69,7 +67,7 @@ def test_a_signal_that_nothing_explains_is_named() -> None:
 def test_of_many_crashed_pods_the_messages_of_the_latest_ends_are_read() -> None:
     message = "ValueError: No available memory for the cache blocks.\n"
     pods = [o.crashed_pod(f"vllm-a-x{number}", seconds=-100.0 - number, message=message) for number in range(100)]
-    found = find_crashes(ObservedState.read(o.observe(*pods, replicas=100), load_knowledge())).findings
+    found = find_crashes(o.observe(*pods, replicas=100)).findings
     named = [finding.view.name for finding in found if finding.status.signature == "NoKvCacheMemory"]
     assert named == [f"vllm-a-x{number}" for number in range(MESSAGES_READ)]
     assert len(found) == 100

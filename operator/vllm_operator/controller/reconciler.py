@@ -32,7 +32,6 @@ from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterErr
 from vllm_operator.kube.events import EventRecorder
 from vllm_operator.planning.validation import ArtifactTrust
 from vllm_operator.pods.tools import TOOLS_IMAGE
-from vllm_operator.status.decision import load_remediator
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +112,6 @@ class Reconciler:
             crashes=crashes,
             logs=logs,
             starts=StartReader(client, now=now),
-            remediator=load_remediator(),
             recorder=EventRecorder(client),
             metrics=metrics,
             now=now,

@@ -28,9 +28,10 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
+from vllm_operator.pods.view import PodView
 from vllm_operator.status.crashes import find_crashes
-from vllm_operator.status.decision import PodReference, Remediator, decide
-from vllm_operator.status.observation import Observation, ObservedState
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.reaction import react
 from vllm_operator.status.report import Report, report, status_with_failure
 from vllm_operator.text import wording
 
@@ -63,7 +64,6 @@ class Reporter:
     crashes: KnownCrashes
     logs: Logs
     starts: StartReader
-    remediator: Remediator
     recorder: EventRecorder
     metrics: Metrics
     now: Callable[[], datetime]
@@ -76,21 +76,20 @@ class Reporter:
         """
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
-        observation, look_again = await self._observe(snapshot, result)
-        observed = ObservedState.read(observation, self.crashes.reporting)
+        observed, look_again = await self._observe(snapshot, result)
         crashes = find_crashes(observed)
-        decision = decide(observed, crashes, self.remediator)
-        reported = report(observed, crashes, decision)
+        reaction = react(observed, crashes)
+        reported = report(observed, crashes, reaction)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_lasting = must_act or before.cache != now.cache or reported.events or result.activity.skipped
         is_applied = applied.written and applied.failure is None
-        if before.pinned_plan is not None and is_applied and not is_lasting and not _is_seen(observation.deployment):
+        if before.pinned_plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._write(snapshot, reported)
-        await self._restart_stalled(snapshot.resource.metadata.namespace, decision.restart_pods)
+        await self._restart_stalled(snapshot.resource.metadata.namespace, reaction.restart_pods)
         if must_act:
             return Result("waiting", ACT_SECONDS)
         if applied.waiting:
@@ -134,6 +133,7 @@ class Reporter:
             outcome=decision.outcome,
             revision=result.revision,
             now=starts.now,
+            knowledge=self.crashes.reporting,
             deployment=find_child(applied.children, DEPLOYMENT, resource.metadata.name) or (None if of_earlier else deployment),
             service=find_child(applied.children, SERVICE, resource.metadata.name) or snapshot.child(SERVICE),
             claim=claim,
@@ -180,7 +180,7 @@ class Reporter:
         await self.client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
         self.metrics.wrote("status", labels.KIND)
 
-    async def _restart_stalled(self, namespace: str, pods: Iterable[PodReference]) -> None:
+    async def _restart_stalled(self, namespace: str, pods: Iterable[PodView]) -> None:
         """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in pods:
             try:

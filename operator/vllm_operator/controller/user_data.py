@@ -80,7 +80,7 @@ class KnownCrashes:
     def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
         """Replace the administrator's signatures, for logs that are read from now on."""
         startup, read = with_user_signatures(self.shipped, texts)
-        reporting = self.reporting.with_startup(startup)
+        reporting = replace(self.reporting, startup=startup)
         self.startup, self.reporting = startup, reporting
         log.info("crash signatures of the ConfigMap in use: %d", len(read.added))
         return read

@@ -1,10 +1,10 @@
 """Status, conditions and events of a VLLMDeployment, and the reaction to crashes. Pure.
 
-observation       the input `Observation`, `ObservedState` (with parsed Pods, worst first), stalled starts, the rollout
+observation       the input: `Observation`, with parsed Pods (worst first), stalled starts, the rollout
 knowledge         messages, and the catalog data about starts, crashes and terminated Pods
 crashes           crashes, which of them is in force, and their record in `status.lastCrash`
 starts            starts whose logs show their caches: durations, estimates, lateness, saved time
-decision          `Decision`: remedies, damaged caches, restarts of stalled starts, scale to zero
+reaction          remedies, damaged caches, restarts of stalled starts, scale to zero
 cache_damage      whether damaged caches cause a crash
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
 planned           Accepted, Planned, `status.pinnedPlan`

@@ -21,7 +21,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus, QuarantinedCache
 from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.status.crashes import Crashes
-from vllm_operator.status.observation import ObservedState, PodFacts
+from vllm_operator.status.observation import Observation, PodFacts
 
 MAX_QUARANTINED = 3
 """Maximum number of quarantined directories, because each costs a cold start. A volume that damages more files needs a person."""
@@ -58,7 +58,7 @@ class _Candidate:
     run: int
 
 
-def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -> CacheDamage:
+def assess_cache_damage(observed: Observation, plan: Plan, crashes: Crashes) -> CacheDamage:
     """Assess the crashes of Pods that use a plan's caches."""
     previous = observed.previous
     known = tuple((previous.cache.quarantined if previous.cache else None) or ())
@@ -84,12 +84,12 @@ def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamag
     return current + 1 if damage is not None and damage.raised else current or before
 
 
-def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
+def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
     """Return the last quarantined directory, if it was quarantined within `WINDOW`."""
     return next((entry for entry in reversed(_recent(observed, quarantined))), None)
 
 
-def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
+def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
         if finding.settled and finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan):
             yield _Candidate(finding.status.signature, finding.view, finding.run)
@@ -100,7 +100,7 @@ def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterat
             yield _Candidate(min(signs), view, view.restarts)
 
 
-def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
+def _why_not_damaged(observed: Observation, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
     """Return the message why the directory is not quarantined; empty if it is."""
     filled = bool(reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
@@ -113,7 +113,7 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
     return "cache.quarantined_often" if len(recent) >= MAX_QUARANTINED else ""
 
 
-def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:
+def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> bool:
     """Return whether the damaged file can only be in the caches of the plan.
 
     A start on a full volume writes such a file, and the next start of the same container crashes on it, even in a new directory.
@@ -130,12 +130,12 @@ def _is_fetched(candidate: _Candidate) -> bool:
     return result is not None and result.result in FETCHED
 
 
-def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
+def _time_since(observed: Observation, entry: QuarantinedCache) -> timedelta:
     when = reading.moment(entry.time)
     return observed.now - when if when is not None else WINDOW
 
 
-def _had_any(observed: ObservedState, candidate: _Candidate) -> bool:
+def _had_any(observed: Observation, candidate: _Candidate) -> bool:
     state = observed.startups.get((candidate.view.uid, candidate.run))
     if state is not None and state.cache.hits > 0:
         return True
@@ -145,6 +145,6 @@ def _had_any(observed: ObservedState, candidate: _Candidate) -> bool:
     return (before.restarts or 0) < candidate.run
 
 
-def _recent(observed: ObservedState, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:
+def _recent(observed: Observation, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:
     since = observed.now - WINDOW
     return [entry for entry in known if (when := reading.moment(entry.time)) is not None and when >= since]

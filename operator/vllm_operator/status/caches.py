@@ -24,7 +24,7 @@ from vllm_operator.caches.claims import cache_claim_name, is_terminating, storag
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
-from vllm_operator.status.observation import Observation, ObservedState, why_no_pod
+from vllm_operator.status.observation import Observation, why_no_pod
 from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.starts import known_stages, last_start, next_start_finds
 from vllm_operator.text import wording
@@ -52,11 +52,11 @@ class CacheLocation:
     is_shared: bool
 
 
-def locate_cache(observation: Observation) -> CacheLocation | None:
+def locate_cache(observed: Observation) -> CacheLocation | None:
     """Return the location of the caches; None if they are on no volume."""
-    if observation.claim_name is not None:
-        return CacheLocation(f"PVC {observation.claim_name}", is_shared=True)
-    volume: Any = volume_at(template_spec(observation.deployment), CACHE_ROOT)
+    if observed.claim_name is not None:
+        return CacheLocation(f"PVC {observed.claim_name}", is_shared=True)
+    volume: Any = volume_at(template_spec(observed.deployment), CACHE_ROOT)
     if path := reading.text(volume, "hostPath", "path"):
         return CacheLocation(f"{path} on the node", is_shared=True)
     if reading.mapping(volume, "ephemeral"):
@@ -64,7 +64,7 @@ def locate_cache(observation: Observation) -> CacheLocation | None:
     return CacheLocation("an emptyDir of the Pod", is_shared=False) if "emptyDir" in volume else None
 
 
-def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage | None = None) -> CacheStatus | None:
+def cache_status(observed: Observation, plan: Plan | None, damage: CacheDamage | None = None) -> CacheStatus | None:
     """Return `status.cache`; None without a plan. `damage` describes damaged caches."""
     if plan is None:
         return None
@@ -89,15 +89,15 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     )
 
 
-def _unexpected_claim(observation: Observation) -> str | None:
+def _unexpected_claim(observed: Observation) -> str | None:
     """Return `claimName`: the PVC if it differs from the spec's."""
-    resource, claim = observation.resource, observation.claim_name
+    resource, claim = observed.resource, observed.claim_name
     expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
     return None if claim == expected else claim or ""
 
 
 def cache_warm(
-    observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
+    observed: Observation, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
 ) -> Verdict:
     """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
     say = observed.messages.say
@@ -116,7 +116,7 @@ def cache_warm(
     return Verdict(verdict.status, verdict.reason, text)
 
 
-def _notes(observed: ObservedState, damage: CacheDamage | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _notes(observed: Observation, damage: CacheDamage | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the messages that are appended to the verdict on the last start, and their facts."""
     activity, plan = observed.activity, observed.outcome.plan
     if (stays := _one_node(observed)) is not None:
@@ -142,7 +142,7 @@ def _notes(observed: ObservedState, damage: CacheDamage | None) -> Iterator[tupl
         yield "cache.left_behind", {"key": before.key, "time": reading.moment(before.time), "signature": before.signature}
 
 
-def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
+def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
     """Describe which Pod fills an empty cache while others wait; None if none waits."""
     activity, wanted = observed.activity, observed.wanted
     facts: dict[str, Any] = {"claim": observed.claim_name, "key": cache.key, "because": activity.because}
@@ -163,25 +163,25 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
     return None
 
 
-def _destination(observed: ObservedState) -> dict[str, Any]:
+def _destination(observed: Observation) -> dict[str, Any]:
     """Return the image for which caches are compiled, and the repository to which they are published (None without one)."""
     plan, cache = observed.outcome.plan, observed.resource.spec.cache
     repository = cache.artifact.repository if cache is not None and cache.artifact is not None else None
     return {"image": plan.image if plan is not None else None, "repository": repository}
 
 
-def _one_node(observation: Observation) -> dict[str, Any] | None:
+def _one_node(observed: Observation) -> dict[str, Any] | None:
     """Return the PVC that binds several replicas to one node, and how many of them the node's GPUs can run; None if no PVC does."""
-    plan = observation.outcome.plan
-    claims = (("cache", observation.claim), ("weights", observation.weights_claim))
+    plan = observed.outcome.plan
+    claims = (("cache", observed.claim), ("weights", observed.weights_claim))
     field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
-    if claim is None or observation.wanted < 2:
+    if claim is None or observed.wanted < 2:
         return None
     room = plan.resource_per_node // plan.count if plan is not None and plan.resource_per_node and plan.count else None
     return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
 
 
-def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict:
+def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:
     start, say = last_start(observed), observed.messages.say
     facts: dict[str, Any] = {"place": place.words, "key": cache.key, "cold": cache.cold_start_seconds, "warm": cache.warm_start_seconds}
     if start is None:
@@ -199,7 +199,7 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
     return Verdict(UNKNOWN, reason, text)
 
 
-def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> str | None:
+def _remembered(observed: Observation, cache: CacheStatus, place: CacheLocation) -> str | None:
     """Return what the last start did with the same caches, if its log is no longer available."""
     previous = observed.previous
     before = find_condition(previous.conditions, CACHE_WARM)
@@ -210,7 +210,7 @@ def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocatio
     return before.reason if is_about_place and previous.cache is not None and previous.cache.key == cache.key else None
 
 
-def claim_verdict(observed: ObservedState) -> Verdict | None:
+def claim_verdict(observed: Observation) -> Verdict | None:
     """Return the problem with the PVCs of caches and weights; None if both are bound."""
     spec = observed.resource.spec
     of_caches = _Claim("cache", observed.claim_name, observed.claim, spec.cache)
@@ -221,7 +221,7 @@ def claim_verdict(observed: ObservedState) -> Verdict | None:
     return next((verdict for verdict in (*problems, *verdicts) if verdict is not None), None)
 
 
-def binding_deadline(observed: ObservedState) -> datetime | None:
+def binding_deadline(observed: Observation) -> datetime | None:
     """Return when a new unbound PVC will be reported; None if all are bound or reported."""
     verdict = claim_verdict(observed)
     if verdict is None or verdict.status is not UNKNOWN:
@@ -246,7 +246,7 @@ def _is_bound(claim: Manifest) -> bool:
     return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
 
 
-def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
+def _verdict(observed: Observation, claim: _Claim) -> Verdict | None:
     if claim.name is None:
         return None
     say = observed.messages.say
@@ -267,7 +267,7 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
     return None if _is_bound(claim.live) else _unbound(observed, claim.live, claim.field)
 
 
-def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[str, Any]) -> str:
+def _describe_termination(observed: Observation, claim: _Claim, facts: dict[str, Any]) -> str:
     """Describe which Pods keep a PVC from being deleted, and the fix."""
     name = observed.resource.metadata.name
     holders = observed.claim_holders.get(claim.name or "", ())
@@ -300,7 +300,7 @@ def _some(pods: Sequence[str]) -> str:
     return f"Pod{'s' if len(pods) > 1 else ''} {words}"
 
 
-def _unbound(observed: ObservedState, claim: Manifest, field: str) -> Verdict:
+def _unbound(observed: Observation, claim: Manifest, field: str) -> Verdict:
     name = reading.text(claim, "metadata", "name")
     uid = reading.text(claim, "metadata", "uid")
     event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
@@ -328,7 +328,7 @@ _MAX_MESSAGE = 300
 _PRESENT = "Present"
 
 
-def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | None) -> ArtifactStatus | None:
+def artifact_status(observed: Observation, plan: Plan, damage: CacheDamage | None) -> ArtifactStatus | None:
     """Return `status.cache.artifact`; None if the spec names no artifact, or the plan fetches none."""
     spec = observed.resource.spec.cache
     if spec is None or spec.artifact is None or plan.cache_artifact is None:
@@ -341,25 +341,25 @@ def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | N
     return status if status != ArtifactStatus() else None
 
 
-def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
+def _fetched(observed: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
     """Return the report of the newest Pod. A cache hit on the volume does not change the artifact status."""
-    result = _newest_fetch(observation)
+    result = _newest_fetch(observed)
     if result is None or (result.result == _PRESENT and before is not None and before.fetch in FETCHED):
         return {}
     return {"tag": result.tag or None, "digest": result.digest or None, "fetch": result.result, "cold_start_seconds": result.cold_seconds}
 
 
-def _newest_fetch(observation: Observation) -> ArtifactResult | None:
+def _newest_fetch(observed: Observation) -> ArtifactResult | None:
     """Return what the newest Pod with a report fetched; None without one."""
-    pods = sorted((*observation.pods, *observation.primers), key=lambda pod: (reading.stamp(pod.created_at) or "", pod.name), reverse=True)
+    pods = sorted((*observed.pods, *observed.primers), key=lambda pod: (reading.stamp(pod.created_at) or "", pod.name), reverse=True)
     return next((result for pod in pods if (result := read_fetch(pod.manifest)) is not None), None)
 
 
-def _published(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
-    publication = observation.activity.publication
+def _published(observed: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
+    publication = observed.activity.publication
     names = ("publication", "publish_result", "publish_time")
     if publication is None:
-        artifact = observation.resource.spec.cache.artifact if observation.resource.spec.cache else None
+        artifact = observed.resource.spec.cache.artifact if observed.resource.spec.cache else None
         is_requested = artifact is not None and artifact.publish is Publish.WHEN_PRIMED
         return {} if is_requested else dict.fromkeys(names)
     if publication.state is PublicationState.DONE and publication.ended is not None:
@@ -374,7 +374,7 @@ def _published(observation: Observation, before: ArtifactStatus | None) -> dict[
     return {} if is_same else dict.fromkeys(names)
 
 
-def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) -> Verdict | None:
+def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> Verdict | None:
     """Judge CachePublished; None if the spec requests no publication."""
     publication, say = observed.activity.publication, observed.messages.say
     spec = observed.resource.spec.cache
@@ -416,7 +416,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     return Verdict(FALSE, reason, say("publishing.failed", is_final=publication.is_last or result in FINAL, **facts))
 
 
-def _note_about_fetch(observed: ObservedState) -> tuple[str, dict[str, Any]] | None:
+def _note_about_fetch(observed: Observation) -> tuple[str, dict[str, Any]] | None:
     """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
     result, cache, plan = _newest_fetch(observed), observed.resource.spec.cache, observed.outcome.plan
     spec = cache.artifact if cache is not None else None

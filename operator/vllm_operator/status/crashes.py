@@ -24,7 +24,7 @@ from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, Unr
 from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
 from vllm_operator.status.knowledge import match_container, match_pod
-from vllm_operator.status.observation import ObservedState, PodFacts
+from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
@@ -94,7 +94,7 @@ class Crashes:
         return tuple(finding for finding in self.findings if finding.in_force)
 
 
-def find_crashes(observed: ObservedState) -> Crashes:
+def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""
     horizon = observed.now + CLOCK_SKEW
     findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
@@ -120,19 +120,19 @@ def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
     return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
 
 
-def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
+def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
     previous = _recorded(observed)
     if previous is None or not _is_same(found, previous):
         return None
     return previous.model_copy(update={"exit_code": found.exit_code}) if previous.exit_code is None else previous
 
 
-def _recorded(observed: ObservedState) -> CrashStatus | None:
+def _recorded(observed: Observation) -> CrashStatus | None:
     """Return `status.lastCrash` with the omitted texts."""
     return restore(observed.previous.last_crash, observed.knowledge.signatures)
 
 
-def _findings(observed: ObservedState) -> Iterator[Finding]:
+def _findings(observed: Observation) -> Iterator[Finding]:
     missing = observed.serving < observed.wanted
     with_messages = _last_ended(observed)
     for view in (*observed.pod_facts, *observed.primer_facts):
@@ -145,7 +145,7 @@ def _findings(observed: ObservedState) -> Iterator[Finding]:
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
 
 
-def _last_ended(observed: ObservedState) -> Set[str]:
+def _last_ended(observed: Observation) -> Set[str]:
     """Return the UIDs of the Pods with termination messages whose containers ended last."""
     horizon = observed.now + CLOCK_SKEW
     ends = ((view.termination, view) for view in (*observed.pod_facts, *observed.primer_facts) if view.termination is not None)
@@ -153,14 +153,14 @@ def _last_ended(observed: ObservedState) -> Set[str]:
     return {uid for _, _, uid in latest[:MESSAGES_READ]}
 
 
-def _failed(observed: ObservedState, view: PodFacts, *, in_force: bool) -> Finding:
+def _failed(observed: Observation, view: PodFacts, *, in_force: bool) -> Finding:
     time = view.termination.finished_at if view.termination else view.created_at
     code = view.termination.exit_code if view.termination else None
     status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
     return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
 
 
-def _hung(observed: ObservedState, view: PodFacts) -> Finding:
+def _hung(observed: Observation, view: PodFacts) -> Finding:
     """Return a crash in the log of a container that still runs."""
     state = view.state
     assert state is not None
@@ -177,7 +177,7 @@ def _hung(observed: ObservedState, view: PodFacts) -> Finding:
     )
 
 
-def _crashed(observed: ObservedState, view: PodFacts, ended: Termination) -> Finding:
+def _crashed(observed: Observation, view: PodFacts, ended: Termination) -> Finding:
     state = None if view.container else observed.startups.get((view.uid, ended.run))
     unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
@@ -205,7 +205,7 @@ def _crashed(observed: ObservedState, view: PodFacts, ended: Termination) -> Fin
 
 
 def _status(
-    observed: ObservedState,
+    observed: Observation,
     view: PodFacts,
     crash: Crash | None,
     *,
@@ -235,7 +235,7 @@ def _status(
     )
 
 
-def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
+def _better(observed: Observation, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
     """Return the more informative description of a crash; the earlier one if both are equal.
 
     A user-defined signature replaces itself, because its texts may have changed.
@@ -247,7 +247,7 @@ def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashS
     return found if now > before or (now == before and (has_other_problem or now == _USER_DEFINED)) else previous
 
 
-def _weight(observed: ObservedState, crash: CrashStatus) -> int:
+def _weight(observed: Observation, crash: CrashStatus) -> int:
     """Rate a description: nothing, an unnamed error, a weak cause, a cause, a cause by a user-defined signature."""
     if crash.signature == UNKNOWN:
         cause = crash.cause or ""
@@ -262,17 +262,17 @@ def _weight(observed: ObservedState, crash: CrashStatus) -> int:
     )
 
 
-def _unread_clause(observed: ObservedState, unread: UnreadLog | None) -> str:
+def _unread_clause(observed: Observation, unread: UnreadLog | None) -> str:
     return observed.messages.say(f"unread.{unread.problem}", detail=unread.detail) if unread is not None else ""
 
 
-def _problem(observed: ObservedState, cause: str) -> LogProblem | None:
+def _problem(observed: Observation, cause: str) -> LogProblem | None:
     """Return why the log could not be read, from the cause of a crash; None if it was read."""
     return next((problem for problem in LogProblem if f", {_unread_clause(observed, UnreadLog(problem))}" in cause), None)
 
 
 def _diagnose(
-    observed: ObservedState, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
+    observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
     """Name the end of a run by its log and exit code, else by its status and events."""
     found = diagnose_termination(
@@ -290,7 +290,7 @@ def _diagnose(
     return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
 
 
-def crash_settles(observed: ObservedState, view: PodFacts) -> datetime | None:
+def crash_settles(observed: Observation, view: PodFacts) -> datetime | None:
     """Return when a start counts as crashed because its log shows a crash, although its container still runs; None otherwise."""
     state = view.state
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:

@@ -19,7 +19,7 @@ from vllm_operator.pods.view import Phase
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes
 from vllm_operator.status.crashes import reason as reason_of
-from vllm_operator.status.observation import ObservedState, PodFacts
+from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.planned import mismatches, previous_plan
 from vllm_operator.status.remedies import current, in_words
 from vllm_operator.status.starts import Start, completed_stages, last_start
@@ -53,7 +53,7 @@ class EventDraft:
     series: str = ""
 
 
-def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes, plan: Plan | None) -> tuple[EventDraft, ...]:
+def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes, plan: Plan | None) -> tuple[EventDraft, ...]:
     """Draft the events for the changes since the previous status, in order. `plan` is the plan with the backends that the logs name."""
     return (
         *_planning(observed, status, plan),
@@ -68,7 +68,7 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
     )
 
 
-def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan | None) -> Iterator[EventDraft]:
+def _planning(observed: Observation, status: VLLMDeploymentStatus, plan: Plan | None) -> Iterator[EventDraft]:
     generation, previous = observed.resource.metadata.generation, observed.previous
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
@@ -97,12 +97,12 @@ def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
     return (plan.observed_generation, plan.replan_token, plan.cache_key)
 
 
-def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
+def _both(observed: Observation, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
     """Return the new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.previous.conditions, type)
 
 
-def _changed_messages(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _changed_messages(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     """Draft events about conditions that have one of these reasons and another message than before."""
     for type, reason, name, series in _BY_MESSAGE:
         now, before = _both(observed, status, type)
@@ -110,7 +110,7 @@ def _changed_messages(observed: ObservedState, status: VLLMDeploymentStatus) -> 
             yield EventDraft(type=WARNING, reason=reason, message=now.message, key=f"{name}-{_digest(now.message)}", series=series)
 
 
-def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
+def _long_stages(observed: Observation) -> Iterator[EventDraft]:
     """Draft events about the long stages that the leading Pod has completed since the previous status."""
     before = observed.previous.startup
     if before is None or not before.pods or before.stage not in list(Stage):
@@ -124,12 +124,12 @@ def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
     for stage, begun, ended in _completed(observed, view, Stage(before.stage), reading.moment(before.stage_since)):
         seconds = (ended - begun).total_seconds()
         if seconds > LONG_STAGE_SECONDS:
-            message = observed.messages.say("event.stage", pod=view, what=observed.messages.stage(stage), seconds=seconds)
+            message = observed.messages.say("event.stage", pod=view, what=observed.messages.stages[stage], seconds=seconds)
             key, series = f"stage-{view.uid}-{view.restarts}-{stage}", f"stage-{view.uid}-{stage}"
             yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
 
 
-def _completed(observed: ObservedState, view: PodFacts, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
+def _completed(observed: Observation, view: PodFacts, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
     """Yield the stages that a Pod has completed since it was in `stage`. Waiting for a node is omitted: it has a separate warning."""
     state, order = view.state, list(Stage)
     has_pulled = view.phase is Phase.READY or order.index(view.stage) > order.index(Stage.IMAGE_PULL)
@@ -140,7 +140,7 @@ def _completed(observed: ObservedState, view: PodFacts, stage: Stage, since: dat
         yield from (done for done in completed_stages(state) if order.index(stage) <= order.index(done[0]) < current)
 
 
-def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
     if now is None or now.reason not in _STUCK or not observed.unhealthy:
         return
@@ -151,7 +151,7 @@ def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{worst.stage}", series=series)
 
 
-def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _claim(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, CACHE_WARM)
     if now is None or now.reason not in CLAIM_PROBLEMS or (before is not None and before.reason == now.reason):
         return
@@ -159,7 +159,7 @@ def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")
 
 
-def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     """Draft events about caches that a Pod starts to fill, that were not filled before a rollout, or that are quarantined."""
     now, before = _both(observed, status, CACHE_WARM)
     if now is None or status.cache is None:
@@ -174,7 +174,7 @@ def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[E
         yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
 
 
-def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
+def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash = crashes.last
@@ -184,7 +184,7 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
     yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts or 0}", series=f"crash-{uid}-{word}")
 
 
-def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = status.remediation, observed.previous.remediation
     generation = observed.resource.metadata.generation
     kept = current(observed.resource)
@@ -203,7 +203,7 @@ def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
             yield EventDraft(type=WARNING, reason="RestartedStalled", message=message, key=f"stall-{pod}")
 
 
-def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
     ready = sorted(
         (view for view in observed.pod_facts if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name)

@@ -7,9 +7,10 @@ The rules for terminated containers and Pods (`terminations.yaml`) use only the 
 a refusal by the kubelet. `vllm_operator.logs.termination` evaluates the log, the exit code and the kernel's OOM kills.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import jinja2
@@ -17,11 +18,31 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.startup import RemedyAction, Signature, StartupKnowledge, load_startup
+from vllm_operator.catalog.startup import Remedy, RemedyAction, Signature, StartupKnowledge, load_remedies, load_startup
+from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.text import wording
 from vllm_operator.text.wording import clean, sentence
+
+_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
+_FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
+_PULLING = re.compile(
+    r'^(?:Back-off pulling image "[^"]*": \w+: |rpc error: code = \w+ desc = |Error response from daemon: |'
+    r'failed to pull and unpack image "[^"]*": |failed to resolve (?:reference|image) "[^"]*": )+'
+)
+_FILTERS = {
+    "duration": wording.duration,
+    "clock": wording.clock,
+    "time": wording.time_of_day,
+    "minute": wording.minute,
+    "count": wording.count,
+    "quote": lambda text, limit=200: clean(text, limit),
+    "sentence": sentence,
+    "scheduler": lambda text: _PREEMPTION.split(text, maxsplit=1)[0],
+    "pull": lambda text: _PULLING.sub("", text),  # the cause comes last, after nested prefixes
+    "refusal": lambda text: _FORBIDDEN_POD.sub("", text),  # the name of a refused Pod differs in each attempt
+}
 
 
 class MessageTexts(Entry):
@@ -34,44 +55,32 @@ class MessageTexts(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The templates, and the words for the stages of a start and for phases of a Pod."""
+    """The templates, each compiled when it is used first, and the words for stages and phases."""
 
     environment: jinja2.Environment
-    texts: Mapping[str, str]
     stages: Mapping[Stage, str]
     phases: Mapping[Phase, str]
-    compiled: dict[str, jinja2.Template] = field(default_factory=dict)
-    """Those that were used. An operator uses a few of them, and all together take a tenth of its start."""
 
     def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message: one line, free of control characters, at most `limit` characters.
 
         Raises:
-            KeyError: There is no such message.
+            jinja2.TemplateNotFound: There is no such message.
             jinja2.TemplateSyntaxError: It is malformed; the tests render all messages.
             jinja2.UndefinedError: The message names a fact that is not given.
         """
-        return wording.clean(self._template(name).render(**facts), limit)
+        return clean(self.environment.get_template(name).render(**facts), limit)
 
     def fit(self, name: str, *, shrink: tuple[str, ...], limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message; where it is too long, shorten the facts in `shrink`, the longest first, not its end."""
         shrunk = dict(facts)
         for _ in range(8):
-            excess = len(wording.clean(self._template(name).render(**shrunk), 16 * limit)) - limit
+            excess = len(self.say(name, limit=16 * limit, **shrunk)) - limit
             longest = max(shrink, key=lambda key: len(shrunk[key] or ""))
             if excess <= 0 or len(shrunk[longest] or "") < 60:
                 break
             shrunk[longest] = wording.shorten(shrunk[longest], max(40, len(shrunk[longest]) - excess))
         return self.say(name, limit=limit, **shrunk)
-
-    def _template(self, name: str) -> jinja2.Template:
-        if name not in self.compiled:
-            self.compiled[name] = self.environment.from_string(self.texts[name])
-        return self.compiled[name]
-
-    def stage(self, stage: str) -> str:
-        """Say a stage in words."""
-        return self.stages[Stage(stage)] if stage in Stage.__members__.values() else stage
 
 
 @cache
@@ -81,31 +90,26 @@ def load_messages() -> Messages:
 
 
 def prepare_messages(texts: MessageTexts) -> Messages:
-    """Prepare messages; each is compiled when it is used first.
+    """Prepare messages.
 
     Raises:
         ValueError: A stage or phase is unknown, or a stage has no words.
     """
     # Plain text needs no escaping. In the sandbox, a template cannot call anything.
-    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.DictLoader(texts.messages),
+        auto_reload=False,
+    )
     environment.globals.clear()  # no template uses these functions, and each message would get a copy of the list of them
-    environment.filters |= {
-        "duration": wording.duration,
-        "clock": wording.clock,
-        "time": wording.time_of_day,
-        "minute": wording.minute,
-        "count": wording.count,
-        "quote": lambda text, limit=200: wording.clean(text, limit),
-        "sentence": wording.sentence,
-        "scheduler": wording.without_preemption,
-        "pull": wording.without_pull,
-        "refusal": wording.without_pod_name,
-    }
+    environment.filters |= _FILTERS
     stages = {Stage(name): words for name, words in texts.stages.items()}
     if missing := set(Stage) - set(stages):
         raise ValueError(f"stages without words: {sorted(missing)}")
-    phases = {Phase(name): words for name, words in texts.phases.items()}
-    return Messages(environment, texts.messages, stages, phases)
+    return Messages(environment, stages, {Phase(name): words for name, words in texts.phases.items()})
 
 
 class TerminationRule(Entry):
@@ -122,6 +126,10 @@ class TerminationRule(Entry):
     probe: str = ""
     is_weak: bool = False
 
+    def has_reason(self, reason: str) -> bool:
+        """Return whether the rule is for this reason."""
+        return self.reason in ("", reason) or (self.reason.endswith("*") and reason.startswith(self.reason[:-1]))
+
 
 class TerminationRules(Entry):
     """Rules for containers that were running, and for Pods that will not run again. The first match wins."""
@@ -130,46 +138,52 @@ class TerminationRules(Entry):
     pods: tuple[TerminationRule, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Loaded once and shared by all reports.
+    """The catalog data, loaded once and shared by all reports."""
 
-    Attributes:
-        messages: The messages.
-        startup: Stages and crash signatures.
-        terminations: Rules for terminated containers and Pods.
-        logged_names: Names of backends in logs.
-        weak: Signatures with little information, which a later finding replaces.
-        signatures: Crash signatures by name.
-        quarantining: Signatures of damaged caches.
-        cleaning: Signatures of a full volume.
-    """
-
+    startup: StartupKnowledge  # stages and crash signatures, also those of the administrator
     messages: Messages
-    startup: StartupKnowledge
     terminations: TerminationRules
     logged_names: LoggedNames
-    weak: frozenset[str]
-    signatures: Mapping[str, Signature]
-    quarantining: frozenset[str] = frozenset()
-    cleaning: frozenset[str] = frozenset()
+    versions: Versions
+    remedies: Mapping[str, Remedy]  # those that the operator may apply by itself, by signature
 
-    def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
-        """Return a copy with other crash signatures."""
-        return replace(self, startup=startup, **_by_signature(startup, self.terminations))
+    @cached_property
+    def signatures(self) -> Mapping[str, Signature]:
+        """Crash signatures by name."""
+        return {signature.id: signature for signature in self.startup.signatures}
+
+    @cached_property
+    def weak(self) -> frozenset[str]:
+        """Signatures with little information, which a later finding replaces."""
+        echoes = {signature.id for signature in self.startup.signatures if signature.is_echo}
+        return frozenset(echoes | {rule.id for rule in self.terminations.containers if rule.is_weak})
+
+    @cached_property
+    def quarantining(self) -> frozenset[str]:
+        """Signatures of damaged caches."""
+        return self._with_action(RemedyAction.QUARANTINE_CACHE)
+
+    @cached_property
+    def cleaning(self) -> frozenset[str]:
+        """Signatures of a full volume."""
+        return self._with_action(RemedyAction.CLEAN_CACHE)
+
+    def _with_action(self, action: RemedyAction) -> frozenset[str]:
+        return frozenset(signature.id for signature in self.startup.signatures if signature.remedy_action is action)
 
 
 @cache
 def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     """Load the shipped data. `startup` is used instead of loading it again."""
-    known = startup or load_startup()
-    rules = load_termination_rules()
     return Knowledge(
+        startup=startup or load_startup(),
         messages=load_messages(),
-        startup=known,
-        terminations=rules,
+        terminations=load_termination_rules(),
         logged_names=load_logged_names(),
-        **_by_signature(known, rules),
+        versions=load_versions(),
+        remedies=load_remedies(),
     )
 
 
@@ -180,35 +194,16 @@ def load_termination_rules() -> TerminationRules:
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:
     """Name the cause of a container's end from its status and the kubelet's message about a probe; None if no rule matches."""
-    rule = next((rule for rule in rules.containers if _matches(rule, ended, probe)), None)
-    return _crash(rule, view, ended) if rule is not None else None
+    for rule in rules.containers:
+        fits = not rule.exit_codes or ended.exit_code in rule.exit_codes
+        if fits and rule.has_reason(ended.reason) and (not rule.probe or f"{rule.probe} probe" in probe):
+            return _crash(rule, view, ended)
+    return None
 
 
 def match_pod(rules: TerminationRules, view: PodView) -> Crash:
     """Name the cause of the end of a Pod that will not run again. The last rule matches any Pod."""
-    rule = next(rule for rule in rules.pods if _matches_reason(rule, view.reason))
-    return _crash(rule, view, view.termination)
-
-
-def _by_signature(known: StartupKnowledge, rules: TerminationRules) -> dict[str, Any]:
-    echoes = {signature.id for signature in known.signatures if signature.is_echo}
-    by_action = {action: frozenset(s.id for s in known.signatures if s.remedy_action is action) for action in RemedyAction}
-    return {
-        "weak": frozenset(echoes | {rule.id for rule in rules.containers if rule.is_weak}),
-        "signatures": {signature.id: signature for signature in known.signatures},
-        "quarantining": by_action[RemedyAction.QUARANTINE_CACHE],
-        "cleaning": by_action[RemedyAction.CLEAN_CACHE],
-    }
-
-
-def _matches(rule: TerminationRule, ended: Termination, probe: str) -> bool:
-    if rule.exit_codes and ended.exit_code not in rule.exit_codes:
-        return False
-    return _matches_reason(rule, ended.reason) and (not rule.probe or f"{rule.probe} probe" in probe)
-
-
-def _matches_reason(rule: TerminationRule, reason: str) -> bool:
-    return not rule.reason or reason == rule.reason or (rule.reason.endswith("*") and reason.startswith(rule.reason[:-1]))
+    return _crash(next(rule for rule in rules.pods if rule.has_reason(view.reason)), view, view.termination)
 
 
 def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Crash:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
-from vllm_operator.status.observation import ObjectProblem, ObservedState
+from vllm_operator.status.observation import ObjectProblem, Observation
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30
@@ -22,7 +22,7 @@ _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscali
 """The spec field that needs each integration."""
 
 
-def exposed(observed: ObservedState) -> Verdict | None:
+def exposed(observed: Observation) -> Verdict | None:
     """Judge Exposed: the first problem; None if the spec asks for nothing."""
     say = observed.messages.say
     problem = next(iter(observed.exposure.problems), None)
@@ -36,7 +36,7 @@ def exposed(observed: ObservedState) -> Verdict | None:
     return Verdict(TRUE, Reason.IN_EFFECT, say("exposed.in_effect", kinds=kinds)) if kinds else None
 
 
-def autoscaled(observed: ObservedState) -> Verdict | None:
+def autoscaled(observed: Observation) -> Verdict | None:
     """Judge Autoscaled: the first problem with the autoscaler; None if the spec asks for none."""
     say = observed.messages.say
     problem, autoscaling = next((it for it in observed.scaling if it.kind != _BUDGET), None), observed.resource.spec.autoscaling
@@ -51,7 +51,7 @@ def autoscaled(observed: ObservedState) -> Verdict | None:
     return judge_problem(observed, problem)
 
 
-def protected(observed: ObservedState) -> Verdict | None:
+def protected(observed: Observation) -> Verdict | None:
     """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
     problem = next((it for it in observed.scaling if it.kind == _BUDGET), None)
     if problem is not None:
@@ -60,7 +60,7 @@ def protected(observed: ObservedState) -> Verdict | None:
     return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect")) if is_asked else None
 
 
-def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
+def judge_problem(observed: Observation, problem: ObjectProblem) -> Verdict:
     """Judge an object that has no effect: the missing requirement, and the fix."""
     say, kind = observed.messages.say, problem.kind
     if problem.reason == Reason.KIND_NOT_INSTALLED:
@@ -72,7 +72,7 @@ def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
     return Verdict(FALSE, problem.reason, text)
 
 
-def url(observed: ObservedState) -> str | None:
+def url(observed: Observation) -> str | None:
     """Return the URL of a host that a Gateway serves, else the Service's URL; None without one, or before the first replica serves."""
     if not observed.serving and observed.previous.url is None:
         return None

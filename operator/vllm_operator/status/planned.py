@@ -11,7 +11,7 @@ from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pod_template import find_kept_labels
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.observation import ObservedState
+from vllm_operator.status.observation import Observation
 from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"
@@ -21,7 +21,7 @@ _WORTH_READING = 60
 """Minimum length to which a verdict is truncated when a mismatch is appended. Events and the plan contain the full text."""
 
 
-def accepted(observed: ObservedState) -> Verdict:
+def accepted(observed: Observation) -> Verdict:
     """Judge Accepted: whether planning understood the spec, and which fields have no effect."""
     verdict = _bounded(observed.outcome.accepted)
     kept = find_kept_labels(observed.resource.spec.pod_template, selector_of(observed.resource))
@@ -31,7 +31,7 @@ def accepted(observed: ObservedState) -> Verdict:
     return Verdict(ConditionStatus.TRUE, Reason.FIELDS_IGNORED, text)
 
 
-def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
+def planned(observed: Observation, plan: Plan | None) -> Verdict:
     """Judge Planned: whether planning chose a GPU and backends, and where the engine chose differently."""
     verdict = _bounded(observed.outcome.planned)
     has_plan = observed.outcome.plan is not None
@@ -47,7 +47,7 @@ def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
     return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
 
 
-def observed_plan(observed: ObservedState) -> Plan | None:
+def observed_plan(observed: Observation) -> Plan | None:
     """Return the plan with the backends that the logs name.
 
     Without a plan, the previous one is returned while its Deployment exists, because it still runs.
@@ -65,7 +65,7 @@ def observed_plan(observed: ObservedState) -> Plan | None:
     return _with_backends(plan, backends)
 
 
-def previous_plan(observed: ObservedState) -> Plan | None:
+def previous_plan(observed: Observation) -> Plan | None:
     """Return the previously pinned plan, with the backends that the logs had named."""
     plan, summary = observed.resource.pinned, observed.previous.pinned_plan
     if plan is None or summary is None:
@@ -85,7 +85,7 @@ def _with_observed(choice: BackendChoice, observed: str | None) -> BackendChoice
     return choice if choice.observed == observed else choice.model_copy(update={"observed": observed})
 
 
-def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
+def summary(observed: Observation, plan: Plan | None) -> PlanSummary | None:
     """Return `status.pinnedPlan`. Without a plan, the previous one is kept while its Deployment exists."""
     if observed.outcome.plan is None or plan is None:
         return observed.previous.pinned_plan if observed.deployment is not None else None
@@ -110,7 +110,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
     )
 
 
-def unserved_adapters(observed: ObservedState) -> list[str]:
+def unserved_adapters(observed: Observation) -> list[str]:
     """Return the spec's adapters that the engine of a current Pod has not loaded, by its log; without a log, the previous result.
 
     An engine loads its adapters before it serves, so the log of a serving engine is complete. The log of an engine that does not log its
@@ -129,7 +129,7 @@ def unserved_adapters(observed: ObservedState) -> list[str]:
     return [name for name in known or () if name in names]
 
 
-def _measured(observed: ObservedState, plan: Plan) -> EngineMemory | None:
+def _measured(observed: Observation, plan: Plan) -> EngineMemory | None:
     """Return the GPU memory from the first Pod by name that runs the plan and logged all values; else the previous result."""
     for view in sorted(observed.pod_facts, key=lambda view: view.name):
         state = view.state
@@ -174,7 +174,7 @@ def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]
     return {c.component: (c.observed,) for c in previous.backends if c.observed and chosen.get(c.component) == c.backend}
 
 
-def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
+def _logged(observed: Observation) -> Mapping[str, Sequence[str]]:
     """Return all names in the logs of the current runs, ordered by Pod name."""
     states = [state for view in sorted(observed.pod_facts, key=lambda v: v.name) if (state := view.state) is not None]
     named: dict[str, list[str]] = {}

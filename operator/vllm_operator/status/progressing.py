@@ -14,8 +14,8 @@ from vllm_operator.api.status import ConditionStatus, RemediationState, Remediat
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.decision import stall_restarts_left
-from vllm_operator.status.observation import ObservedState, PodFacts
+from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
 from vllm_operator.status.startup import describe, describe_fetching
 
@@ -35,7 +35,7 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 }
 
 
-def progressing(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
+def progressing(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
     """Judge Progressing, as for a Deployment. `block` and `remediation` are parts of the new status."""
     say = observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:
@@ -61,7 +61,7 @@ def progressing(observed: ObservedState, block: StartupStatus | None, remediatio
     return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod"))
 
 
-def pod_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None = None) -> str:
+def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
     text, state = _state_text(observed, view, block), view.state
     if state is None or not state.skipped_seconds:
@@ -69,7 +69,7 @@ def pod_text(observed: ObservedState, view: PodFacts, block: StartupStatus | Non
     return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)
 
 
-def _state_text(observed: ObservedState, view: PodFacts, block: StartupStatus | None) -> str:
+def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | None) -> str:
     stall_check = view.stall_check
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     if stall_check is not None and stall_check.stalled:
@@ -90,7 +90,7 @@ def _state_text(observed: ObservedState, view: PodFacts, block: StartupStatus | 
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
 
-def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
+def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
     """Return the facts for advice on a Pod that fits no node."""
     outcome, say = observed.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
@@ -110,14 +110,14 @@ def _unschedulable(observed: ObservedState, view: PodFacts) -> dict[str, Any]:
     return {"advice": advice, "is_brief": found is not None}
 
 
-def partly(observed: ObservedState, text: str) -> str:
+def partly(observed: Observation, text: str) -> str:
     """Prefix a text with the number of ready replicas, if some are ready."""
     if observed.serving == 0 or observed.wanted <= 1:
         return text
     return observed.messages.fit("pods.partly", shrink=("text",), serving=observed.serving, wanted=observed.wanted, text=text)
 
 
-def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
+def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
     worst = observed.unhealthy[0]
     text = pod_text(observed, worst, block)
     others = len(observed.unhealthy) - 1
@@ -131,7 +131,7 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
     return Verdict(status, reason, partly(observed, text))
 
 
-def _all_serve(observed: ObservedState) -> Verdict:
+def _all_serve(observed: Observation) -> Verdict:
     say = observed.messages.say
     if observed.activity.held and observed.activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observed.activity.unowned_claims))
@@ -184,7 +184,7 @@ class Obstacle:
         return any(taint.key == GPU_TAINT for taint in self.taints)
 
 
-def find_obstacle(observed: ObservedState, view: PodFacts) -> Obstacle | None:
+def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:
     """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
     tolerations = reading.mapping(view.manifest, "spec").get("tolerations")
     untolerated = {

@@ -13,13 +13,13 @@ from vllm_operator.api.status import CrashStatus, RemediationState, RemediationS
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, Finding, reason
-from vllm_operator.status.observation import ObservedState
+from vllm_operator.status.observation import Observation
 from vllm_operator.status.progressing import partly
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
 from vllm_operator.text import wording
 
 
-def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
+def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
     """Judge Ready: whether all replicas serve the current spec; if not, the most important problem."""
     say = observed.messages.say
     for type in (ACCEPTED, PLANNED):
@@ -35,7 +35,7 @@ def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdic
     return _not_ready(observed, crashes, judged)
 
 
-def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
+def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if judged[ACCEPTED].status is FALSE:
         return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
@@ -44,7 +44,7 @@ def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_unreco
     return None
 
 
-def reportable(observed: ObservedState, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
+def reportable(observed: Observation, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """Return the verdicts as conditions. Progressing refers to Crashed if it has nothing to add."""
     crash, progress = judged.get(CRASHED), judged[PROGRESSING]
     is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
@@ -53,7 +53,7 @@ def reportable(observed: ObservedState, judged: Mapping[str, Verdict]) -> dict[s
     return {**judged, PROGRESSING: progress}
 
 
-def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
+def _not_ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
     crash, cache = judged.get(CRASHED), judged.get(CACHE_WARM)
     if crash is not None and crash.status is TRUE:
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
@@ -64,7 +64,7 @@ def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, V
     return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
 
 
-def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
+def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     """Return the crashed Pod and the name of the crash. The condition Crashed has the details."""
     chosen = crashes.most_informative
     crash = chosen.status if chosen is not None else None if crashes.in_force else crashes.last
@@ -73,17 +73,17 @@ def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
     return observed.messages.say("ready.crashed", crash=crash)
 
 
-def _served_name(observed: ObservedState) -> str:
+def _served_name(observed: Observation) -> str:
     model = observed.resource.spec.model
     return model.served_name or model.uri.split("://", 1)[-1]
 
 
-def _address(observed: ObservedState) -> str:
+def _address(observed: Observation) -> str:
     found = service_url(observed)
     return f"{found}/v1" if found else ""
 
 
-def service_url(observed: ObservedState) -> str | None:
+def service_url(observed: Observation) -> str | None:
     """Return the Service's URL inside the cluster; None without one. It ends with `svc`, because the cluster domain is unknown."""
     service = observed.service
     name = reading.text(service, "metadata", "name")
@@ -91,7 +91,7 @@ def service_url(observed: ObservedState) -> str | None:
     return f"http://{name}.{observed.resource.metadata.namespace}.svc:{port}" if name and port else None
 
 
-def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
+def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
     """Judge Crashed: whether a Pod crashed and no later start has succeeded, and the cause. None if no Pod has crashed."""
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
@@ -114,7 +114,7 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
 
 
 def crash_text(
-    observed: ObservedState, crashes: Crashes, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0
+    observed: Observation, crashes: Crashes, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0
 ) -> str:
     """Describe the crash: cause, reaction and remedy, in at most 500 characters."""
     about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
@@ -132,12 +132,12 @@ def crash_text(
     return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
 
 
-def being_read(observed: ObservedState, finding: Finding, *, serves: bool = False) -> str:
+def being_read(observed: Observation, finding: Finding, *, serves: bool = False) -> str:
     """Describe a crash whose log is still being read."""
     return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
-def _in_force(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
+def _in_force(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
     chosen = crashes.most_informative
     if chosen is None:
         text = being_read(observed, crashes.in_force[0])
@@ -148,7 +148,7 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
     )
 
 
-def _restarted_at_once(observed: ObservedState, finding: Finding) -> Verdict:
+def _restarted_at_once(observed: Observation, finding: Finding) -> Verdict:
     """Judge a crash after which the Pod was restarted before the operator had read its log."""
     serves = finding.view.phase is Phase.READY
     return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, being_read(observed, finding, serves=serves))
@@ -161,14 +161,14 @@ def _where(decided: RemediationStatus | None, last: CrashStatus | None) -> str:
     return "status.lastCrash.command" if is_mere_suggestion(decided, last) else "status.remediation.command"
 
 
-def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
+def _what_helped(observed: Observation, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
     """Describe the remedy that was applied for a crash; empty without one."""
     if remediation is None or all(remedy.signature != crash.signature for remedy in remediation.applied):
         return ""
     return _done(observed, remediation, crash) if remediation.state is RemediationState.APPLIED else ""
 
 
-def _done(observed: ObservedState, decided: RemediationStatus | None, crash: CrashStatus) -> str:
+def _done(observed: Observation, decided: RemediationStatus | None, crash: CrashStatus) -> str:
     """Describe what the operator did about a crash; empty if it only suggests a command."""
     if decided is None or decided.state in (None, RemediationState.SUGGESTED):
         return ""
@@ -177,7 +177,7 @@ def _done(observed: ObservedState, decided: RemediationStatus | None, crash: Cra
     return observed.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
 
 
-def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:
+def with_draining(observed: Observation, ready: Verdict) -> Verdict:
     """Add a sentence about draining Pods to the verdict on Ready, if there are any."""
     pods = observed.draining
     if not pods or not ready.message:

@@ -37,9 +37,9 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, crash_settles, shorten
-from vllm_operator.status.decision import Decision
 from vllm_operator.status.events import EventDraft, draft_events
-from vllm_operator.status.observation import Observation, ObservedState
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.reaction import Reaction
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
 
@@ -70,7 +70,7 @@ class Report:
     requeue_after_seconds: float | None = None
 
 
-def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Report:
+def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Report:
     """Report on one VLLMDeployment.
 
     Equal arguments give equal reports. If the previous status is the one of that report, the same observation gives the same status and no
@@ -78,7 +78,7 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     """
     plan = planned.observed_plan(observed)
     block, block_held_until = startup.startup_status(observed)
-    status = _status(observed, crashes, decision, plan, block)
+    status = _status(observed, crashes, reaction, plan, block)
     events = draft_events(observed, status, crashes, plan)
     return Report(
         status=status,
@@ -90,14 +90,14 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
 
 
 def _status(
-    observed: ObservedState, crashes: Crashes, decision: Decision, plan: Plan | None, block: StartupStatus | None
+    observed: Observation, crashes: Crashes, reaction: Reaction, plan: Plan | None, block: StartupStatus | None
 ) -> VLLMDeploymentStatus:
-    damage = decision.cache_damage
+    damage = reaction.cache_damage
     summary_of_plan = planned.summary(observed, plan)
     cached = caches.cache_status(observed, plan, damage)
     if plan is None and summary_of_plan is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
-    remediation = decision.remediation
+    remediation = reaction.remediation
     verdicts = {
         ACCEPTED: planned.accepted(observed),
         PLANNED: planned.planned(observed, plan),
@@ -111,7 +111,7 @@ def _status(
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     judged[READY] = ready.with_draining(observed, ready.ready(observed, crashes, judged))
-    if (verdict := ready.stalled(observed, judged, is_unrecoverable=decision.is_unrecoverable)) is not None:
+    if (verdict := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[STALLED] = verdict
     reported, now = ready.reportable(observed, judged), reading.stamp(observed.now) or ""
     recorded_remediation, last_crash = to_record(remediation, crashes.last)
@@ -132,7 +132,7 @@ def _status(
     )
 
 
-def _selector(observed: ObservedState) -> str | None:
+def _selector(observed: Observation) -> str | None:
     """Return the label selector of the Pods, for the scale subresource."""
     chosen = reading.mapping(observed.deployment, "spec", "selector", "matchLabels")
     pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
@@ -144,7 +144,7 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
     return max(_SOON, (min(due) - now).total_seconds()) if due else None
 
 
-def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime | None]:
+def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | None]:
     """Yield times at which the report may change without a change in the cluster."""
     outcome = observed.outcome
     if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE:
@@ -168,13 +168,13 @@ def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime |
             yield stall_check.look_at
 
 
-def _next_try(observation: Observation) -> datetime:
+def _next_try(observed: Observation) -> datetime:
     """Return when to apply a refused object again. The interval grows while the object is not Ready."""
-    ready = find_condition(observation.previous.conditions, READY)
+    ready = find_condition(observed.previous.conditions, READY)
     since = reading.moment(ready.last_transition_time) if ready is not None else None
-    waited = (observation.now - since).total_seconds() if since is not None else 0.0
+    waited = (observed.now - since).total_seconds() if since is not None else 0.0
     least, most = REFUSED_SECONDS
-    return observation.now + timedelta(seconds=min(most, max(least, waited / 2)))
+    return observed.now + timedelta(seconds=min(most, max(least, waited / 2)))
 
 
 _STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."

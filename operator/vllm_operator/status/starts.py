@@ -17,7 +17,7 @@ from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.planning.engine.serving import MAX_DEADLINE_SECONDS
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.observation import ObservedState, PodFacts
+from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
 
 StageSeconds = Mapping[str, int]
@@ -59,12 +59,12 @@ class Start:
         return self.state.cache.misses > 0 and self.state.cache.hits == 0
 
 
-def last_start(observed: ObservedState) -> Start | None:
+def last_start(observed: Observation) -> Start | None:
     """Return the latest start with cache evidence in its log; None if there is none."""
     return max(_starts(observed), key=lambda start: (reading.stamp(start.began) or "", start.view.name), default=None)
 
 
-def _starts(observed: ObservedState) -> Iterator[Start]:
+def _starts(observed: Observation) -> Iterator[Start]:
     """Yield the starts of living Pods with the plan's caches whose logs contain cache evidence."""
     plan = observed.outcome.plan
     for view in (*observed.pod_facts, *observed.primer_facts):
@@ -76,7 +76,7 @@ def _starts(observed: ObservedState) -> Iterator[Start]:
             yield Start(view, view.state)
 
 
-def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
+def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
     """Return the stage durations of the last start with this plan's caches: if it was cold, and if it was warm. One of them is empty."""
     previous = observed.previous.cache
     cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
@@ -87,7 +87,7 @@ def known_stages(observed: ObservedState, plan: Plan) -> tuple[StageSeconds, Sta
     return ({}, learned) if start.is_warm else (learned, {})
 
 
-def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
+def next_start_finds(observed: Observation, plan: Plan) -> CacheState | None:
     """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
     previous = observed.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
@@ -145,7 +145,7 @@ class Estimate:
         return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
 
 
-def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Estimate | None:
+def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estimate | None:
     """Return the estimate for the current stage; None if nothing is known."""
     plan = observed.outcome.plan
     if plan is None:
@@ -160,7 +160,7 @@ def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Esti
     return Estimate(wording.rounded(seconds), measured.where, state.stage_since) if seconds else None
 
 
-def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
+def seconds_left(observed: Observation, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
     """Return the estimated seconds left in the current stage; None if unknown, or if the estimate is exceeded."""
     if counted is not None and not state.silent_stage_inferred:
         return by_count(counted)
@@ -178,7 +178,7 @@ def by_count(counted: Progress) -> int | None:
     return wording.rounded(counted.eta_seconds)
 
 
-def is_warm(observed: ObservedState, state: StartupState) -> bool:
+def is_warm(observed: Observation, state: StartupState) -> bool:
     """Return whether a start finds compiled artifacts, as far as known."""
     plan = observed.outcome.plan
     return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
@@ -208,7 +208,7 @@ class StartClock:
         return self.began + timedelta(seconds=self.late_after_seconds)
 
 
-def start_clock(observed: ObservedState) -> StartClock | None:
+def start_clock(observed: Observation) -> StartClock | None:
     """Return the clock of the start that becomes late first; None if none is in progress."""
     clocks = (
         StartClock(began, _late_after(observed, view))
@@ -218,13 +218,13 @@ def start_clock(observed: ObservedState) -> StartClock | None:
     return min(clocks, key=lambda clock: clock.late_at, default=None)
 
 
-def _late_after(observed: ObservedState, view: PodFacts) -> int:
+def _late_after(observed: Observation, view: PodFacts) -> int:
     plan, usual = observed.resource.pinned or observed.outcome.plan, _usual_seconds(observed, view.state)
     deadline = _probe_seconds(view) or (plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS)
     return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
 
 
-def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
+def _usual_seconds(observed: Observation, state: StartupState | None) -> int | None:
     """Return the seconds of the last start with the same caches; None without one."""
     plan, known = observed.outcome.plan, observed.previous.cache
     if plan is None or known is None or known.key != plan.cache_key:
@@ -240,7 +240,7 @@ def _probe_seconds(view: PodFacts) -> int | None:
     return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None
 
 
-def saved_seconds(observed: ObservedState, cache: CacheStatus | None) -> tuple[tuple[datetime, int], ...]:
+def saved_seconds(observed: Observation, cache: CacheStatus | None) -> tuple[tuple[datetime, int], ...]:
     """Return the end and the saved seconds of each warm start, oldest first, compared with a cold start with the same caches.
 
     The cold start is one of this object, or of the one that published the artifact. Without one, nothing is returned.

@@ -15,7 +15,7 @@ from vllm_operator.api.status import PodStartup, StartupStatus
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.pods.view import Phase, refine
-from vllm_operator.status.observation import ObservedState, PodFacts, why_no_pod
+from vllm_operator.status.observation import Observation, PodFacts, why_no_pod
 from vllm_operator.status.starts import by_count, estimate, seconds_left
 from vllm_operator.text import wording
 
@@ -28,7 +28,7 @@ SHORT_HOLD_SECONDS = 1
 _MAX_PODS = 16
 
 
-def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datetime | None]:
+def startup_status(observed: Observation) -> tuple[StartupStatus | None, datetime | None]:
     """Return the start in progress (None without one), and when withheld progress may be written (None without any)."""
     block, previous = _block(observed), observed.previous.startup
     if block is None or previous is None:
@@ -38,11 +38,11 @@ def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datet
     return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
 
 
-def describe(observed: ObservedState, view: PodFacts, *, briefly: bool = False) -> str:
+def describe(observed: Observation, view: PodFacts, *, briefly: bool = False) -> str:
     """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times."""
     state = view.state
     stage = view.stage
-    words = observed.messages.stage(stage)
+    words = observed.messages.stages[stage]
     if view.container and view.phase is Phase.STARTING:
         return observed.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
     if view.phase is not Phase.STARTING:
@@ -61,7 +61,7 @@ def describe(observed: ObservedState, view: PodFacts, *, briefly: bool = False) 
     return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate(observed, stage, state))
 
 
-def silence_begins(observed: ObservedState, view: PodFacts) -> datetime | None:
+def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:
     """Return when to report a silent start; None if it is not silent."""
     state = view.state
     if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
@@ -69,7 +69,7 @@ def silence_begins(observed: ObservedState, view: PodFacts) -> datetime | None:
     return state.last_line_at + timedelta(seconds=observed.knowledge.startup.stages.silent_after_seconds)
 
 
-def _block(observed: ObservedState) -> StartupStatus | None:
+def _block(observed: Observation) -> StartupStatus | None:
     starting = observed.starting
     if not starting:
         return fetching_block(observed)
@@ -145,7 +145,7 @@ _GIB = 2**30
 _STUCK = frozenset({Phase.UNSCHEDULABLE, Phase.IMAGE_PULL_FAILED, Phase.CONTAINER_FAILED, Phase.FAILED})
 
 
-def describe_fetching(observed: ObservedState) -> Verdict | None:
+def describe_fetching(observed: Observation) -> Verdict | None:
     """Judge Progressing while a Job fetches weights; None without such a Job."""
     fetching = observed.activity.fetching
     if fetching is None:
@@ -182,7 +182,7 @@ def describe_fetching(observed: ObservedState) -> Verdict | None:
     return Verdict(FALSE, Reason.FETCH_FAILED, text) if is_stuck else Verdict(TRUE, Reason.FETCHING_WEIGHTS, text)
 
 
-def _obstacle(observed: ObservedState, fetching: Fetching) -> tuple[str, bool]:
+def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
     """Return why the Job does not run (empty if it runs or the reason is unknown), and whether only a change can make it run."""
     if fetching.view is None:
         refused = why_no_pod(observed, Role.FETCHING)
@@ -193,7 +193,7 @@ def _obstacle(observed: ObservedState, fetching: Fetching) -> tuple[str, bool]:
     return view.message, view.phase in _STUCK
 
 
-def fetching_block(observed: ObservedState) -> StartupStatus | None:
+def fetching_block(observed: Observation) -> StartupStatus | None:
     """Return the download's progress as a start in progress; None if no weights are fetched."""
     fetching = observed.activity.fetching
     progress = _downloaded(observed, fetching) if fetching is not None else None
@@ -214,7 +214,7 @@ def fetching_block(observed: ObservedState) -> StartupStatus | None:
     )
 
 
-def _downloaded(observed: ObservedState, fetching: Fetching) -> Progress | None:
+def _downloaded(observed: Observation, fetching: Fetching) -> Progress | None:
     state = observed.startups.get(fetching.view.run) if fetching.view is not None else None
     return _progress(state) if state is not None and not state.is_final else None
 

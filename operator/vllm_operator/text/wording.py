@@ -16,12 +16,6 @@ MESSAGE_LIMIT = 500
 """Maximum characters of a message."""
 NAME_LIMIT = 64
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
-_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
-_FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
-_PULLING = re.compile(
-    r'(?:Back-off pulling image "[^"]*": \w+: |rpc error: code = \w+ desc = |Error response from daemon: |'
-    r'failed to pull and unpack image "[^"]*": |failed to resolve (?:reference|image) "[^"]*": )+'
-)
 _SPACES = re.compile(r"\s+")
 
 
@@ -62,22 +56,6 @@ def sentence(text: str) -> str:
     """End a text with a full stop, unless it already ends with punctuation."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else f"{text}."
-
-
-def without_preemption(text: str) -> str:
-    """Remove the part of a scheduler's message about preemption."""
-    return _PREEMPTION.split(text, maxsplit=1)[0]
-
-
-def without_pod_name(text: str) -> str:
-    """Remove the name of a refused Pod from a message, because it differs in each attempt."""
-    return _FORBIDDEN_POD.sub("", text)
-
-
-def without_pull(text: str) -> str:
-    """Remove the nested prefixes from the error of an image pull. The cause comes last."""
-    start = _PULLING.match(text)
-    return text[start.end() :] if start else text
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,182 @@
+"""The reaction to crashes, stalled starts and damaged caches. `react` is the only place for such decisions.
+
+A decision is written to the status first. The next reconciliation carries it out from there (`remedies`), so an operator that exits in
+between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by the same reconciliation,
+right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation of the spec. After giving
+up, only a change of the spec starts a new attempt, so there are no loops.
+"""
+
+from dataclasses import dataclass
+
+from vllm_operator.api import reading
+from vllm_operator.api.operation import OnStall, OnUnrecoverableCrash, RemediationMode, RemediationSpec
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.catalog.startup import Remedy, Severity
+from vllm_operator.planning.pinning import planned_generation
+from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
+from vllm_operator.status.crashes import Crashes, Finding
+from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled, with_stalled
+
+DEFAULT_MAX_ATTEMPTS = 2
+DEFAULT_MAX_STALL_RESTARTS = 2
+UNRECOVERABLE_RUNS = 5
+"""A Pod whose runs end in the same crash this often cannot recover. With the kubelet's back-off, this takes about five minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaction:
+    """The reaction to an observation."""
+
+    remediation: RemediationStatus | None  # `status.remediation`; None if nothing was decided for the current spec
+    cache_damage: CacheDamage | None  # None without a plan
+    restart_pods: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
+    is_unrecoverable: bool  # every start ends in the same crash until the spec changes
+
+
+def react(observed: Observation, crashes: Crashes) -> Reaction:
+    """Decide how to react. Earlier decisions for the same spec remain in force."""
+    plan, finding = observed.outcome.plan, crashes.most_informative
+    if finding is not None and finding.status.signature not in observed.knowledge.signatures:
+        finding = None
+    remediation = with_stalled(observed.resource, _about_crash(observed, plan, finding), _newly_stalled(observed))
+    listed = remediation.stalled_pods if remediation is not None else []
+    is_stopped = remediation is not None and remediation.state is RemediationState.STOPPED
+    return Reaction(
+        remediation=remediation,
+        cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else None,
+        restart_pods=tuple(view for view in observed.starting if view.name in listed and view.is_stalled),
+        is_unrecoverable=is_stopped or (finding is not None and _ends_every_start(observed, finding, remediation)),
+    )
+
+
+def stall_restarts_left(observed: Observation) -> int | None:
+    """Return how many more stalled starts may be restarted; None unless `spec.startup.onStall` is Restart."""
+    startup = observed.resource.spec.startup
+    if startup is None or startup.on_stall is not OnStall.RESTART:
+        return None
+    decided = current(observed.resource)
+    return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
+
+
+def _newly_stalled(observed: Observation) -> list[str]:
+    decided = current(observed.resource)
+    listed = decided.stalled_pods if decided else []
+    return [view.name for view in observed.starting if view.is_stalled and view.name not in listed][: stall_restarts_left(observed) or 0]
+
+
+def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
+    resource = observed.resource
+    if plan is None and resource.pinned is None and resource.status.pinned_plan is not None:
+        return recorded(resource)  # the plan cannot be read now
+    if plan is None or finding is None:
+        return settled(resource)
+    decided = decide_about_crash(observed, plan, finding)
+    return decided if decided.state is not None or decided.applied or decided.stalled_pods else None
+
+
+def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> RemediationStatus:
+    """Decide about a crash in force that the catalog knows. `plan` is the pinned plan without remedies."""
+    resource, crash = observed.resource, finding.status
+    kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
+    if kept.state is RemediationState.STOPPED or _is_decided(kept, finding) or _is_superseded(kept, finding):
+        return kept
+    engine = Engine.of(resource.spec, remedied(plan, kept), observed.knowledge.versions)
+    signature, remedy = observed.knowledge.signatures[crash.signature], observed.knowledge.remedies.get(crash.signature)
+    if remedy is not None and not remedy.fits(engine.plan.engine_version, engine.plan.architecture):
+        remedy = None
+    only = remedy.select(signature) if remedy is not None else None
+    changes = exact_changes(engine, signature, dict(finding.captures), only)
+    has_failed = any(applied.signature == crash.signature for applied in kept.applied)
+    command = None if has_failed or _settings(resource).mode is RemediationMode.OFF else patch_command(resource, changes)
+    state = RemediationState.SUGGESTED if command is not None else RemediationState.APPLIED if kept.applied else None
+    about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
+    suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
+    if kept.state is RemediationState.GAVE_UP:
+        return _stop(observed, finding, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
+    acted = _act(observed, engine, finding, suggested, remedy, changes)
+    return acted if len(acted.applied) > len(kept.applied) else _stop(observed, finding, acted)
+
+
+def _act(
+    observed: Observation,
+    engine: Engine,
+    finding: Finding,
+    suggested: RemediationStatus,
+    remedy: Remedy | None,
+    changes: tuple[RemedyChange, ...],
+) -> RemediationStatus:
+    """Apply a remedy if the mode is Auto and it is safe."""
+    settings, name = _settings(observed.resource), finding.status.signature
+    if settings.mode is not RemediationMode.AUTO:
+        return suggested
+    former = next((applied for applied in suggested.applied if applied.signature == name), None)
+    if former is not None:
+        return _given_up(suggested, f"Remedy {in_words(former.changes)} did not help: the same crash happened again.")
+    if remedy is None or not finding.during_start or not observed.knowledge.signatures[name].auto_safe:
+        return suggested
+    if not changes or any(engine.is_users(change) for change in changes):
+        return suggested
+    limit = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
+    if len(suggested.applied) >= limit:
+        return _given_up(suggested, f"The engine still crashes after {limit} remedies (spec.remediation.maxAttempts).")
+    reason = f"Remedy for crash {name} of Pod {finding.status.pod}. Cost: {remedy.costs}."
+    since = reading.stamp(observed.now) or ""
+    entry = AppliedRemedy(attempt=len(suggested.applied) + 1, signature=name, changes=list(changes), reason=reason[:1024], since=since)
+    message = f"Applied {in_words(changes)} because of {name}. Cost: {remedy.costs}. A change of the spec reverts it."
+    applied = {"state": RemediationState.APPLIED, "applied": [*suggested.applied, entry], "message": message[:1024]}
+    return suggested.model_copy(update=applied)
+
+
+def _given_up(status: RemediationStatus, reason: str) -> RemediationStatus:
+    message = f"{reason} The operator tries nothing more until the spec changes."
+    return status.model_copy(update={"state": RemediationState.GAVE_UP, "message": message[:1024]})
+
+
+def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
+    """Scale to zero if that is the policy and no restart can help."""
+    is_asked = _settings(observed.resource).on_unrecoverable_crash is OnUnrecoverableCrash.SCALE_TO_ZERO
+    runs = finding.run + 1
+    if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
+        return status
+    message = (
+        f"Scaled to zero after {runs} crashes of Pod {finding.status.pod} ({finding.status.signature}), because a restart cannot help. "
+        "The GPUs are free. Change the spec to start it again."
+    )
+    stopped = {"state": RemediationState.STOPPED, "observed_generation": observed.resource.metadata.generation}
+    return status.model_copy(update={**stopped, "message": message})
+
+
+def _settings(resource: VLLMDeployment) -> RemediationSpec:
+    return resource.spec.remediation or RemediationSpec()
+
+
+def _ends_every_start(observed: Observation, finding: Finding, kept: RemediationStatus | None) -> bool:
+    """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
+    if observed.serving or not _is_permanent(observed, finding) or _is_superseded(kept, finding):
+        return False
+    return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
+
+
+def _is_decided(kept: RemediationStatus, finding: Finding) -> bool:
+    """Return whether this crash was already decided about and no new facts are known."""
+    crash = finding.status
+    return not finding.during_start and (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
+
+
+def _is_permanent(observed: Observation, finding: Finding) -> bool:
+    """Return whether a restart of the same engine crashes again."""
+    signature = observed.knowledge.signatures[finding.status.signature]
+    return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
+
+
+def _is_superseded(kept: RemediationStatus | None, finding: Finding) -> bool:
+    """Return whether the crashed Pod is older than the last change, so that its crash does not show the change's effect."""
+    if not finding.view.is_current:
+        return True
+    if kept is None or not kept.applied:
+        return False
+    applied_at = reading.moment(kept.applied[-1].since)
+    return applied_at is None or finding.view.created_at is None or finding.view.created_at < applied_at
