@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from support.fake_cluster import FakeCluster
 from support.logs import PlainParser
-from vllm_operator.controller.log_follower import FollowerSettings
+from vllm_operator.controller import log_follower
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_share import LogShare
 from vllm_operator.logs.state import StartupState
@@ -20,20 +22,27 @@ class World:
     """A fake cluster with followers, and what they have told."""
 
     def __init__(
-        self, *, streams: int = 10, clock: Callable[[], float] = time.monotonic, share: LogShare | None = None, **settings: Any
+        self,
+        patch: pytest.MonkeyPatch,
+        *,
+        streams: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+        share: LogShare | None = None,
+        **constants: Any,
     ) -> None:
+        """`constants` are those of `log_follower` that are not its own here."""
         self.cluster = FakeCluster()
         self.parsers: list[PlainParser] = []
         self.changes: list[tuple[str, str]] = []
         self.skipped: list[tuple[str, float]] = []
         self._changed = asyncio.Event()
-        bounds = FollowerSettings(**{"retry_seconds": (0.01,), "interval_seconds": 1000.0, **settings})
+        for name, value in {"RETRY_SECONDS": (0.01,), "INTERVAL_SECONDS": 1000.0, **constants}.items():
+            patch.setattr(log_follower, name, value)
         self.followers = Followers(
             self.cluster,
             make_parser=self._make,
             changed=self._note,
             streams=streams,
-            settings=bounds,
             skipped=lambda namespace, seconds: self.skipped.append((namespace, seconds)),
             share=share,
             clock=clock,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 
 Manifest = dict[str, Any]
@@ -28,7 +29,7 @@ def line(number: int, text: str) -> bytes:
     return f"2026-11-21T12:{number // 60:02d}:{number % 60:02d}.{number:09d}Z {text}\n".encode()
 
 
-class PlainParser:
+class PlainParser(StartupParser):
     """Remembers lines; understands `stage X`, `progress N/M` and `crash`."""
 
     def __init__(self) -> None:
@@ -36,7 +37,8 @@ class PlainParser:
         self.ended = False
         self._state = StartupState()
 
-    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
+    def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
+        assert isinstance(data, bytes)
         text = data.decode("utf-8", "replace").rstrip("\n")
         self.texts.append(text)
         word, _, rest = text.partition(" ")

@@ -12,8 +12,8 @@ from vllm_operator.logs.state import Stage
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(monkeypatch)
     yield made
     await made.followers.close()
 

@@ -18,8 +18,8 @@ from vllm_operator.logs.state import Crash, Progress, Stage, StartupState, is_si
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(monkeypatch)
     yield made
     await made.followers.close()
 
@@ -167,7 +167,7 @@ async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_
 
 async def test_a_crash_is_read_to_its_end_although_the_restart_serves_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_operator.controller.log_follower.LINGER_SECONDS", 0.05)
-    world = World(retry_seconds=(0.2,))
+    world = World(monkeypatch, RETRY_SECONDS=(0.2,))
     world.cluster.script_log("default", "p", [line(1, "a")], [Unavailable("500")], [line(1, "a"), line(2, "crash Boom")])
     world.show(pod(state=RUNNING))
     await world.until(world.texts)
@@ -215,8 +215,8 @@ async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     assert world.followers.states(KEY) == {}
 
 
-async def test_more_logs_than_places_take_turns() -> None:
-    world = World(streams=2, turn_seconds=0.05)
+async def test_more_logs_than_places_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, streams=2, TURN_SECONDS=0.05)
     names = [f"p{number}" for number in range(6)]
     for name in names:
         first, second = line(1, name), line(1, f"later {name}")
@@ -231,8 +231,10 @@ async def test_more_logs_than_places_take_turns() -> None:
     await world.followers.close()
 
 
-async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_and_are_followed_again_afterwards() -> None:
-    world = World(streams=2, turn_seconds=0.05)
+async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_and_are_followed_again_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, streams=2, TURN_SECONDS=0.05)
     names = ["p0", "p1", "p2"]
     for name in names:
         world.cluster.script_log("default", name, *[(line(1, name), FOREVER)] * 200)
@@ -255,7 +257,7 @@ async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_a
 
 async def test_a_pod_that_serves_while_places_are_scarce_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_follower, "LINGER_SECONDS", 0.05)
-    world = World(streams=1, turn_seconds=0.05)
+    world = World(monkeypatch, streams=1, TURN_SECONDS=0.05)
     world.cluster.script_log("default", "p0", (line(1, "a"), FOREVER), (line(1, "a"), line(2, "b"), FOREVER))
     world.cluster.script_log("default", "p1", *[(line(1, "x"), FOREVER)] * 9)
     pods = [pod(name, state=RUNNING) for name in ("p0", "p1")]
@@ -311,8 +313,8 @@ async def test_small_steps_are_reported_together(world: World) -> None:
     assert state.lines == 101
 
 
-async def test_progress_that_is_too_small_is_reported_after_a_while() -> None:
-    world = World(interval_seconds=0.2)
+async def test_progress_that_is_too_small_is_reported_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, INTERVAL_SECONDS=0.2)
     world.cluster.script_log("default", "p", [line(1, "progress 1/1000"), 0.3, line(2, "progress 2/1000"), FOREVER])
     world.show(pod(state=RUNNING))
     await world.until(lambda: (state := world.state()) and state.progress and state.progress.completed == 2)
@@ -328,8 +330,8 @@ async def test_a_parser_that_fails_takes_only_its_own_log_with_it(world: World, 
     assert "following the log of Pod default/bad failed" in caplog.text
 
 
-async def test_queued_logs_do_not_hold_up_the_report_for_long() -> None:
-    world = World(streams=1, turn_seconds=1000.0)
+async def test_queued_logs_do_not_hold_up_the_report_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, streams=1, TURN_SECONDS=1000.0)
     world.cluster.script_log("default", "first", [line(1, "a"), FOREVER])
     world.show(pod("first", state=RUNNING), pod("second", state=RUNNING))
     await world.until(lambda: world.followers.caught_up(KEY))
@@ -348,16 +350,15 @@ class FailingOnce(PlainParser):
         super().feed(data, timestamp)
 
 
-async def test_a_log_on_which_the_operator_fails_is_read_again_and_counted() -> None:
+async def test_a_log_on_which_the_operator_fails_is_read_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_follower, "RESTART_SECONDS", (0.01,))
     cluster, restarts, parsers = FakeCluster(), [], []
 
     def make() -> PlainParser:
         parsers.append(FailingOnce())
         return parsers[-1]
 
-    followers = Followers(
-        cluster, make_parser=make, changed=lambda key: None, restarted=lambda: restarts.append(1), restart_seconds=(0.01,)
-    )
+    followers = Followers(cluster, make_parser=make, changed=lambda key: None, restarted=lambda: restarts.append(1))
     log = [line(1, "a"), line(2, "crash Boom")]
     cluster.script_log("default", "p", log, log, log)
     cluster.put(pod(state=TERMINATED))
@@ -389,9 +390,10 @@ class FailingAtItsEnd(PlainParser):
         super().feed(data, timestamp)
 
 
-async def test_a_parser_that_fails_on_the_last_line_does_not_keep_a_stopped_log_open() -> None:
+async def test_a_parser_that_fails_on_the_last_line_does_not_keep_a_stopped_log_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_follower, "RESTART_SECONDS", (60.0,))
     cluster = FakeCluster()
-    followers = Followers(cluster, make_parser=FailingAtItsEnd, changed=lambda key: None, restart_seconds=(60.0,))
+    followers = Followers(cluster, make_parser=FailingAtItsEnd, changed=lambda key: None)
     cluster.script_log("default", "p", [line(1, "a"), line(2, "unfinished").rstrip(b"\n"), FOREVER])
     cluster.put(pod(state=RUNNING))
     followers.sync(KEY, [pod(state=RUNNING)])

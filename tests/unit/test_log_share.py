@@ -183,9 +183,9 @@ class SlowShare(LogShare):
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     share = SlowShare()
-    made = World(clock=share.now, share=share)
+    made = World(monkeypatch, clock=share.now, share=share)
     yield made
     await made.followers.close()
 

@@ -85,3 +85,19 @@ async def test_a_slot_that_was_given_to_a_log_that_is_cancelled_is_given_to_the_
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     assert slots.taken == 0
+
+
+async def test_logs_that_are_all_cancelled_at_once_end_without_an_error() -> None:
+    slots = Slots(1)
+
+    async def read() -> None:
+        async with slots.hold("a"):
+            await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(read()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError] * 3
+    assert (slots.taken, slots.waiting) == (0, 0)

@@ -17,8 +17,8 @@ NEVER = 1000.0
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World(retry_seconds=(0.01, NEVER))
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(monkeypatch, RETRY_SECONDS=(0.01, NEVER))
     yield made
     await made.followers.close()
 
@@ -37,8 +37,8 @@ async def test_a_log_on_a_dead_node_is_requested_rarely_and_the_status_says_why(
     assert world.followers.unread(KEY) == {("uid-of-p0", 0): UnreadLog(LogProblem.UNREACHABLE, str(DOWN))}
 
 
-async def test_a_log_is_read_when_its_kubelet_answers_again() -> None:
-    world = World()
+async def test_a_log_is_read_when_its_kubelet_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
     world.cluster.script_log("default", "p", [line(1, "a")], *[[DOWN]] * 5, [line(1, "a"), line(2, "b"), FOREVER])
     world.show(pod("p", state=RUNNING))
     await world.until(lambda: world.texts() == ["a", "b"])
@@ -47,8 +47,8 @@ async def test_a_log_is_read_when_its_kubelet_answers_again() -> None:
 
 
 @pytest.mark.parametrize("streams", [10, 1], ids=["followed", "read in turn"])
-async def test_a_log_that_a_kubelet_refuses_is_requested_rarely(streams: int) -> None:
-    world = World(streams=streams, retry_seconds=(0.01, NEVER), turn_seconds=0.01)
+async def test_a_log_that_a_kubelet_refuses_is_requested_rarely(streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, streams=streams, RETRY_SECONDS=(0.01, NEVER), TURN_SECONDS=0.01)
     for name in ("p0", "p1"):
         world.cluster.script_log("default", name, *[[NOT_STARTED]] * 99)
     world.show(pod("p0", state=RUNNING), pod("p1", state=RUNNING))
@@ -100,8 +100,8 @@ async def test_a_silent_log_is_requested_again_without_a_pause(world: World, mon
     assert not world.followers.unread(KEY)
 
 
-async def test_silent_logs_give_way_when_there_are_more_than_places() -> None:
-    world = World(streams=2, turn_seconds=0.05)
+async def test_silent_logs_give_way_when_there_are_more_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, streams=2, TURN_SECONDS=0.05)
     names = ["p0", "p1", "p2"]
     for name in names[:2]:
         world.cluster.script_log("default", name, *[[FOREVER]] * 99)

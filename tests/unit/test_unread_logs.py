@@ -38,8 +38,10 @@ def last_crash(observation: Observation) -> CrashStatus:
         ([FOREVER], LogProblem.PENDING, ""),
     ],
 )
-async def test_why_a_log_was_not_read_is_kept(log: Iterable[ClusterError | bytes | float], problem: LogProblem, detail: str) -> None:
-    world = World()
+async def test_why_a_log_was_not_read_is_kept(
+    log: Iterable[ClusterError | bytes | float], problem: LogProblem, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch)
     world.cluster.script_log("default", "p", *[list(log)] * 50)
     world.show(pod(state=TERMINATED))
     await world.until(lambda: ("uid-of-p", 0) in (unread := world.followers.unread(KEY)) and unread["uid-of-p", 0].problem is problem)
@@ -48,16 +50,16 @@ async def test_why_a_log_was_not_read_is_kept(log: Iterable[ClusterError | bytes
     await world.followers.close()
 
 
-async def test_a_log_that_is_read_after_all_is_not_unread() -> None:
-    world = World()
+async def test_a_log_that_is_read_after_all_is_not_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
     world.cluster.script_log("default", "p", [Unavailable("no route to host")], [line(1, "crash Boom")])
     world.show(pod(state=TERMINATED))
     await world.until(lambda: world.state() is not None and not world.followers.unread(KEY))
     await world.followers.close()
 
 
-async def test_an_empty_log_counts_as_read() -> None:
-    world = World()
+async def test_an_empty_log_counts_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
     world.cluster.script_log("default", "p", *[[]] * 20)
     world.show(pod(state=TERMINATED))
     await world.until(lambda: world.followers.caught_up(KEY) and not world.followers.unread(KEY))

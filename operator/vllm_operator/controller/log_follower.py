@@ -21,22 +21,22 @@ The API server prefixes each line with an RFC 3339 time and a space. Observed be
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
-from typing import Protocol
 
 from vllm_operator.api import labels, reading
 from vllm_operator.controller.log_share import STEP_BYTES, LogAccount, LogShare, Pace, Slots
 from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound
 from vllm_operator.logs.lines import read_time
+from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import LogProblem, StartupState, UnreadLog, is_same, is_significant
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,15 @@ LINE_BYTES = 64 * 1024
 REPLAY_BYTES = 64 * 1024 * 1024
 """Number of bytes of an ended run's log that are read. No start writes this much."""
 STEP_PERCENT = 5
-"""Progress that is reported without waiting for `FollowerSettings.interval_seconds`."""
+"""Progress that is reported without waiting for `INTERVAL_SECONDS`."""
+INTERVAL_SECONDS = 10.0
+"""Minimum time between reports of smaller progress."""
+TURN_SECONDS = 5.0
+"""Minimum time that a log is followed while others wait, and pause after it was read."""
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Pauses after attempts without output; the last one repeats."""
+RESTART_SECONDS = (1.0, 5.0, 30.0, 300.0)
+"""Pauses before a log is read again after its parser has failed: it may fail again on the same line."""
 QUIET_SECONDS = 0.2
 """After this silence, all existing lines of a stream are assumed to be read."""
 SILENT_SECONDS = 60.0
@@ -54,8 +62,6 @@ SILENT_SECONDS = 60.0
 LINGER_SECONDS = 2.0
 """Maximum time to wait for the last lines of a start after its Pod is Ready."""
 FORBIDDEN_SECONDS = 60.0
-UNAVAILABLE_LIMIT = 5
-"""Number of reads of a running container that return an error text of the kubelet before the follower gives up."""
 ENDED_TRIES = 8
 """Number of reads of an ended run's log, within about 40 s, that may be refused or return nothing. Under load, the
 kubelet lags behind the status of its Pod. Requests that do not reach the kubelet are not counted."""
@@ -89,7 +95,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the identity: the UID of the Pod, and the number of restarts before the run."""
+        """The UID of the Pod, and the number of restarts before the run."""
         return self.uid, self.restarts
 
 
@@ -122,8 +128,7 @@ def _run(pod: Manifest, container: str, restarts: int) -> Run:
 
 
 def _container_status(pod: Manifest, container: str) -> Manifest:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((status for status in statuses if status.get("name") == container), {})
+    return dict(reading.named(pod, container, "status", "containerStatuses", key="name"))
 
 
 class LogUnavailableError(Exception):
@@ -182,8 +187,7 @@ class LogLines:
     def check(self) -> None:
         """End the stream. Raises LogUnavailableError if it was only an error text without a newline."""
         if self._first and self._tail.startswith(_UNAVAILABLE):
-            text, self._tail = self._tail, b""
-            raise LogUnavailableError(text[:200].decode("utf-8", "replace"))
+            self.flush()
 
     def flush(self) -> tuple[bytes, datetime | None] | None:
         """Return the last line of an ended container, if it has no newline; else None."""
@@ -217,52 +221,28 @@ def _moment(head: re.Match[bytes] | None) -> datetime | None:
     return read_time(head[0].decode("ascii")) if head is not None else None
 
 
-class Parser(Protocol):
-    """A parser of log lines, such as `vllm_operator.logs.parser.StartupParser`."""
-
-    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Parse lines that were written at this time."""
-
-    def end(self) -> None:
-        """End the log."""
-
-    @property
-    def state(self) -> StartupState:
-        """The current state of the run."""
-
-    @property
-    def final_state(self) -> StartupState:
-        """The state of the run if the process has ended."""
-
-
 class RunLog:
     """The log of one run, read from one or more streams, and whether the lines that were read belong to it.
 
     Attributes:
         latest: The current state of the run.
+        lines: The lines of its streams.
         size: Number of bytes that were read, including repeated lines.
     """
 
-    def __init__(self, parser: Parser, *, skipped: Callable[[float], None]) -> None:
+    def __init__(self, parser: StartupParser, *, skipped: Callable[[float], None]) -> None:
         """Initialize. `skipped` is called with the seconds of skipped log."""
-        self.latest = parser.state
-        self.size = 0
-        self._parser: Parser | None = parser
-        self._lines = LogLines()
+        self.latest, self.lines, self.size = parser.state, LogLines(), 0
+        self._parser: StartupParser | None = parser
         self._was_reopened = self._skips = self._at_first_line = False
         self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
         self._last_at: datetime | None = None
         self._note_skipped, self._skipped_seconds = skipped, 0.0
 
     @property
-    def since(self) -> str | None:
-        """The `sinceTime` for the resumed stream; None for all lines."""
-        return self._lines.since
-
-    @property
     def is_unsure(self) -> bool:
         """Whether the log that was opened last may belong to another run."""
-        return self._was_reopened and not self._lines.continues
+        return self._was_reopened and not self.lines.continues
 
     def begins_after(self, moment: datetime) -> bool:
         """Return whether the log may belong to the next run and its first line was written at `moment` or later."""
@@ -270,43 +250,36 @@ class RunLog:
 
     def reopen(self, *, previous: bool, skips: bool) -> None:
         """Prepare for another stream. `previous`: it can only belong to an ended run. `skips`: it begins near the end of the log."""
-        self._was_reopened = not (previous or skips) and self._lines.since is not None
-        self._lines.reopen()
+        self._was_reopened = not (previous or skips) and self.lines.since is not None
+        self.lines.reopen()
         self._at_first_line, self._skips = not previous, skips
 
     def feed(self, piece: bytes, ended_at: datetime | None) -> None:
         """Parse bytes of a run that ended at `ended_at` (None: running). Raises LogUnavailableError if they are not log output."""
+        assert self._parser is not None
         self.size += len(piece)
-        for line, moment in self._lines.feed(piece):
+        for line, moment in self.lines.feed(piece):
             if moment is not None:
                 self._check_run(moment, ended_at)
-            if self._parser is not None:
-                self._parser.feed(line, moment)
-        self._update(is_final=False)
-
-    def check(self) -> None:
-        """End a stream. Raises LogUnavailableError if it was only an error text without a newline."""
-        self._lines.check()
+            self._parser.feed(line, moment)
+        self._update(self._parser.state)
 
     def end(self, *, has_ended: bool) -> None:
         """End the log, and free the memory of its parser. `has_ended`: the run is over."""
-        rest = self._lines.flush()
-        if self._parser is not None:
-            if rest is not None:
-                self._parser.feed(*rest)
-            if has_ended:
-                self._parser.end()
-        self._update(is_final=has_ended)
+        assert self._parser is not None
+        if (rest := self.lines.flush()) is not None:
+            self._parser.feed(*rest)
+        if has_ended:
+            self._parser.end()
+        self._update(self._parser.final_state if has_ended else self._parser.state)
         self._parser = None
 
-    def _update(self, *, is_final: bool) -> None:
-        if self._parser is not None:
-            state = self._parser.final_state if is_final else self._parser.state
-            skipped = max((amount for amount in _AMOUNTS if amount <= self._skipped_seconds), default=_AMOUNTS[0])
-            self.latest = replace(state, skipped_seconds=skipped) if self._skipped_seconds else state
+    def _update(self, state: StartupState) -> None:
+        skipped = max((amount for amount in _AMOUNTS if amount <= self._skipped_seconds), default=_AMOUNTS[0])
+        self.latest = replace(state, skipped_seconds=skipped) if self._skipped_seconds else state
 
     def _check_run(self, moment: datetime, ended_at: datetime | None) -> None:
-        if self._skips and not self._lines.continues and self._last_at is not None and moment > self._last_at:
+        if self._skips and not self.lines.continues and self._last_at is not None and moment > self._last_at:
             seconds = (moment - self._last_at).total_seconds()
             self._skipped_seconds += seconds
             self._note_skipped(seconds)
@@ -315,7 +288,7 @@ class RunLog:
             raise LogUnavailableError("this is the log of a later run")
         if self._at_first_line:
             self._at_first_line = False
-            if not self._lines.continues or not self.latest.lines:
+            if not self.lines.continues or not self.latest.lines:
                 self._begins_at = moment
 
 
@@ -347,54 +320,53 @@ _SAYS_NOTHING_ABOUT_THE_POD = (*_ERRORS, Outcome.CLOSED, Outcome.POLLED)
 """After these, the Pod is not read: the watch reports its end, and reading each Pod would cost one more request."""
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerSettings:
-    """Times of a follower in seconds.
-
-    `turn_seconds`: minimum time that a log is followed while others wait, and pause after it was read. `interval_seconds`: minimum time
-    between reports of small progress. `retry_seconds`: pauses after attempts without output; the last one repeats.
-    """
-
-    turn_seconds: float = 5.0
-    interval_seconds: float = 10.0
-    retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
-
-
 class Follower:
     """Reads the log of a run, and publishes significant changes of its state.
 
     Attributes:
         run: The run, according to the last known status of its Pod.
         caught_up: Whether the existing lines have been read, or cannot be read at present.
-        finished: Whether the follower has stopped reading.
+        begun_at: When the follower was created, on its clock.
+        former: The replaced follower of the same run, whose state is used until this one has a state.
         unread: Why nothing could be read; None if something was read or the log is empty.
     """
 
     def __init__(
         self,
         run: Run,
-        parser: Parser,
+        make_parser: Callable[[], StartupParser],
         *,
         client: ClusterClient,
         slots: Slots,
         share: LogShare,
-        settings: FollowerSettings,
         changed: Callable[[], None],
-        skipped: Callable[[float], None] = lambda seconds: None,
-        clock: Callable[[], float] = time.monotonic,
+        skipped: Callable[[float], None],
+        restarted: Callable[[], None],
+        clock: Callable[[], float],
+        former: "Follower | None" = None,
     ) -> None:
-        """Initialize. `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of log skipped."""
-        self.run = run
-        self.caught_up = self.finished = False
-        self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
-        self._client, self._slots, self._share = client, slots, share
+        """Initialize.
+
+        `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of skipped log; `restarted` after
+        a failure of the parser, when the log is read again.
+        """
+        self._make_parser, self._client, self._slots, self._share = make_parser, client, slots, share
+        self._changed, self._skipped, self._restarted, self._clock = changed, skipped, restarted, clock
+        self.begun_at, self.former = clock(), former
         self._account = LogAccount(run.namespace)
-        self._settings, self._changed, self._clock = settings, changed, clock
-        self._log = RunLog(parser, skipped=skipped)
+        self._wake = asyncio.Event()
+        self._is_stopped = False
+        self._reset(run)
+
+    def _reset(self, run: Run) -> None:
+        """Begin at the start of the log."""
+        self.run = run
+        self.caught_up = self._finished = False
+        self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
+        self._log = RunLog(self._make_parser(), skipped=self._skipped)
         self._published: StartupState | None = None
         self._published_at = 0.0
         self._stop_at: float | None = None
-        self._wake = asyncio.Event()
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
@@ -406,10 +378,22 @@ class Follower:
     @property
     def state(self) -> StartupState | None:
         """The state of the run at the last significant change; None if nothing could be read."""
-        if self._published is None or ((self.finished or self._dead) and not self._log.latest.lines):
-            return None
+        if self._published is None or ((self._finished or self._dead) and not self._log.latest.lines):
+            return self.former.state if self.former is not None else None
         # These two show whether the start is alive, so they are always current.
         return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
+
+    def start(self) -> asyncio.Task[None]:
+        """Follow until the run is over or the Pod serves. One log must not stop the others, so nothing is raised."""
+        task = asyncio.create_task(self._follow(), name=f"log {self.run.namespace}/{self.run.pod} {self.run.restarts}")
+        task.add_done_callback(self._ended)
+        self.task = task
+        return task
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._is_stopped = True
+        self.task.cancel()
 
     def finish_soon(self) -> None:
         """Read the lines that are about to arrive, then stop. Call this when the Pod serves."""
@@ -417,54 +401,65 @@ class Follower:
             self._stop_at = self._clock() + LINGER_SECONDS
             self._wake.set()
 
-    def note_end(self, run: Run) -> None:
-        """Record that the run has ended, as `run` shows. Its log is then read to the end even if the Pod served before."""
+    def note_end(self, run: Run) -> bool:
+        """Record that the run has ended, as `run` shows. Return whether its log must be read again from its beginning.
+
+        True if the end was not read, because the Pod served before. Also true if the lines that were read may belong to the next run, and
+        the Pod now shows this run as the previous one, so that its log can be requested.
+        """
+        if run.previous and not self._began_as_previous and run.ended_at is not None:
+            is_unread = self._finished and not (self._has_read_end and self._log.latest.lines)
+            is_missed = is_unread or self._log.is_unsure or self._log.begins_after(run.ended_at)
+        else:
+            is_missed = self._finished and not self._has_read_end and run.ended_at is not None
         if not self._dead:
             self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run and never end
             self._wake.set()
-        self.run, self._dead = run, True
+        self.run, self._dead = run, True  # the log is read to its end even if the Pod served before
+        return is_missed
 
-    def missed(self, run: Run) -> bool:
-        """Return whether the log must be read again from its beginning. `run` is the current state of the same run.
+    def is_credible(self) -> bool:
+        """Return whether the lines of an ended run very likely belong to it, even if some are missing."""
+        return self.run.ended_at is None or not self._log.begins_after(self.run.ended_at + timedelta(seconds=1))
 
-        True if the run has ended and its end was not read, because the Pod served before. Also true if the lines that were read may belong
-        to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
-        """
-        if run.ended_at is None:
-            return False
-        if run.previous and not self._began_as_previous:
-            is_unread = self.finished and not (self._has_read_end and self._log.latest.lines)
-            return is_unread or self._log.is_unsure or self._log.begins_after(run.ended_at)
-        return self.finished and not self._has_read_end
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Restart a task that was cancelled by mistake."""
+        if task.cancelled() and not self._is_stopped:
+            self._restarted()
+            self._reset(self.run)
+            self.start()
 
-    def is_credible(self, run: Run) -> bool:
-        """Return whether the lines very likely belong to this run, even if some are missing."""
-        return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
-
-    async def follow(self) -> None:
-        """Follow until the run is over or the Pod serves. Raises only errors of the parser."""
-        try:
-            await self._read_all()
-        except asyncio.CancelledError:
-            self._finish()
-            raise
-        else:
-            self._finish()
-        finally:
-            self.caught_up = self.finished = True
+    async def _follow(self) -> None:
+        """Follow to the end. If the parser fails, read the log again from its beginning."""
+        for failures in itertools.count():
+            try:
+                await self._read_all()
+                self._finish()
+                return
+            except asyncio.CancelledError:
+                with suppress(Exception):  # the end of a log that is no longer followed
+                    self._finish()
+                raise
+            except Exception:
+                log.exception("following the log of Pod %s/%s failed; it is read again", self.run.namespace, self.run.pod)
+            finally:
+                self.caught_up = self._finished = True
+            if self._is_stopped:
+                return
+            self._restarted()
+            await asyncio.sleep(RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)])
+            self._reset(self.run)
 
     async def _read_all(self) -> None:
-        tries = misses = unavailable = 0
+        """Read until the run is over or the Pod serves. Raises only errors of the parser."""
+        tries = misses = 0
         while self._dead or not self._is_due() or self._outcome is Outcome.POLLED:
             was_dead, lines = self._dead, self._log.latest.lines
             outcome = self._outcome = await self._attempt()
             tries = 0 if self._log.latest.lines > lines else tries + 1
             misses += was_dead and outcome in _MISSES
-            unavailable += outcome is Outcome.GONE
             self._has_read_end = was_dead and (outcome is Outcome.END or misses >= ENDED_TRIES)
-            if self._has_read_end or (unavailable >= UNAVAILABLE_LIMIT and not self._dead):
-                return
-            if outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over():
+            if self._has_read_end or (outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over()):
                 return
             # The report must not wait for the next attempt. A serving Pod needs no log.
             self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
@@ -475,22 +470,25 @@ class Follower:
         try:
             async with self._slots.hold(self.run.namespace):
                 outcome = await self._read()
-        except LogUnavailableError as error:
-            return self._failed(LogProblem.GONE, error, Outcome.GONE)
-        except (Invalid, NotFound) as error:
-            return self._failed(LogProblem.GONE, error, Outcome.REFUSED)
-        except Forbidden as error:
-            log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
-            return self._failed(LogProblem.FORBIDDEN, error, Outcome.FORBIDDEN)
-        except ClusterError as error:
-            return self._failed(LogProblem.UNREACHABLE, error, Outcome.FAILED)
+        except (LogUnavailableError, ClusterError) as error:
+            return self._failed(error)
         if outcome is not Outcome.DOUBTFUL:
             self.unread = None
         return outcome
 
-    def _failed(self, problem: LogProblem, error: Exception, outcome: Outcome) -> Outcome:
+    def _failed(self, error: Exception) -> Outcome:
         """Record why the log could not be read. Keep the first error of a kind, because its text may differ each time."""
-        log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
+        match error:
+            case LogUnavailableError():
+                problem, outcome = LogProblem.GONE, Outcome.GONE
+            case Invalid() | NotFound():
+                problem, outcome = LogProblem.GONE, Outcome.REFUSED
+            case Forbidden():
+                problem, outcome = LogProblem.FORBIDDEN, Outcome.FORBIDDEN
+            case _:
+                problem, outcome = LogProblem.UNREACHABLE, Outcome.FAILED
+        level = logging.WARNING if problem is LogProblem.FORBIDDEN else logging.DEBUG
+        log.log(level, "the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
         if self.unread is None or self.unread.problem is not problem:
             self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
             if self.caught_up:
@@ -509,7 +507,7 @@ class Follower:
             container=self.run.container,
             follow=follow,
             previous=self.run.previous,
-            since=self._log.since,
+            since=self._log.lines.since,
             limit_bytes=REPLAY_BYTES if was_dead else None,
             tail_lines=self._tail_lines,
         )
@@ -550,7 +548,7 @@ class Follower:
                     if self._tail_lines is not None:
                         return
                 self._is_busy, self._moved_at = False, self._clock()
-        self._log.check()
+        self._log.lines.check()
 
     def _take(self, step: bytes) -> None:
         self._log.feed(step, self.run.ended_at)
@@ -574,21 +572,21 @@ class Follower:
         open_seconds = self._clock() - began
         if self._is_due() or (not self._is_open and open_seconds >= SILENT_SECONDS):
             return True
-        return open_seconds >= self._settings.turn_seconds and self._slots.should_leave()
+        return open_seconds >= TURN_SECONDS and self._slots.should_leave()
 
     def _seconds_to_next_look(self) -> float:
         if self._stop_at is not None or (self._is_open and not self.caught_up):
             return QUIET_SECONDS
-        return min(self._settings.turn_seconds, self._settings.interval_seconds, SILENT_SECONDS)
+        return min(TURN_SECONDS, INTERVAL_SECONDS, SILENT_SECONDS)
 
     def _is_due(self) -> bool:
         return self._stop_at is not None and self._clock() >= self._stop_at
 
     def _pause_seconds(self, outcome: Outcome, tries: int) -> float:
         """Return the pause after an attempt in seconds. `tries` is the number of consecutive attempts without output."""
-        retries = self._settings.retry_seconds
-        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: self._settings.turn_seconds, Outcome.FORBIDDEN: FORBIDDEN_SECONDS}
-        return pauses.get(outcome, retries[min(max(0, tries - 1), len(retries) - 1)]) * random.uniform(0.8, 1.2)  # spread the requests
+        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: TURN_SECONDS, Outcome.FORBIDDEN: FORBIDDEN_SECONDS}
+        retry = RETRY_SECONDS[min(max(0, tries - 1), len(RETRY_SECONDS) - 1)]
+        return pauses.get(outcome, retry) * random.uniform(0.8, 1.2)  # spread the requests
 
     async def _rest(self, seconds: float) -> None:
         """Wait before the next attempt, or until the run ends or its Pod serves."""
@@ -633,7 +631,7 @@ class Follower:
     def _publish(self, *, force: bool = False, tell: bool = True) -> None:
         state, old = self._log.latest, self._published
         if old is not None and not force:
-            is_due = self._clock() - self._published_at >= self._settings.interval_seconds
+            is_due = self._clock() - self._published_at >= INTERVAL_SECONDS
             if is_same(old, state) or not (is_due or is_significant(old, state, STEP_PERCENT)):
                 return
         self._published, self._published_at = state, self._clock()

@@ -84,7 +84,8 @@ class Slots:
     def _release(self, namespace: str) -> None:
         self._held[namespace] -= 1
         self._leaving = max(0, self._leaving - 1)
-        turn = min(self._waiting, key=lambda each: self._held[self._waiting[each]], default=None)
+        uncancelled = (turn for turn in self._waiting if not turn.done())
+        turn = min(uncancelled, key=lambda each: self._held[self._waiting[each]], default=None)
         if turn is not None:
             self._held[self._waiting.pop(turn)] += 1
             turn.set_result(None)

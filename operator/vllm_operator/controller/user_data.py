@@ -16,7 +16,6 @@ from vllm_operator.catalog.gpus import InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
-from vllm_operator.controller.log_follower import Parser
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.kube.events import EventRecorder, Occurrence
@@ -73,7 +72,7 @@ class KnownCrashes:
         """Start with the shipped signatures."""
         return cls(startup, startup, load_knowledge(startup))
 
-    def make_parser(self) -> Parser:
+    def make_parser(self) -> StartupParser:
         """Return a parser for the log of one run, with the current signatures."""
         return StartupParser(self.startup)
 
