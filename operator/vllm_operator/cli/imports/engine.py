@@ -41,31 +41,25 @@ class Report:
 class Engine:
     """One engine. A text is empty if the manifest does not contain it.
 
-    `source` is what was read, for the report. `container` and `pod` are as in a Pod, for what is not in the other fields. `model` is where
-    the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name for clients, if they are not
-    in `words`. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a `tokenSecretRef`. `metadata` has labels
-    and annotations of the Pod. `token` is name and key of the Secret with the token for the hub. `service`, `weights` and `rollout` are
-    parts of the VLLMDeployment's spec. `dropped` are settings without a counterpart, and `advice` is what the user should know.
+    `source` is what was read, for the report. `container` and `pod` are as in a Pod; the words of the command line are in the container's
+    `args` alone. `model` is where the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name
+    for clients, if they are not in these words. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a
+    `tokenSecretRef`. `metadata` has labels and annotations of the Pod. `token` is name and key of the Secret with the token for the hub.
+    `spec` has parts of the VLLMDeployment's spec. `report` has settings without a counterpart, and what the user should know.
     """
 
     source: str
     name: str
+    report: Report
     namespace: str = ""
-    image: str = ""
-    words: Sequence[str] = ()
     container: Mapping[str, Any] = field(default_factory=dict)
     pod: Mapping[str, Any] = field(default_factory=dict)
-    replicas: int | None = None
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     model: str = ""
     served_name: str = ""
     adapters: Sequence[Mapping[str, Any]] = ()
-    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    token: tuple[str, str] | None = None
-    service: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    rollout: Mapping[str, Any] = field(default_factory=dict)
-    dropped: Sequence[str] = ()
-    advice: Sequence[str] = ()
+    token: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

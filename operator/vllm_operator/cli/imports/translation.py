@@ -2,22 +2,20 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
 from vllm_operator.api.labels import API_VERSION, KIND
-from vllm_operator.api.reading import mapping, objects, read_integer, text
+from vllm_operator.api.reading import Manifest, mapping, objects, read_integer, sequence, text
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, read_command_line
-from vllm_operator.cli.imports.pod import PodParts, read_pod
+from vllm_operator.cli.imports.pod import PodParts
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 
-Manifest = dict[str, Any]
-
-_SIZES = {
+_PARALLEL_SIZES = {
     **dict.fromkeys(("--tensor-parallel-size", "-tp"), "tensor"),
     **dict.fromkeys(("--pipeline-parallel-size", "-pp"), "pipeline"),
     **dict.fromkeys(("--data-parallel-size", "-dp"), "data"),
@@ -30,6 +28,11 @@ _BACKENDS = {
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
 _SECRET_FLAGS = ("--api-key", "--hf-token")
+_SECRETS = {
+    "key": ("auth.apiKeySecretRef", "", "a key", "API key"),
+    "token": ("model.tokenSecretRef", "token", "its value", "token for the hub"),
+}
+"""Field of the spec for a secret, default of its key in a Secret, and two names for the report."""
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 _DROPPED = {
@@ -49,7 +52,7 @@ def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> 
 
     `model` is the URI of a model that the operator cannot read from where it is.
     """
-    return _Translation(engine, catalog, model).result()
+    return _Translation(engine, catalog, model).result(), engine.report
 
 
 class _Translation:
@@ -59,45 +62,48 @@ class _Translation:
         self.engine = engine
         self.catalog = catalog
         self.given_model = model
-        self.report = Report(dropped=list(engine.dropped), advice=list(engine.advice))
+        self.report = engine.report
         self.spec: dict[str, Any] = {"model": {}, "engine": {}}
         self.table: VersionTable | None = None
-        self.parts: PodParts = read_pod(engine, self.report)
-        self.secrets: dict[str, tuple[str, str]] = {}
+        self.parts = PodParts(engine)
+        self.secrets: dict[str, Manifest] = {}
 
-    def result(self) -> tuple[Manifest, Report]:
+    def result(self) -> Manifest:
         engine = self.engine
-        self._version()
+        self._version(text(engine.container, "image"))
         variables = list(objects(engine.container, "env"))
         references = ((text(each, "name"), mapping(each, "valueFrom", "secretKeyRef")) for each in variables)
-        self.secrets = {name: (text(secret, "name"), text(secret, "key")) for name, secret in references if secret}
+        self.secrets = {name: secret for name, secret in references if secret}
         values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
-        line = read_command_line(engine.words, {**values, **{name: f"$({name})" for name in self.secrets}})
+        words = [str(word) for word in sequence(engine.container.get("args"))]
+        line = read_command_line(words, {**values, **{name: f"$({name})" for name in self.secrets}})
         self.report.dropped += [f"The command in the container's script: {_shortened(other)}" for other in line.others]
         only_for_flags = {value for flag, values in line.flags if flag in _SECRET_FLAGS for value in values}
         self._variables([each for each in variables if f"$({text(each, 'name')})" not in only_for_flags])
         self._adapters(engine.adapters)
         self._adapters(_modules(line.values_of(("--lora-modules",))), all_or_none="adapters" not in self.spec)
-        sizes = self._flags(line)
+        self._flags(line)
         named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
         self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
-        self._devices(sizes)
-        self.parts.keep_used(text(self.spec, "model", "uri"), self._other_words(), self.report)
-        if engine.replicas is not None:
-            self.spec["replicas"] = engine.replicas
-        template, kept = self.parts.template()
-        self.spec |= {
-            name: dict(part) for name, part in (("rollout", engine.rollout), ("service", engine.service), ("weights", engine.weights))
-        }
-        self.spec["podTemplate"] = template
-        if kept:
-            self.report.kept.append(f"In spec.podTemplate: {', '.join(kept)}.")
+        self._devices()
+        self.parts.keep_used(text(self.spec, "model", "uri"), self._other_words())
+        self.spec |= engine.spec
+        self.spec["podTemplate"] = self.parts.template()
         metadata = {"name": _object_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
         spec = {name: value for name, value in self.spec.items() if value not in ({}, [], None)}
-        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}, self.report
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
-    def _version(self) -> None:
-        image, engine = self.engine.image, self.spec["engine"]
+    def _put(self, source: str, path: str, value: Any) -> None:
+        """Set a field of the spec, such as `model.revision`, and report where the value comes from."""
+        *parents, name = path.split(".")
+        target = self.spec
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[name] = value
+        self.report.translated.append(f"{source} is spec.{path}.")
+
+    def _version(self, image: str) -> None:
+        engine = self.spec["engine"]
         version = version_of_image(image) if image else None
         repository = split_image(image)[0]
         if (devices := self.catalog.images.other_devices(image)) is not None:
@@ -124,26 +130,23 @@ class _Translation:
             told = f"The image {image} does not say its version" if image else "The manifest does not say the version of vLLM"
             self.report.advice.append(f"{told}, so spec.engine.version is the newest that the operator knows, {newest}. Check it.")
 
-    def _flags(self, line: CommandLine) -> dict[str, int]:
-        """Sort the flags into fields of the spec and `engine.args`; return the parallel sizes."""
-        sizes: dict[str, int] = {}
+    def _flags(self, line: CommandLine) -> None:
+        """Sort the flags into fields of the spec and `engine.args`."""
         args: dict[str, dict[str, Any]] = {}
         for written, values in line.flags:
             flag = self._renamed(written)
             value = values[0] if values else None
-            if flag in _SIZES:
-                sizes[_SIZES[flag]] = read_integer(value) or 1
-                self.report.translated.append(f"{flag} {value} is spec.parallelism.{_SIZES[flag]}.")
+            if flag in _PARALLEL_SIZES:
+                self._put(f"{flag} {value}", f"parallelism.{_PARALLEL_SIZES[flag]}", read_integer(value) or 1)
             elif flag == "--enable-expert-parallel":
-                self.spec.setdefault("parallelism", {})["expert"] = "Enabled"
-                self.report.translated.append(f"{flag} is spec.parallelism.expert.")
+                self._put(flag, "parallelism.expert", "Enabled")
             elif flag == "--revision":
-                self.spec["model"]["revision"] = value
-                self.report.translated.append(f"{flag} is spec.model.revision.")
+                self._put(flag, "model.revision", value)
             elif flag in _BACKENDS and value is not None:
-                self._backend(flag, value)
+                self._put(f"{flag} {value}", f"backends.{_BACKENDS[flag]}", value)
             elif flag in _SECRET_FLAGS:
-                self._secret(flag, value)
+                secret = self.secrets.get((value or "").removeprefix("$(").removesuffix(")"), {})
+                self._secret(flag, "token" if flag == "--hf-token" else "key", secret)
                 if len(values) > 1:
                     self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
             elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
@@ -159,7 +162,6 @@ class _Translation:
         if args:
             self.spec["engine"]["args"] = list(args.values())
             self.report.kept.append(f"Flags: {', '.join(args)}.")
-        return sizes
 
     def _other_words(self) -> list[str]:
         """Return the values of flags and variables that stay."""
@@ -171,21 +173,15 @@ class _Translation:
         if secret:
             raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Write the value")
 
-    def _secret(self, flag: str, value: str | None) -> None:
-        """Name the Secret of a flag such as `--api-key $(KEY)`."""
-        name, key = self.secrets.get((value or "").removeprefix("$(").removesuffix(")"), ("", ""))
-        if flag == "--hf-token":
-            self._token(flag, name, key)
-        else:
-            self._key(flag, name, key)
-
-    def _key(self, source: str, name: str, key: str) -> None:
+    def _secret(self, source: str, what: str, secret: Manifest) -> None:
+        """Name the Secret of the `key` for clients or of the `token` for the hub. A value is not written."""
+        field, default, whose, title = _SECRETS[what]
+        name, key = text(secret, "name"), text(secret, "key") or default
         if name:
-            self.spec["auth"] = {"apiKeySecretRef": {"name": name, **({"key": key} if key else {})}}
-            self.report.translated.append(f"{source} is spec.auth.apiKeySecretRef.")
+            self._put(source, field, {"name": name, **({"key": key} if key else {})})
         else:
-            self.report.dropped.append(f"{source}: a key does not belong in a manifest.")
-            self.report.advice.append("Put the API key into a Secret, and name it in spec.auth.apiKeySecretRef.")
+            self.report.dropped.append(f"{source}: {whose} does not belong in a manifest.")
+            self.report.advice.append(f"Put the {title} into a Secret, and name it in spec.{field}.")
 
     def _renamed(self, flag: str) -> str:
         """Return the flag, or `--no-enable-x` for a `--disable-x` that this version has only as its opposite."""
@@ -200,53 +196,38 @@ class _Translation:
         table = self.table
         if table is None or table.knows_flag(flag) or any(known.startswith(flag) for known in table.flags):
             return True
-        return self._is_missing(flag, "have it", table, table.flags)
+        self._report_missing(flag, "have it", table, table.flags)
+        return False
 
     def _has_variable(self, name: str) -> bool:
         table = self.table
-        if not name or table is None or not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name):
-            return bool(name)
-        return self._is_missing(name, "know it", table, table.variables)
-
-    def _is_missing(self, name: str, verb: str, table: VersionTable, known: Collection[str]) -> bool:
-        self.report.dropped.append(f"{name}: vLLM {table.version} does not {verb}.{instead_of(name, self.catalog.replacements, known)}")
+        if table is None or not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name):
+            return True
+        self._report_missing(name, "know it", table, table.variables)
         return False
 
-    def _backend(self, source: str, value: str) -> None:
-        self.spec.setdefault("backends", {})[_BACKENDS[source]] = value
-        self.report.translated.append(f"{source} {value} is spec.backends.{_BACKENDS[source]}.")
+    def _report_missing(self, name: str, verb: str, table: VersionTable, known: Collection[str]) -> None:
+        self.report.dropped.append(f"{name}: vLLM {table.version} does not {verb}.{instead_of(name, self.catalog.replacements, known)}")
 
-    def _variables(self, variables: Sequence[Mapping[str, Any]]) -> None:
+    def _variables(self, variables: Sequence[Manifest]) -> None:
         caches = {name for cache in (*self.catalog.caches.compiled, self.catalog.caches.weights) for name in cache.written}
+        dropped = _DROPPED | dict.fromkeys(caches, "the operator keeps all caches on a volume, and sets this variable itself.")
         env: dict[str, dict[str, Any]] = {}
         for variable in variables:
             name, value = text(variable, "name"), text(variable, "value")
-            secret = mapping(variable, "valueFrom", "secretKeyRef")
-            if name in _TOKENS:
-                self._token(name, text(secret, "name"), text(secret, "key"))
-            elif name == "VLLM_API_KEY":
-                self._key(name, text(secret, "name"), text(secret, "key"))
-            elif name in caches:
-                self.report.dropped.append(f"{name}: the operator keeps all caches on a volume, and sets this variable itself.")
-            elif name in _DROPPED:
-                self.report.dropped.append(f"{name}: {_DROPPED[name]}")
+            if name in _TOKENS or name == "VLLM_API_KEY":
+                self._secret(name, "token" if name in _TOKENS else "key", mapping(variable, "valueFrom", "secretKeyRef"))
+            elif name in dropped:
+                self.report.dropped.append(f"{name}: {dropped[name]}")
             elif name in _BACKENDS and value:
-                self._backend(name, value)
-            elif name != "STORAGE_URI" and self._has_variable(name):  # the URI is the engine's `model`
+                self._put(f"{name} {value}", f"backends.{_BACKENDS[name]}", value)
+            elif name not in ("", "STORAGE_URI") and self._has_variable(name):  # the URI is the engine's `model`
                 env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
         if self.engine.token:
-            self._token("The token", *self.engine.token)
+            self._secret("The token", "token", self.engine.token)
         if env:
             self.spec["engine"]["env"] = list(env.values())
             self.report.kept.append(f"Variables: {', '.join(env)}.")
-
-    def _token(self, source: str, name: str, key: str) -> None:
-        if name:
-            self.spec["model"]["tokenSecretRef"] = {"name": name, "key": key or "token"}
-            self.report.translated.append(f"{source} is spec.model.tokenSecretRef.")
-        else:
-            self.report.dropped.append(f"{source}: its value does not belong in a manifest.")
-            self.report.advice.append("Put the token for the hub into a Secret, and name it in spec.model.tokenSecretRef.")
 
     def _served_name(self, names: Sequence[str]) -> str:
         """Return the first name for clients, by which vLLM also answers, and report the others."""
@@ -270,13 +251,11 @@ class _Translation:
                 "object stores: set spec.model.facts.weightSize. See the page about weights."
             )
         if served and served != rest:
-            self.spec["model"]["servedName"] = served
-            self.report.translated.append(f"The model's name for clients, {served}, is spec.model.servedName.")
+            self._put(f"The model's name for clients, {served},", "model.servedName", served)
         elif named and not served and named != rest:
-            self.spec["model"]["servedName"] = named
-            self.report.translated.append(f"Clients asked for the model by its path {named}, so it is spec.model.servedName.")
+            self._put(f"Clients asked for the model by its path {named}, so it", "model.servedName", named)
 
-    def _adapters(self, given: Sequence[Mapping[str, Any]], *, all_or_none: bool = False) -> None:
+    def _adapters(self, given: Sequence[Manifest], *, all_or_none: bool = False) -> None:
         """Add adapters to the spec, or report them. With `all_or_none`, do nothing if one cannot be added: their flag stays."""
         found = [(each, text(each, "name"), self._uri(text(each, "uri"))) for each in given]
         if all_or_none and any(uri is None for _, _, uri in found):
@@ -316,26 +295,26 @@ class _Translation:
             "--model hf://organisation/name, or copy it to a PersistentVolumeClaim and add --model pvc://claim/path"
         )
 
-    def _devices(self, sizes: Mapping[str, int]) -> None:
-        gpus, needed = self.parts.gpus, prod(sizes.values())
-        accelerator = dict(self.parts.accelerator)
-        parallelism = {**sizes, **self.spec.pop("parallelism", {})}
+    def _devices(self) -> None:
+        sizes, gpus, accelerator = self.spec.pop("parallelism", {}), self.parts.gpus, self.parts.accelerator
+        expert = {name: sizes.pop(name) for name in ("expert",) if name in sizes}
+        needed = prod(sizes.values())
         if gpus == 0:
             self.report.advice.append("The manifest requests no GPU. An engine of the operator always runs on a GPU, and requests it.")
         elif gpus == 1 and needed == 1:
-            parallelism = {name: value for name, value in parallelism.items() if name == "expert"}
+            sizes = {}
             accelerator["count"] = 1
         elif needed == 1:
-            parallelism = {"tensor": gpus, **{name: value for name, value in parallelism.items() if name != "tensor"}}
+            sizes = {**sizes, "tensor": gpus}
             self.report.translated.append(f"{gpus} GPUs without a parallel size are spec.parallelism.tensor {gpus}.")
         elif gpus != needed:
             self.report.advice.append(
                 f"The manifest requests {gpus} GPUs, but its parallel sizes need {needed}. The operator requests {needed}."
             )
-        if parallelism or "count" in accelerator:
-            field = "spec.parallelism" if parallelism else "spec.accelerator.count"
+        if sizes or expert or "count" in accelerator:
+            field = "spec.parallelism" if sizes or expert else "spec.accelerator.count"
             self.report.advice.append(f"Remove {field} to let the operator choose how many GPUs the model needs.")
-        self.spec |= {"accelerator": accelerator, "parallelism": parallelism}
+        self.spec |= {"accelerator": accelerator, "parallelism": sizes | expert}
 
 
 def _apart(uri: str) -> tuple[str, str]:
