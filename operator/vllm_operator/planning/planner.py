@@ -54,19 +54,26 @@ from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement import explanations
 from vllm_operator.planning.placement.fitting import (
-    UNKNOWN,
-    Candidate,
     Headroom,
     Sizing,
-    find_candidates,
-    find_others,
     resolve_sizing,
     time_slicing_arguments,
     wanted_length,
     weight_bytes_of,
 )
 from vllm_operator.planning.placement.policy import Ranking, describe_candidates
-from vllm_operator.planning.placement.targets import Request, Target, find_rejections, find_targets, in_use_of
+from vllm_operator.planning.placement.shortage import explain
+from vllm_operator.planning.placement.targets import (
+    Candidate,
+    Rejection,
+    Request,
+    find_candidates,
+    find_others,
+    in_use_of,
+    most_gpus,
+    node_requirements,
+    notes_about_gpu,
+)
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.sizing import model_facts
@@ -121,22 +128,23 @@ class _Premises:
     version: ResolvedVersion
     shape: Shape
     facts: ResolvedFacts
-    sizing: Sizing | None = None
+    sizing: Sizing
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """The GPUs to choose from, the best first, and their size.
 
-    `sized`: whether the operator chose the size. `length`: the context to set. `compared`: all judged GPUs and sizes.
+    `length`: the context to set. `compared`: all judged GPUs and sizes; `rejections`: all other GPUs. `sized`: whether the operator chose
+    the size.
     """
 
     premises: _Premises
-    targets: tuple[Target, ...]
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate]
+    compared: Sequence[Candidate]
+    rejections: Sequence[Rejection]
+    length: int | None
     sized: bool = False
-    length: int | None = None
-    compared: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +175,7 @@ class _FreshPlan:
         if isinstance(chosen, Verdict):
             return Outcome(VALID_SPEC, chosen, None)
         premises = chosen.premises
-        target, decision = self._best(premises, chosen.targets)
+        target, decision = self._best(premises, chosen.candidates)
         if decision.refusal is not None:
             return not_accepted(decision.refusal)
         about_names, refusal = check_names(premises.overrides, premises.version, self.catalog)
@@ -201,52 +209,41 @@ class _FreshPlan:
         if isinstance(shape, Verdict):
             return shape
         facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
+        unsized = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False)
         if self.in_force and self.pinned is not None:  # a plan in force keeps its size
-            return _Premises(engine, overrides, version, pinned_shape(shape, self.pinned, spec), facts)
-        release, sizing = parse_release(version.version), None
-        if release is not None and not overrides.replaces_arguments:
-            sizing = resolve_sizing(spec, overrides, release, facts, self.files, self.catalog)
-        return _Premises(engine, overrides, version, shape, facts, sizing)
+            return _Premises(engine, overrides, version, pinned_shape(shape, self.pinned, spec), facts, unsized)
+        release = parse_release(version.version)
+        if release is None or overrides.replaces_arguments:
+            return _Premises(engine, overrides, version, shape, facts, unsized)
+        return _Premises(
+            engine, overrides, version, shape, facts, resolve_sizing(spec, overrides, release, facts, self.files, self.catalog)
+        )
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
-        spec, sizing, request, found = self.resource.spec, premises.sizing, self._request(premises), list[Candidate]()
-        free, count = False, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
-        if sizing is not None and sizing.model is not None:
-            accelerator = request.accelerator
-            free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
-            shapes = (sizing.shapes(self.inventory) if free else []) or [premises.shape]
-            found = find_candidates(request, shapes, sizing, self.inventory, in_use=count)
-        if sizing is None or not found:
-            targets = find_targets(request, self.inventory, self.catalog)
-            if isinstance(targets, Verdict):
-                return targets
-            if self.in_force:
-                return _Chosen(premises, targets, length=pinned_length(self.pinned))
-            targets = self._ranking.order(targets, request.preferred)
-            unknown = tuple(Candidate(premises.shape, target, UNKNOWN) for target in targets)
-            return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing.model if sizing else None), compared=unknown)
-        best = self._ranking.choose(found, sizing, request.preferred, count)
-        first, length = best[0], wanted_length(spec, sizing.model)
+        spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)
+        accelerator, count = request.accelerator, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
+        free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
+        shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
+        found, rejections = find_candidates(request, shapes, self.inventory, self.catalog, in_use=count)
+        if not found:
+            message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
+            return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
+        if self.in_force:
+            return _Chosen(premises, found, (), (), pinned_length(self.pinned))
+        length = wanted_length(spec, sizing.model)
+        if sizing.model is None:
+            return _Chosen(premises, ranking.order(found, request.preferred), found, rejections, length)
+        best = ranking.choose(found, request.preferred, count)
         if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad:
-            others = find_others(request, sizing, self.inventory)
-            message = explanations.explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
-            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
-        sized, premises = free and first.shape != premises.shape, replace(premises, shape=first.shape)
-        return _Chosen(premises, tuple(each.target for each in best), tuple(best), sized, length, tuple(found))
+            others = find_others(request, self.inventory, self.catalog)
+            message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {ALLOW_ANYWAY}"
+            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
+        sized = free and best[0].shape != premises.shape
+        return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
 
-    @property
-    def _ranking(self) -> Ranking:
+    def _ranking(self, premises: _Premises) -> Ranking:
         spec = self.resource.spec
-        return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus)
-
-    def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
-        if not chosen.compared:
-            return None
-        judged = {each.target.pool for each in chosen.compared}
-        others = replace(self.inventory, pools=tuple(pool for pool in self.inventory.pools if pool not in judged))
-        request = replace(self._request(chosen.premises), count=target.count)
-        rejections = find_rejections(request, others, self.catalog)
-        return describe_candidates(target, chosen.candidates, chosen.compared, rejections, chosen.premises.sizing, self._ranking) or None
+        return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus, premises.sizing)
 
     def _remembered(self) -> Facts | None:
         """Return the facts in the pinned plan, if it is for the same files."""
@@ -270,12 +267,12 @@ class _FreshPlan:
             replicas=spec.replicas,
             options=image_options(premises.engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
+            sizing=premises.sizing,
             forced=self._allows_known_bad or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=gpu_in_use(self.pinned) if self._keeps_gpu() and self.pinned else None,
             selector=premises.overrides.node_selector,
-            weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
-            large_enough=premises.sizing.holds if premises.sizing is not None else None,
+            weight_bytes=None if weight_bytes is None or resized or premises.sizing.model else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
         )
 
@@ -287,42 +284,42 @@ class _FreshPlan:
             return False
         return pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
 
-    def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
-        """Return the first target whose backends are not refused; the first target if all are refused."""
-        first = self._decide(premises, targets[0])
-        seen = {(targets[0].architecture, targets[0].pool.mig_profile)}
-        for target in targets[1:] if first.refusal else ():
-            if target.architecture is None or (kind := (target.architecture, target.pool.mig_profile)) in seen:
+    def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
+        """Return the first candidate whose backends are not refused; the first one if all are refused."""
+        first, best = candidates[0], self._decide(premises, candidates[0])
+        seen = {(first.pool.architecture, first.pool.mig_profile)}
+        for each in candidates[1:] if best.refusal else ():
+            if each.pool.architecture is None or (kind := (each.pool.architecture, each.pool.mig_profile)) in seen:
                 continue
             seen.add(kind)
-            decision = self._decide(premises, target)
+            decision = self._decide(premises, each)
             if decision.refusal is None:
-                why = f"cannot be used: {first.refusal.message if first.refusal else ''}"
-                text = f"{targets[0].title} comes first in the order of GPUs, but {why}"
-                return target, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
-        return targets[0], first
+                why = f"cannot be used: {best.refusal.message if best.refusal else ''}"
+                text = f"{first.title} comes first in the order of GPUs, but {why}"
+                return each, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
+        return first, best
 
-    def _decide(self, premises: _Premises, target: Target) -> BackendDecision:
+    def _decide(self, premises: _Premises, target: Candidate) -> BackendDecision:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
         sizes: dict[str, object] = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         if parallel.expert:
             sizes["expert"] = Toggle.ENABLED
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        rule_input = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
+        rule_input = describe_rule_input(sized, version, premises.facts, target.pool.architecture, mig_profile=target.pool.mig_profile)
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
         return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad)
 
-    def _assemble(self, chosen: _Chosen, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
+    def _assemble(self, chosen: _Chosen, target: Candidate, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
         premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
-        candidate = next((each for each in chosen.candidates if each.target == target), None)
-        length = (candidate.result.length if candidate else None) or chosen.length
+        length = target.result.length or chosen.length
+        ranking, name = self._ranking(premises), explanations.short_name(resource)
         cache = plan_cache(
             CacheOrigin(
                 version=version.version,
                 distribution=version.distribution,
                 image=target.fit.option.image,
-                architecture=target.architecture,
+                architecture=target.pool.architecture,
                 product=target.pool.product,
                 mig_profile=target.pool.mig_profile,
                 parallel=str(premises.shape.parallel),
@@ -346,20 +343,20 @@ class _FreshPlan:
         args = keep_first([*own, *shared, *adapters.arguments, *serving.drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
-        about_choice = []
-        if candidate is not None and not self.in_force:
+        about_choice, listed = [], list[GPUCandidate]()
+        if not self.in_force:
             kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(target.pool)
-            name = explanations.short_name(resource)
-            about_choice = explanations.notes_about_choice(candidate, chosen.compared, premises.sizing, self._ranking, name, kept=kept)
+            about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, kept=kept)
+            listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)
         notes = [
-            *target.notes,
+            *notes_about_gpu(target.pool, target.fit, self._request(premises), self.inventory),
             *decision.notes,
             *about_names,
             *adapters.notes,
             *serving.drain_notes(resource.spec, drain),
             *serving.access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
-            *explanations.notes_about_size(candidate, premises.sizing, explanations.short_name(self.resource), sized=chosen.sized),
+            *explanations.notes_about_size(target, premises.sizing, name, sized=chosen.sized),
             *about_choice,
             *premises.shape.notes,
             *version.notes,
@@ -380,28 +377,28 @@ class _FreshPlan:
             tools_image=self.tools_image,
             engine_version=version.version,
             distribution=version.distribution,
-            architecture=target.architecture,
+            architecture=target.pool.architecture,
             product=target.pool.product,
             memory_mebibytes=target.pool.memory_mebibytes,
             resource=target.pool.resource,
-            count=target.count,
+            count=target.shape.count,
             uuids=list(self.translation.uuids) or None,
-            node_requirements=list(target.requirements),
+            node_requirements=node_requirements(target.pool, self.inventory, target.fit),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
             cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
             deadline_seconds=deadline,
-            requests=serving.plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
+            requests=serving.plan_requests(target.shape.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,
             resource_per_node=self.inventory.most_per_node(target.pool),
             provisioner=target.pool.provider,
             time_slices=target.pool.time_slices,
             sizing=resource.spec.sizing,
-            policy=self._ranking.policy,
-            candidates=self._candidates(chosen, target),
-            memory=predict_memory(candidate.result.made) if candidate is not None else None,
+            policy=ranking.policy,
+            candidates=listed or None,
+            memory=predict_memory(target.result.made),
             model_facts=model_facts.keep_facts(facts),
             awaits_facts=(self.files.trouble is not None and not self.files.refused and self._remembered() is None) or None,
             backends=list(decision.choices),

@@ -8,13 +8,12 @@ from typing import Any
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
-from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import read_words, replace_words
-from vllm_operator.planning.placement.fitting import Candidate, Headroom, Sizing, longest_context, time_slicing_notes
+from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
-from vllm_operator.planning.placement.targets import Rank
+from vllm_operator.planning.placement.targets import Candidate, Rank
 from vllm_operator.sizing.model_facts import model_name
 from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
 from vllm_operator.sizing.resolve import resolve_model
@@ -32,24 +31,22 @@ def short_name(resource: VLLMDeployment) -> str:
     return model_name(resource.spec.model)[:MODEL_NAME_LIMIT]
 
 
-def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str, *, sized: bool) -> list[Note]:
+def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: bool) -> list[Note]:
     """Return notes about the GPU and the size of the model `name`. `sized`: whether the operator chose the number of GPUs."""
-    if chosen is None or sizing is None:
-        return []
-    result, title, count, parallel = chosen.result, chosen.target.title, chosen.shape.count, chosen.shape.parallel
+    result, title, count, parallel = chosen.result, chosen.title, chosen.shape.count, chosen.shape.parallel
     model, options, made = sizing.model, sizing.options, chosen.result.made
     notes = []
     if sized and count > 1:
         requests = ""
         if result.held is not None and result.headroom is not Headroom.FEW:
             requests = say("size.requests", concurrency=sizing.concurrency, length=sizing.request_length)
-        weights, cache = _gib(made.weights), _gib(made.kv_cache)
+        weights, cache = (f"{value:.1f} GiB" if value is not None else "an unknown amount" for value in (made.weights, made.kv_cache))
         notes.append(note("size.chosen", count=count, name=name, requests=requests, weights=weights, cache=cache))
-    divides, context = divides_blocks(sizing.release, chosen.target.pool.architecture), options.context_parallel if options else 1
+    divides, context = divides_blocks(sizing.release, chosen.pool.architecture), options.context_parallel if options else 1
     refused = allowed(model.shape, model.form, parallel, context, divides=divides) if model else None
     if refused is not None:
         notes.append(note("size.indivisible", name=name, reason=refused))
-    product = sizing.catalog.gpus.product(chosen.target.pool.product)
+    product = sizing.catalog.gpus.product(chosen.pool.product)
     if sized and parallel.tensor > 1 and product is not None and product.links == "PCIe":
         notes.append(note("size.no-nvlink", title=title, count=count))
     if sized:
@@ -67,7 +64,7 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             notes.append(note("size.tight", name=name, title=title, limit=made.limit))
         case Headroom.NONE:
             notes.append(note("size.too-large", name=name, title=title, limit=made.limit))
-        case Headroom.UNKNOWN if model and options and chosen.target.pool.memory_mebibytes is None:
+        case Headroom.UNKNOWN if model and options and chosen.pool.memory_mebibytes is None:
             notes.append(note("size.unknown-memory", name=name, title=title))
     return notes
 
@@ -78,51 +75,46 @@ def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note
     if model is None or not (model.shape.latent and model.shape.experts) or tensor == 1 or not tokens:
         return []
     ranks = ParallelShape(data=tensor, expert=True)
-    spread = sizing.judge(chosen.target.pool, ranks)
+    spread = sizing.judge(chosen.pool, ranks)
     held = (spread.made.tokens or 0) * tensor
     if allowed(model.shape, model.form, ranks) is not None or spread.headroom > Headroom.SHORTENED or held <= tokens:
         return []
     return [note("size.data-parallel", tensor=tensor, name=name, tokens=tokens, held=held)]
 
 
-def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:
+def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate]) -> str:
     """Return a message that a model does not fit, with the nearest alternatives and their commands.
 
     `refused` is the best candidate that the spec allows; `others` are all GPUs and sizes of the cluster.
     """
-    name, pool = short_name(resource), refused.target.pool
+    name, pool = short_name(resource), refused.pool
     alternatives = _shorter_context(resource, refused, sizing)
     alternatives += [_other_gpus(resource, each, refused) for each in _nearest(others)]
     if pool.time_slices is not None and sizing.options is not None and sizing.options.utilization is None:
         alternatives.append(say("alternative.larger-part"))
-    alternatives += _smaller_weights(resource, refused, sizing, shapes)
+    alternatives += _smaller_weights(resource, refused, sizing)
     if not alternatives:
         alternatives = [say("alternative.add-nodes", whole="disable MIG on a node, or " if pool.mig_profile is not None else "", name=name)]
     listed = "; or ".join(alternatives[:ALTERNATIVES_LIMIT])
     return f"{name} does not fit on {devices(refused)}. {refused.result.made.limit} {listed[0].upper()}{listed[1:]}."
 
 
-def _gib(value: float | None) -> str:
-    return "an unknown amount" if value is None else f"{value:.1f} GiB"
-
-
 def devices(candidate: Candidate) -> str:
     """Return the GPUs or MIG slices of a replica, in words."""
-    count, title, pool = candidate.shape.count, candidate.target.title, candidate.target.pool
+    count, title, pool = candidate.shape.count, candidate.title, candidate.pool
     shared = f" shared by {pool.time_slices} Pods" if pool.time_slices is not None else ""
-    return (
-        f"{count} {title}{shared}" if pool.mig_profile is None else f"{counted(count, 'MIG slice')} {pool.mig_profile} of {title}{shared}"
-    )
+    what = f"{count} {title}" if pool.mig_profile is None else f"{counted(count, 'MIG slice')} {pool.mig_profile} of {title}"
+    return f"{what}{shared}"
 
 
 def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
     """Return the smallest size of each GPU on which the model fits with a useful context, the fewest GPUs first."""
-    fitting = [each for each in others if each.result.headroom <= Headroom.SHORT and not each.target.pool.shared]
+    fitting = [each for each in others if each.result.headroom <= Headroom.SHORT and not each.pool.shared]
     useful = [each for each in fitting if each.result.headroom <= Headroom.FEW]
     found: dict[tuple[str, str | None], Candidate] = {}
     for each in sorted(useful or fitting, key=lambda each: each.shape.count):
-        found.setdefault((each.target.title, each.target.pool.mig_profile), each)
-    return sorted(found.values(), key=lambda each: (each.shape.count, each.target.pool.memory_mebibytes or 0))[:2]
+        found.setdefault((each.title, each.pool.mig_profile), each)
+    return sorted(found.values(), key=lambda each: (each.shape.count, each.pool.memory_mebibytes or 0))[:2]
 
 
 def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[str]:
@@ -152,8 +144,8 @@ def _other_gpus(resource: VLLMDeployment, candidate: Candidate, refused: Candida
 
 
 def _accelerator(spec: VLLMDeploymentSpec, candidate: Candidate, refused: Candidate) -> dict[str, Any]:
-    given, pool, change = spec.accelerator or AcceleratorSpec(), candidate.target.pool, dict[str, Any]()
-    if candidate.target.title != refused.target.title and (pool.product is not None or given.products):
+    given, pool, change = spec.accelerator or AcceleratorSpec(), candidate.pool, dict[str, Any]()
+    if candidate.title != refused.title and (pool.product is not None or given.products):
         change["products"] = [pool.product] if pool.product is not None else None
     if given.architectures and pool.architecture not in given.architectures:
         change["architectures"] = None
@@ -177,18 +169,18 @@ def profile_in_spec(label: str) -> str:
 
 def _parallelism(spec: VLLMDeploymentSpec, candidate: Candidate) -> dict[str, Any]:
     parallel, given = candidate.shape.parallel, spec.parallelism
-    if given is None and (spec.accelerator is None or spec.accelerator.count is None or spec.accelerator.count != candidate.shape.count):
+    if given is None and (spec.accelerator or AcceleratorSpec()).count != candidate.shape.count:
         return {}  # the operator chooses the size
     wanted = {"tensor": parallel.tensor, "pipeline": None, "data": None, "expert": "Enabled" if parallel.expert else None}
     now: Mapping[str, Any] = given.to_json() if given is not None else {}
     return {name: value for name, value in wanted.items() if now.get(name) != value}
 
 
-def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, shapes: KnownShapes) -> list[str]:
+def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[str]:
     """Suggest a quantized checkpoint of the same model: one of the table, or a format in which the model would fit."""
     if sizing.model is None:
         return []
-    pool, parallel = refused.target.pool, refused.shape.parallel
+    pool, parallel, shapes = refused.pool, refused.shape.parallel, sizing.catalog.shapes
     own = resource.spec.model.uri.rpartition("/")[2].lower()
     for entry in shapes.entries:
         model = resolve_model(entry.name, shapes) if entry.name.rpartition("/")[2].lower().startswith(f"{own}-") else None
@@ -208,65 +200,64 @@ def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequen
     return f"{text}: `kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type {kind} -p {quoted}`"
 
 
-def notes_about_choice(
-    chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking, name: str, *, kept: bool
-) -> list[Note]:
+def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, *, kept: bool) -> list[Note]:
     """Return notes about the choice of `chosen` among all `compared` for the model `name`. `kept`: whether the GPU was in use before."""
-    notes = []
-    if ranking.policy is AcceleratorPolicy.MOST_FREE and chosen.target.free is None:
+    notes, pool = [], chosen.pool
+    if ranking.policy is AcceleratorPolicy.MOST_FREE and chosen.free is None:
         unknown = chosen.result.headroom is Headroom.UNKNOWN
         instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
         notes.append(note("choice.free-is-unknown", instead=instead))
     if not kept:
-        notes += _about_capacity(chosen, compared, sizing, ranking)
-    if sizing is not None and sizing.model is None and len({kind_of(each.target) for each in compared}) > 1:
+        notes += _about_capacity(chosen, compared, ranking)
+    if ranking.sizing.is_read and ranking.sizing.model is None and len({kind_of(each) for each in compared}) > 1:
         notes.append(note("choice.unknown-sizes", name=name))
-    return notes + time_slicing_notes(chosen.target)
+    if pool.shared and pool.time_slices is None:
+        notes.append(note("time-slicing.unknown", title=chosen.title, flag=UTILIZATION_FLAG))
+    elif pool.shared:
+        notes.append(note("time-slicing.known", pods=pool.time_slices, title=chosen.title, flag=UTILIZATION_FLAG))
+    return notes
 
 
-def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> list[Note]:
+def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> list[Note]:
     """Return a note if other GPUs were not free, or if Pods must wait for these."""
-    target, replicas = chosen.target, max(ranking.replicas, 1)
-    if target.rank is Rank.WAITING and target.pool.provider is None and target.free is not None:
-        fitting = (each.target.pool for each in compared if group_of(each.result.headroom) == group_of(chosen.result.headroom))
-        added = next((pool for pool in fitting if pool.provider is not None and pool.product is not None), None)
+    replicas = max(ranking.replicas, 1)
+    alike = [each for each in compared if group_of(each.result.headroom) == group_of(chosen.result.headroom)]
+    if chosen.rank is Rank.WAITING and chosen.pool.provider is None and chosen.free is not None:
+        added = next((each.pool for each in alike if each.pool.provider is not None and each.pool.product is not None), None)
         instead = say("choice.or-added", product=added.product, provider=added.provider) if added is not None else ""
-        some = "Some Pods wait" if target.free else "Pods wait"
+        some = "Some Pods wait" if chosen.free else "Pods wait"
         return [note("choice.waiting", shortage=_shortage(chosen, replicas), some=some, instead=instead)]
-    first = _passed_over(chosen, compared, sizing, ranking)
+    first = _passed_over(chosen, alike, compared, ranking)
     if first is None:
         return []
     shortage = _shortage(first, replicas)
-    if target.pool.provider is not None:
-        return [note("choice.added-node", shortage=shortage, provider=target.pool.provider)]
-    name, pool = gpu_name(first.target), first.target.pool
-    free = f", which had room for {counted(target.free, 'replica')}" if target.free is not None else ""
+    if chosen.pool.provider is not None:
+        return [note("choice.added-node", shortage=shortage, provider=chosen.pool.provider)]
+    name, pool = gpu_name(first), first.pool
+    free = f", which had room for {counted(chosen.free, 'replica')}" if chosen.free is not None else ""
     product = f"{pool.product}-MIG-{pool.mig_profile}" if pool.mig_profile else pool.product
     wait = say("choice.to-wait", name=name, product=product) if pool.product is not None else ""
-    return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(target), free=free, wait=wait)]
+    return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(chosen), free=free, wait=wait)]
 
 
-def _passed_over(chosen: Candidate, compared: Sequence[Candidate], sizing: Sizing | None, ranking: Ranking) -> Candidate | None:
-    """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown."""
-    if sizing is None or chosen.result.headroom is Headroom.UNKNOWN:
+def _passed_over(chosen: Candidate, alike: Sequence[Candidate], compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
+    """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown.
+
+    `alike` are those of all `compared` on which the model fits as well as on the chosen one.
+    """
+    if chosen.result.headroom is Headroom.UNKNOWN:
         return None
-    places = {id(each): place for place, each in enumerate(ranking.preferred_order(compared, sizing))}
-    mine = next((places[id(each)] for each in compared if each.target == chosen.target and each.shape == chosen.shape), 0)
-    busy = [
-        each
-        for each in compared
-        if each.target.rank is Rank.WAITING
-        and each.target.pool.provider is None
-        and each.target.free is not None
-        and group_of(each.result.headroom) == group_of(chosen.result.headroom)
-        and (places[id(each)] < mine or (chosen.target.pool.provider is not None and kind_of(each.target) == kind_of(chosen.target)))
-    ]
-    return min(busy, key=lambda each: places[id(each)], default=None)
+    order, added = ranking.preferred_order(compared), chosen.pool.provider is not None
+    for each in order:
+        waits = each.rank is Rank.WAITING and each.pool.provider is None and each.free is not None and each in alike
+        if waits and (order.index(each) < order.index(chosen) or (added and kind_of(each) == kind_of(chosen))):
+            return each
+    return None
 
 
 def _shortage(candidate: Candidate, replicas: int) -> str:
     """Return how many replicas fit on the free devices, as a clause."""
-    count, free, name = candidate.target.count, candidate.target.free or 0, gpu_name(candidate.target)
+    count, free, name = candidate.shape.count, candidate.free or 0, gpu_name(candidate)
     if free:
         return f"{name} had room for only {free} of {replicas} replicas"
     return f"no node had {count} free {name}" if count > 1 else f"no {name} was free"

@@ -1,7 +1,4 @@
-"""The GPUs that are large enough, and the number of GPUs of a replica.
-
-Each GPU of the cluster is judged with the estimate of `sizing`. Without a size in the spec, the smallest number of GPUs of one node that
-fits the model with a useful context is chosen. Among GPUs that fit, the one with the least memory is chosen.
+"""How well a model fits on a GPU: the estimate of `sizing`, with the context and the number of requests that the spec wants.
 
 Each Pod of a GPU with time-slicing sees the memory of the whole GPU, and no mechanism limits it to its part
 (https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html). vLLM uses the fraction of the memory in
@@ -10,21 +7,17 @@ limit is unknown, so such GPUs are used only if the spec names them.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import ModelSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
-from vllm_operator.catalog.notes import Note, note
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.planning.placement.targets import Request, Target, find_capacity, find_targets, with_count
 from vllm_operator.sizing.engine import Options, read_flags, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
@@ -88,7 +81,7 @@ class Sizing:
     """Common inputs of the estimates of one VLLMDeployment.
 
     `model` is None if its sizes are unknown. `options` are the user's flags; None if one has an effect that is not modelled.
-    `concurrency` is the number of concurrent requests that the KV cache should hold.
+    `concurrency` is the number of concurrent requests that the KV cache should hold. `is_read`: whether the model was looked up at all.
     """
 
     model: SizedModel | None
@@ -96,6 +89,7 @@ class Sizing:
     release: Release
     catalog: Catalog
     concurrency: int = 1
+    is_read: bool = True
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -158,11 +152,10 @@ class Sizing:
         headroom = self.judge(pool, ParallelShape()).headroom
         return None if headroom is Headroom.UNKNOWN else headroom <= Headroom.SHORT
 
-    def shapes(self, inventory: Inventory) -> list[Shape]:
-        """Return the sizes to choose from, with whole GPUs of one node."""
+    def shapes(self, most: int) -> list[Shape]:
+        """Return the sizes to choose from, with at most this many GPUs of one node; none if the model is unknown."""
         if self.model is None:
             return []
-        most = max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
         return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
@@ -216,15 +209,6 @@ def time_slicing_arguments(pool: Pool, facts: MemoryFacts, version: str | None) 
     return [PlannedArgument(name=UTILIZATION_FLAG, value=f"{part:g}", reason=reason)]
 
 
-def time_slicing_notes(target: Target) -> list[Note]:
-    """Return a note that the memory of a shared GPU is not isolated, with the user's options."""
-    if not target.pool.shared:
-        return []
-    if target.pool.time_slices is None:
-        return [note("time-slicing.unknown", title=target.title, flag=UTILIZATION_FLAG)]
-    return [note("time-slicing.known", pods=target.pool.time_slices, title=target.title, flag=UTILIZATION_FLAG)]
-
-
 def resolve_sizing(
     spec: VLLMDeploymentSpec, overrides: Overrides, release: Release, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog
 ) -> Sizing:
@@ -235,12 +219,10 @@ def resolve_sizing(
         options = replace(options, runner_v2=read_runner(overrides.variables))
     if options is not None and active:  # the flags for adapters come from spec.adapters
         options = replace(options, adapters=active, adapter_rank=rank)
-    config, label = files.config, arguments.get("--quantization") or ""
-    if not label and config is None and facts.quantization is not None:
-        label = FORMATS[facts.quantization]
-    given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
-    size = None if "--quantization" in arguments else given
-    model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label, tensors=files.tensors)
+    label = arguments.get("--quantization") or _label(facts, files)
+    stated = "--quantization" not in arguments and facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS)
+    size, name = facts.weight_bytes if stated else None, model_name(spec.model)
+    model = resolve_model(name, catalog.shapes, config=files.config, checkpoint_bytes=size, label=label, tensors=files.tensors)
     length = wanted_length(spec, model)
     if options is not None and length is not None and "--max-model-len" not in arguments:
         options = replace(options, max_length=length)
@@ -256,11 +238,15 @@ def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, c
     known = facts.weight_bytes
     if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS):
         return known
-    label = FORMATS[facts.quantization] if files.config is None and facts.quantization is not None else ""
-    sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=label)
+    sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=_label(facts, files))
     if sized is None or (known is not None and abs(known - sized.file_bytes) <= SAME_SIZE * sized.file_bytes):
         return known
     return sized.file_bytes
+
+
+def _label(facts: ResolvedFacts, files: ModelFiles) -> str:
+    """Return the format of the weights by the facts, which counts only without a config.json."""
+    return FORMATS[facts.quantization] if files.config is None and facts.quantization is not None else ""
 
 
 def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | None:
@@ -268,50 +254,3 @@ def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | N
     wanted = spec.sizing.context_length if spec.sizing else None
     own = model.shape.max_length if model is not None else None
     return wanted if wanted is None or own is None else min(wanted, own)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A GPU and a size."""
-
-    shape: Shape
-    target: Target
-    result: FitResult
-
-
-def find_candidates(
-    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, *, in_use: int | None = None
-) -> list[Candidate]:
-    """Return judged candidates for each size and each GPU that can run it: for each size the GPUs in the order of `find_targets`.
-
-    `request` has the requirements of a replica, except the number of GPUs. `shapes` are in ascending order. `in_use` is the number of GPUs
-    in use. Larger sizes of a kind of GPU are omitted if a smaller one fits.
-    """
-    found: list[Candidate] = []
-    done: set[Pool] = set()
-    capacity, request = find_capacity(request, inventory), replace(request, weight_bytes=None)  # the estimate is more exact
-    targets: tuple[Target, ...] | Verdict | None = None
-    for shape in shapes:
-        if targets is None:  # a GPU that can run a larger size can run the smallest
-            targets = find_targets(replace(request, count=shape.count), inventory, sizing.catalog)
-        if isinstance(targets, Verdict):
-            break
-        for each in targets:
-            sliced = each.pool.mig_profile is not None and not request.accelerator.sliced
-            alone = sliced or (each.pool.shared and shape.count != request.count)
-            if each.pool.count < shape.count or each.pool in done or (alone and shape.count > 1):
-                continue
-            target = each if each.count == shape.count else with_count(each, shape.count, request, inventory, capacity)
-            result = sizing.judge(target.pool, shape.parallel)
-            found.append(Candidate(shape, target, result))
-            if result.headroom <= Headroom.SHORTENED and shape.count >= (in_use or 1):
-                done.add(target.pool)
-    return found
-
-
-def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[Candidate]:
-    """Return all sizes and GPUs of the cluster, including those that the spec does not allow."""
-    unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
-    accelerator = request.accelerator.model_copy(update=unlimited)
-    whole = replace(request, accelerator=accelerator, preferred=None)
-    return find_candidates(whole, sizing.shapes(inventory), sizing, inventory)

@@ -1,15 +1,14 @@
 """The message if no GPU fits: the request, the GPUs of the cluster, the user's options."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Sequence
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.planning.placement.targets import Obstacle, Rejection, Request
 from vllm_operator.text.wording import count as counted
 from vllm_operator.text.wording import listed
 
@@ -19,61 +18,24 @@ PRODUCTS_LIMIT = 4
 """Maximum number of products in a message, the most similar ones first."""
 
 
-class Obstacle(IntEnum):
-    """Why a pool does not match a request. The higher the value, the nearer the pool is to a match."""
-
-    ARCHITECTURE = 0
-    UNKNOWN = 1
-    PRODUCT = 2
-    ALLOCATION = 3
-    NOT_SLICED = 4
-    SLICED = 5
-    PROFILE = 6
-    UUID = 7
-    SHARED = 8
-    HOST = 9
-    COUNT = 10
-    PROBLEM = 11
-    SELECTOR = 12
-    IMAGE = 13
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A rejected pool. `detail` and `remedy` are for obstacles of the image."""
-
-    pool: Pool
-    obstacle: Obstacle
-    detail: str = ""
-    remedy: str | None = None
-
-
-def explain(
-    wanted: AcceleratorSpec,
-    count: int,
-    selector: Mapping[str, str],
-    inventory: Inventory,
-    rejections: Sequence[Rejection],
-    gpus: GPUs,
-    large_enough: Callable[[Pool], bool | None] | None = None,
-) -> str:
+def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
     """Return the message. It names the smallest of several MIG slices that are large enough."""
+    wanted, count = request.accelerator, request.count
     if not rejections:
-        return say("shortage.no-gpu", asked=_asked(wanted, count, gpus) + _with_labels(selector))
+        return say("shortage.no-gpu", asked=_asked(request, gpus))
 
     def suffices(rejection: Rejection) -> bool | None:
-        is_slice = rejection.obstacle in (Obstacle.SLICED, Obstacle.PROFILE)
-        return large_enough(rejection.pool) if is_slice and large_enough is not None else None
+        return request.sizing.holds(rejection.pool) if rejection.obstacle in (Obstacle.SLICED, Obstacle.PROFILE) else None
 
     def nearness(rejection: Rejection) -> tuple[object, ...]:
         pool, enough = rejection.pool, suffices(rejection) is True
         return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
-    there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
+    there = _described([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
-    asked = _asked(wanted, count, gpus, whole=nearest.obstacle is Obstacle.SLICED) + _with_labels(selector)
+    asked = _asked(request, gpus, whole=nearest.obstacle is Obstacle.SLICED)
     too_small = suffices(nearest) is False
     remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
@@ -102,7 +64,7 @@ def why_rejected(rejection: Rejection) -> str:
     return _REASONS.get(rejection.obstacle, "{detail}").format(pool=rejection.pool, allocation=allocation, detail=rejection.detail)
 
 
-def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
+def _described(pools: Sequence[Pool], gpus: GPUs, nearest: Pool) -> str:
     """List kinds of nodes, at most `KINDS_LIMIT`."""
     kinds = kinds_of_nodes(pools, gpus, nearest)
     more = len(kinds) - KINDS_LIMIT
@@ -134,7 +96,8 @@ def _remarks(pool: Pool) -> str:
     return text + (f", unavailable ({' and '.join(pool.problems)})" if pool.problems else "")
 
 
-def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs, *, whole: bool = False) -> str:
+def _asked(request: Request, gpus: GPUs, *, whole: bool = False) -> str:
+    wanted, count = request.accelerator, request.count
     if wanted.sliced:
         asked = counted(count, "MIG slice") + (f" {wanted.mig.profile}" if wanted.mig and wanted.mig.profile else "")
     else:
@@ -145,13 +108,15 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs, *, whole: bool = Fal
     if wanted.products:
         asked += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
-        asked += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
-    return f"{asked} for dynamic resource allocation" if wanted.allocation is Allocation.DRA else asked
+        asked += f" with UUID {_first_three(uuids)}"
+    if wanted.allocation is Allocation.DRA:
+        asked += " for dynamic resource allocation"
+    labels = [f"{key}={value}" for key, value in sorted(request.selector.items())]
+    return asked + (f" on nodes with labels {_first_three(labels)}" if labels else "")
 
 
-def _with_labels(selector: Mapping[str, str]) -> str:
-    pairs = [f"{key}={value}" for key, value in sorted(selector.items())]
-    return f" on nodes with labels {', '.join(pairs[:3])}{', ...' if len(pairs) > 3 else ''}" if pairs else ""
+def _first_three(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:

@@ -1,69 +1,62 @@
-"""The choice of GPU for the replicas.
-
-Pools that cannot serve the request are rejected, each with a reason. The others are ordered by these criteria, so that the
-same request in the same cluster always gets the same GPU:
-
-1. GPUs that are known to be too small for the weights come last
-2. nodes that exist, and the GPU in use, before those that would be provisioned
-3. the user's order of architectures, then of products
-4. the GPU in use, if there is one and it still fits
-5. whole GPUs before MIG slices
-6. known GPUs before unknown ones
-7. the order of architectures in the catalog, with the most capable first
-8. a driver that runs the image without restrictions
-9. more memory, then more nodes, then the names
-
-The node affinity uses labels of the chosen nodes.
+"""The GPUs that can run a replica, in a fixed order, and the reason for each of the others.
 
 Pools whose nodes the node affinity of a plan cannot tell apart count together as free devices. Nodes with a taint that the Pod does not
 tolerate have no free devices for it.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note
 from vllm_operator.inventory.node_labels import SLICES, split_product
 from vllm_operator.inventory.pools import GPU_TAINT, Inventory, Pool, Source
 from vllm_operator.planning.engine.image import ImageFit, ImageOption, fit_image, show_version
-from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
+from vllm_operator.planning.placement.fitting import FitResult, Headroom, Sizing
+from vllm_operator.sizing.parallelism import Shape
 
 DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
 """Tolerations of every Pod of a plan: clouds taint their GPU nodes with this key and different values."""
 Alike = tuple[str, tuple[tuple[str, str], ...], str | None, bool]
+"""What a Pod can ask for: resource, labels of nodes, MIG profile, and whether Pods share the devices."""
+
+
+class Obstacle(IntEnum):
+    """Why a pool does not match a request. The higher the value, the nearer the pool is to a match."""
+
+    ARCHITECTURE = 0
+    UNKNOWN = 1
+    PRODUCT = 2
+    ALLOCATION = 3
+    NOT_SLICED = 4
+    SLICED = 5
+    PROFILE = 6
+    UUID = 7
+    SHARED = 8
+    HOST = 9
+    COUNT = 10
+    PROBLEM = 11
+    SELECTOR = 12
+    IMAGE = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
-    """Free devices of each node, grouped by node affinity and requests of a Pod; empty if unknown."""
+class Rejection:
+    """A rejected pool. `detail` and `remedy` are for obstacles of the image."""
 
-    known: bool = False
-    known_claims: bool = False
-    by_kind: Mapping[Alike, Mapping[str, int]] = field(default_factory=dict)
-
-    def replicas(self, pool: Pool, count: int) -> int | None:
-        """Return how many replicas with `count` devices fit on the free devices; None if unknown."""
-        if pool.provider is not None:
-            return 0
-        if not (self.known_claims if pool.claims else self.known):
-            return None
-        return sum(free // max(count, 1) for free in self.by_kind.get(_kind(pool), {}).values())
-
-
-def _kind(pool: Pool) -> Alike:
-    claimed = (("product", pool.product or ""), ("architecture", pool.architecture or "")) if pool.claims else ()
-    return pool.resource, (*pool.labels, *claimed), pool.mig_profile, pool.shared
+    pool: Pool
+    obstacle: Obstacle
+    detail: str = ""
+    remedy: str | None = None
 
 
 InUse = tuple[str | None, str | None, str | None, bool]
@@ -93,28 +86,23 @@ class Request:
     `count` is the number of devices of one replica. `options` are possible images, the preferred one first, with their
     `host_architectures` (empty if unknown). `forced`: whether the user allows an image that is known to be incompatible with the driver.
     `compatible`: whether this vLLM version can load the forward compatibility package. The GPU in use (`preferred`) is kept if it fits, so
-    that unrelated changes of the spec do not move the replicas. `weight_bytes` is the size of the weights on each device; None if unknown.
-    `selector` are the labels that the user requires on the nodes. `large_enough` returns whether one device of a pool is large enough for
-    the model; None if unknown. Any value is valid in `tolerations`.
+    that unrelated changes of the spec do not move the replicas. `weight_bytes` is the size of the weights on each device; None if unknown,
+    or if `sizing` knows the model and so is more exact. `selector` are the labels that the user requires on the nodes. Any value is valid
+    in `tolerations`.
     """
 
     accelerator: AcceleratorSpec
     count: int
     options: tuple[ImageOption, ...]
     host_architectures: tuple[str, ...]
+    sizing: Sizing
     forced: bool = False
     compatible: bool = False
     preferred: InUse | None = None
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
-    large_enough: Callable[[Pool], bool | None] | None = None
     replicas: int = 1
     tolerations: tuple[Any, ...] = ()
-
-    @property
-    def claims(self) -> bool:
-        """Whether devices are requested with a ResourceClaim."""
-        return self.accelerator.allocation is Allocation.DRA
 
     def allows_slice(self, pool: Pool) -> bool:
         """Return whether a replica may run on the MIG slices of a pool. Slices cannot access each other's memory."""
@@ -132,64 +120,86 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The chosen GPUs. `free`: number of replicas that fit on the free devices; None if unknown."""
+class Candidate:
+    """GPUs of a pool for a replica of one size. `free`: number of replicas that fit on the free devices; None if unknown."""
 
     pool: Pool
-    count: int
+    shape: Shape
     fit: ImageFit
-    requirements: tuple[NodeRequirement, ...]
     title: str
-    notes: tuple[Note, ...]
-    rank: Rank = Rank.FREE
-    free: int | None = None
-
-    @property
-    def architecture(self) -> str | None:
-        """Such as `sm_90`; None if unknown."""
-        return self.pool.architecture
+    rank: Rank
+    free: int | None
+    result: FitResult
 
 
-def find_targets(request: Request, inventory: Inventory, catalog: Catalog) -> tuple[Target, ...] | Verdict:
-    """Return the pools that can run a replica, the best first; or a verdict with the reason and the user's options."""
-    candidates, rejections = _sort_out(request, inventory, catalog)
-    if not candidates:
-        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, catalog.gpus, request.large_enough)
-        return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
-    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, catalog.gpus))
-    capacity = find_capacity(request, inventory)
-    return tuple(_target(pool, fit, request, inventory, catalog.gpus, capacity) for pool, fit in ordered)
+def find_candidates(
+    request: Request, shapes: Sequence[Shape], inventory: Inventory, catalog: Catalog, *, in_use: int | None = None
+) -> tuple[list[Candidate], list[Rejection]]:
+    """Return the GPUs that can run a replica: for each size in their order, the best first. Return also the rejected pools.
+
+    `shapes` are in ascending order; a GPU that can run a larger one can run the smallest. Larger sizes of a kind of GPU are omitted if a
+    smaller one fits. `in_use` is the number of GPUs in use.
+    """
+    accepted, rejections = _sort_out(replace(request, count=shapes[0].count), inventory, catalog)
+    ordered = sorted(accepted, key=lambda each: _order(each[0], each[1], request, catalog.gpus))
+    found: list[Candidate] = []
+    done: set[Pool] = set()
+    free = _free_devices(request, inventory)
+    for shape, (pool, fit) in itertools.product(shapes, ordered):
+        sliced = pool.mig_profile is not None and not request.accelerator.sliced
+        alone = sliced or (pool.shared and shape.count != request.count)
+        if pool.count < shape.count or pool in done or (alone and shape.count > 1):
+            continue
+        replicas, title = _replicas(pool, shape.count, free, inventory), catalog.gpus.title(pool.product, pool.architecture)
+        result = request.sizing.judge(pool, shape.parallel)
+        found.append(Candidate(pool, shape, fit, title, _rank(pool, replicas, request, inventory), replicas, result))
+        if result.headroom <= Headroom.SHORTENED and shape.count >= (in_use or 1):
+            done.add(pool)
+    return found, rejections
 
 
-def find_capacity(request: Request, inventory: Inventory) -> Capacity:
-    """Return the free devices for the Pods of a request."""
-    used, allocated = inventory.used, inventory.allocated
-    if used is None and allocated is None:
-        return Capacity()
+def find_others(request: Request, inventory: Inventory, catalog: Catalog) -> list[Candidate]:
+    """Return all sizes and GPUs of the cluster, including those that the spec does not allow."""
+    unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
+    accelerator = request.accelerator.model_copy(update=unlimited)
+    shapes = request.sizing.shapes(most_gpus(inventory))
+    return find_candidates(replace(request, accelerator=accelerator, preferred=None), shapes, inventory, catalog)[0] if shapes else []
+
+
+def most_gpus(inventory: Inventory) -> int:
+    """Return the maximum number of whole GPUs of one node."""
+    return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
+
+
+def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapping[str, int]]:
+    """Return the devices of each node that are free for the Pods of a request, grouped by what a Pod can ask for."""
     tolerated = [*DEFAULT_TOLERATIONS, *request.tolerations]
     closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
     found: dict[Alike, dict[str, int]] = {}
     for pool in inventory.pools:
         if pool.provider is not None or pool.problems:
             continue
-        taken = Counter(node for node, device in pool.devices if device in allocated) if pool.claims and allocated else Counter[str]()
-        free = found.setdefault(_kind(pool), {})
+        taken = Counter(node for node, device in pool.devices if device in (inventory.allocated or ()))
+        free = found.setdefault(_alike(pool), {})
         for node in pool.nodes:
             if node not in closed and inventory.has_labels(node, request.selector):
-                in_use = taken[node] if pool.claims else (used or {}).get((node, pool.resource), 0)
+                in_use = taken[node] if pool.claims else (inventory.used or {}).get((node, pool.resource), 0)
                 free[node] = max(pool.count - in_use, 0)
-    return Capacity(used is not None, allocated is not None, found)
+    return found
 
 
-def with_count(target: Target, count: int, request: Request, inventory: Inventory, capacity: Capacity) -> Target:
-    """Return the target with `count` devices per replica, and the free capacity for them."""
-    free = capacity.replicas(target.pool, count)
-    return replace(target, count=count, free=free, rank=_rank(target.pool, free, request, inventory))
+def _replicas(pool: Pool, count: int, free: Mapping[Alike, Mapping[str, int]], inventory: Inventory) -> int | None:
+    """Return how many replicas with `count` devices fit on the free devices; None if unknown."""
+    if pool.provider is not None:
+        return 0
+    if (inventory.allocated if pool.claims else inventory.used) is None:
+        return None
+    return sum(devices // count for devices in free.get(_alike(pool), {}).values())
 
 
-def find_rejections(request: Request, inventory: Inventory, catalog: Catalog) -> list[Rejection]:
-    """Return the pools that cannot run a replica, each with the reason."""
-    return _sort_out(request, inventory, catalog)[1]
+def _alike(pool: Pool) -> Alike:
+    claimed = (("product", pool.product or ""), ("architecture", pool.architecture or "")) if pool.claims else ()
+    return pool.resource, (*pool.labels, *claimed), pool.mig_profile, pool.shared
 
 
 def _sort_out(request: Request, inventory: Inventory, catalog: Catalog) -> tuple[list[tuple[Pool, ImageFit]], list[Rejection]]:
@@ -198,53 +208,31 @@ def _sort_out(request: Request, inventory: Inventory, catalog: Catalog) -> tuple
     for whole in inventory.pools:
         nodes = tuple(node for node in whole.nodes if inventory.has_labels(node, request.selector))
         pool = replace(whole, nodes=nodes) if nodes else whole
-        obstacle = _obstacle(pool, request)
-        if obstacle is None and not nodes:
-            obstacle = Obstacle.SELECTOR
-        if obstacle is not None:
-            rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems) if obstacle is Obstacle.PROBLEM else ""))
-            continue
         fit = fit_image(request.options, pool, catalog, forced=request.forced, compatible=request.compatible)
-        if fit.problem is not None:
+        if (obstacle := _obstacle(pool, request, inventory)) is not None:
+            rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems)))
+        elif fit.problem is not None:
             rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
         else:
             candidates.append((pool, fit))
     return candidates, rejections
 
 
-def _target(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory, gpus: GPUs, capacity: Capacity) -> Target:
-    free = capacity.replicas(pool, request.count)
-    return Target(
-        pool=pool,
-        count=request.count,
-        fit=fit,
-        requirements=_requirements(pool, inventory, fit),
-        title=gpus.title(pool.product, pool.architecture),
-        notes=_notes(pool, fit, request, inventory),
-        rank=_rank(pool, free, request, inventory),
-        free=free,
-    )
-
-
 def may_run_on(pool: Pool, wanted: AcceleratorSpec) -> bool:
     """Return whether the lists of architectures and products in a spec allow a pool."""
-    if wanted.architectures and pool.architecture not in wanted.architectures:
-        return False
-    return not wanted.products or _product_place(pool, wanted.products) is not None
+    is_listed = not wanted.architectures or pool.architecture in wanted.architectures
+    return is_listed and _product_place(pool, wanted.products) is not None
 
 
-def _obstacle(pool: Pool, request: Request) -> Obstacle | None:
+def _obstacle(pool: Pool, request: Request, inventory: Inventory) -> Obstacle | None:
     """Return why a pool cannot serve the request, apart from the image. Later checks mean that the pool is nearer to the request."""
     wanted = request.accelerator
     profile, uuids = wanted.mig.profile if wanted.mig else None, wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()
-    named = _product_place(pool, wanted.products) is not None if wanted.products else True
+    unlisted = Obstacle.ARCHITECTURE if pool.architecture else Obstacle.UNKNOWN
     checks = (
-        (
-            not wanted.architectures or pool.architecture in wanted.architectures,
-            Obstacle.ARCHITECTURE if pool.architecture else Obstacle.UNKNOWN,
-        ),
-        (named, Obstacle.PRODUCT),
-        (pool.claims == request.claims, Obstacle.ALLOCATION),
+        (not wanted.architectures or pool.architecture in wanted.architectures, unlisted),
+        (_product_place(pool, wanted.products) is not None, Obstacle.PRODUCT),
+        (pool.claims == (wanted.allocation is Allocation.DRA), Obstacle.ALLOCATION),
         (pool.mig_profile is None or request.allows_slice(pool), Obstacle.SLICED),
         (pool.mig_profile is not None or not wanted.sliced, Obstacle.NOT_SLICED),
         (not profile or _profile_key(profile) == _profile_key(pool.mig_profile or ""), Obstacle.PROFILE),
@@ -253,25 +241,27 @@ def _obstacle(pool: Pool, request: Request) -> Obstacle | None:
         (not request.host_architectures or pool.host in (None, *request.host_architectures), Obstacle.HOST),
         (pool.count >= request.count or (pool.problems and pool.count == 0), Obstacle.COUNT),
         (not pool.problems, Obstacle.PROBLEM),
+        (any(inventory.has_labels(node, request.selector) for node in pool.nodes), Obstacle.SELECTOR),
     )
     return next((obstacle for passed, obstacle in checks if not passed), None)
 
 
 def _order(pool: Pool, fit: ImageFit, request: Request, gpus: GPUs) -> tuple[object, ...]:
-    wanted = request.accelerator
+    """Return the sort key of a pool, so that the same request in the same cluster always gets the same GPU."""
+    wanted, other = request.accelerator, request.preferred != in_use_of(pool)
     architectures = wanted.architectures or []
     return (
         _is_too_small(pool, request),
-        pool.provider is not None and request.preferred != in_use_of(pool),
+        pool.provider is not None and other,  # nodes that exist, and the GPU in use, before those that would be added
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
-        (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
-        request.preferred is not None and request.preferred != in_use_of(pool),
+        _product_place(pool, wanted.products) or 0,
+        request.preferred is not None and other,
         pool.provider is not None,
         pool.shared,
         pool.mig_profile is not None,
         pool.source is Source.UNKNOWN,
-        gpus.rank(pool.architecture),
-        not fit.clean,
+        gpus.rank(pool.architecture),  # the most capable first
+        not fit.clean,  # a driver that runs the image without restrictions
         -(pool.memory_mebibytes or 0),
         -len(pool.nodes),
         pool.nodes,
@@ -298,8 +288,10 @@ def in_use_of(pool: Pool) -> InUse:
     return pool.architecture, pool.product, pool.mig_profile, pool.shared
 
 
-def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
+def _product_place(pool: Pool, products: Sequence[str] | None) -> int | None:
     """Return the index of a pool's product in the user's list. A name with a suffix for MIG slices or sharing matches only these."""
+    if not products:
+        return 0
     for place, name in enumerate(products):
         base, profile, shared = split_product(name)
         same = pool.product is not None and product_key(base) == product_key(pool.product)
@@ -313,7 +305,7 @@ def _profile_key(profile: str) -> str:
     return profile.lower().replace("+", ".")
 
 
-def _requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> tuple[NodeRequirement, ...]:
+def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[NodeRequirement]:
     """Return the node affinity for the pool, from labels of its nodes."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
@@ -325,7 +317,7 @@ def _requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> tuple[Node
     older = fit.option.cuda is not None and any(other.cuda is not None and other.cuda[0] < fit.option.cuda[0] for other in siblings)
     if pool.upgrade_label and pool.cuda and older:
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
-    return tuple(requirements)
+    return requirements
 
 
 def _is_too_small(pool: Pool, request: Request) -> bool:
@@ -333,7 +325,8 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
     return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
 
 
-def _notes(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) -> tuple[Note, ...]:
+def notes_about_gpu(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) -> list[Note]:
+    """Return notes about unknown facts of the GPU, and about weights that are too large for it."""
     notes: list[Note] = []
     if _is_too_small(pool, request):
         device = "MIG slice" if pool.mig_profile else "GPU"
@@ -348,4 +341,4 @@ def _notes(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) ->
     exists = pool.provider is None and pool.architecture is not None
     if exists and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
         notes.append(note("gpu.unknown-driver", image=fit.option.image, cuda=show_version(fit.option.cuda)))
-    return tuple(notes)
+    return notes
