@@ -17,13 +17,13 @@ from support.reports import report
 from testenv.replay import SERVING, read_recording
 from vllm_operator.api.conditions import ALWAYS, Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, ChosenBy
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import not_accepted
-from vllm_operator.status.events import EventDraft
 from vllm_operator.status.observation import DrainingPod, ObjectProblem, Observation
 from vllm_operator.status.report import status_with_failure
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.status.events import EventDraft
 
 
 def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, without: Iterable[str] = ()) -> str:

@@ -5,18 +5,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from support.fake_cluster import FakeCluster
+from vllm_operator.api.events import EventDraft
 from vllm_operator.kube.client import EVENT, Conflict, Forbidden, Unavailable
-from vllm_operator.kube.events import EventRecorder, Occurrence
+from vllm_operator.kube.events import EventRecorder
 
 NOW = datetime(2026, 11, 21, 14, 10, tzinfo=UTC)
 RESOURCE = {"metadata": {"name": "llama", "namespace": "models", "uid": "uid-1"}}
 
 
-def crash(run: int, *, series: str = "crash-pod-a-CudaOutOfMemory", message: str = "") -> Occurrence:
-    return Occurrence("Warning", "CudaOutOfMemory", message or f"crashed {run + 1} times", f"crash-pod-a-{run}", series)
+def crash(run: int, *, series: str = "crash-pod-a-CudaOutOfMemory", message: str = "") -> EventDraft:
+    return EventDraft("Warning", "CudaOutOfMemory", message or f"crashed {run + 1} times", f"crash-pod-a-{run}", series)
 
 
-async def record(cluster: FakeCluster, *occurrences: Occurrence) -> list[str | None]:
+async def record(cluster: FakeCluster, *occurrences: EventDraft) -> list[str | None]:
     """Each with a recorder of its own, ten seconds apart: nothing is remembered."""
     return [
         await EventRecorder(cluster).record(RESOURCE, occurrence, now=NOW + timedelta(seconds=10 * number))
@@ -41,14 +42,14 @@ async def test_an_operator_that_starts_again_counts_nothing_twice() -> None:
 async def test_another_pod_and_another_cause_have_events_of_their_own() -> None:
     cluster = FakeCluster()
     other_pod = crash(0, series="crash-pod-b-CudaOutOfMemory")
-    other_cause = Occurrence("Warning", "NoKvCacheMemory", "text", "crash-pod-a-1", "crash-pod-a-NoKvCacheMemory")
+    other_cause = EventDraft("Warning", "NoKvCacheMemory", "text", "crash-pod-a-1", "crash-pod-a-NoKvCacheMemory")
     await record(cluster, crash(0), other_pod, other_cause)
     assert sorted(event["count"] for event in cluster.all(EVENT)) == [1, 1, 1]
 
 
 async def test_what_happens_once_is_not_counted() -> None:
     cluster = FakeCluster()
-    once = Occurrence("Normal", "Planned", "text", "planned-1")
+    once = EventDraft("Normal", "Planned", "text", "planned-1")
     assert await record(cluster, once, once) == ["create", None]
 
 

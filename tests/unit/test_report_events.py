@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from support import observations as o
 from support.reports import report
 from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.status.events import EventDraft
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
 

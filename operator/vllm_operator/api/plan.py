@@ -35,7 +35,6 @@ class BackendChoice(Model):
     alternatives: list[Annotated[str, Field(max_length=128)]] | None = optional(
         "Backends that vLLM may select instead at run time.", LIST_ATOMIC, max_length=4
     )
-    observed: str | None = optional("Backend that the log of the engine reports. Not recorded with the plan.", max_length=128)
 
 
 class GPUCandidate(Model):

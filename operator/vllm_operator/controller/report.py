@@ -27,7 +27,7 @@ from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
-from vllm_operator.kube.events import EventRecorder, Occurrence, shorten
+from vllm_operator.kube.events import EventRecorder, shorten
 from vllm_operator.pods.view import PodView
 from vllm_operator.status.crashes import find_crashes
 from vllm_operator.status.observation import Observation
@@ -165,8 +165,7 @@ class Reporter:
         """
         manifest, metadata = snapshot.manifest, snapshot.resource.metadata
         for event in reported.events:
-            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
-            if verb := await self.recorder.record(manifest, occurrence, now=self.now()):
+            if verb := await self.recorder.record(manifest, event, now=self.now()):
                 self.metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
         self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, reported.warm_starts)

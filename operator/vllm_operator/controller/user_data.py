@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vllm_operator.api.events import WARNING, EventDraft
 from vllm_operator.catalog.gpus import InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
-from vllm_operator.kube.events import EventRecorder, Occurrence
+from vllm_operator.kube.events import EventRecorder
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import Knowledge, load_knowledge
 
@@ -184,7 +185,7 @@ class UserData:
         reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
         while self._unreported and manifest:
             problem = self._unreported[0]
-            occurrence = Occurrence(type="Warning", reason=reason, message=problem, key=problem)
+            occurrence = EventDraft(type=WARNING, reason=reason, message=problem, key=problem)
             try:
                 await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
             except Unavailable:

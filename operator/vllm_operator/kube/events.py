@@ -18,11 +18,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api import labels, reading
+from vllm_operator.api.events import EventDraft
 from vllm_operator.kube.client import (
     CLAIM,
     EVENT,
@@ -59,24 +59,13 @@ _TRIES = 3
 _ANNOTATION_POINTER = f"/metadata/annotations/{labels.OCCURRENCE_ANNOTATION.replace('/', '~1')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
-    """Something to report in an event. Equal keys identify the same occurrence. One event counts all occurrences of a series."""
-
-    type: str
-    reason: str
-    message: str
-    key: str
-    series: str = ""
-
-
 class EventRecorder:
     """Writes events. An event that cannot be written is logged."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
-    async def record(self, resource: Manifest, occurrence: Occurrence, *, now: datetime) -> str | None:
+    async def record(self, resource: Manifest, occurrence: EventDraft, *, now: datetime) -> str | None:
         """Write an event, or count the occurrence in an existing event; return the verb of the request, or None if nothing was written.
 
         Raises:
@@ -100,7 +89,7 @@ class EventRecorder:
             log.warning("the event %s cannot be written: %s", occurrence.reason, error)
         return None
 
-    async def _count(self, event: Manifest, occurrence: Occurrence) -> str | None:
+    async def _count(self, event: Manifest, occurrence: EventDraft) -> str | None:
         if not occurrence.series:
             return None
         metadata = event["metadata"]
@@ -123,7 +112,7 @@ class EventRecorder:
         return "patch"
 
 
-def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) -> Manifest:
+def build_event(resource: Manifest, occurrence: EventDraft, *, now: datetime) -> Manifest:
     """Return the manifest of an event about an object. An object without a kind is a VLLMDeployment.
 
     Events of equal series have equal names; without a series, events of equal keys.

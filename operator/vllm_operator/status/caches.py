@@ -64,8 +64,9 @@ def locate_cache(observed: Observation) -> CacheLocation | None:
     return CacheLocation("an emptyDir of the Pod", is_shared=False) if "emptyDir" in volume else None
 
 
-def cache_status(observed: Observation, plan: Plan | None, damage: CacheDamage | None = None) -> CacheStatus | None:
+def cache_status(observed: Observation, damage: CacheDamage | None = None) -> CacheStatus | None:
     """Return `status.cache`; None without a plan. `damage` describes damaged caches."""
+    plan = observed.plan
     if plan is None:
         return None
     previous = observed.previous.cache

@@ -304,14 +304,14 @@ def _excerpt(crash: Crash) -> str | None:
     return next((line for line in lines if line), None)
 
 
-def reason(signature: str) -> str:
+def reason_of(signature: str) -> str:
     """Return the signature as a reason of a condition."""
     word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
     return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
 
 
 def _rank_of(finding: Finding) -> tuple[bool, str, str]:
-    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
+    return (reason_of(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
 
 
 _TEXTS = ("cause", "remedy", "reference")

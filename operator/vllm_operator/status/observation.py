@@ -208,6 +208,11 @@ class Observation:
         return self.resource.status
 
     @property
+    def plan(self) -> Plan | None:
+        """The plan of the outcome; without one, the pinned plan while its Deployment exists, because it still runs."""
+        return self.outcome.plan or (self.resource.pinned if self.deployment is not None else None)
+
+    @property
     def wanted(self) -> int:
         """The desired number of replicas."""
         return self.resource.spec.replicas

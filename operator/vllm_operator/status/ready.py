@@ -12,7 +12,7 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, FALSE, P
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.caches import CLAIM_PROBLEMS
-from vllm_operator.status.crashes import Crashes, Finding, reason
+from vllm_operator.status.crashes import Crashes, Finding, reason_of
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.progressing import partly
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
@@ -96,7 +96,7 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
-        return Verdict(TRUE, reason(crashes.last.signature), crash_text(observed, crashes, crashes.last, remediation))
+        return Verdict(TRUE, reason_of(crashes.last.signature), crash_text(observed, crashes, crashes.last, remediation))
     if crashes.being_read is not None:
         return _restarted_at_once(observed, crashes.being_read)
     if crashes.last is None:
@@ -144,7 +144,7 @@ def _in_force(observed: Observation, crashes: Crashes, remediation: RemediationS
         return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, text))
     others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
     return Verdict(
-        TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, crashes, chosen.status, remediation, others=others))
+        TRUE, reason_of(chosen.status.signature), partly(observed, crash_text(observed, crashes, chosen.status, remediation, others=others))
     )
 
 

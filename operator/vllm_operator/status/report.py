@@ -33,11 +33,11 @@ from vllm_operator.api.conditions import (
     set_conditions,
     sort_conditions,
 )
-from vllm_operator.api.plan import Plan
+from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, crash_settles, shorten
-from vllm_operator.status.events import EventDraft, draft_events
+from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.reaction import Reaction
 from vllm_operator.status.remedies import to_record
@@ -76,13 +76,12 @@ def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Repor
     Equal arguments give equal reports. If the previous status is the one of that report, the same observation gives the same status and no
     events.
     """
-    plan = planned.observed_plan(observed)
+    logged = planned.logged_backends(observed)
     block, block_held_until = startup.startup_status(observed)
-    status = _status(observed, crashes, reaction, plan, block)
-    events = draft_events(observed, status, crashes, plan)
+    status = _status(observed, crashes, reaction, logged, block)
     return Report(
         status=status,
-        events=events,
+        events=draft_events(observed, status, crashes, logged),
         start=start_clock(observed),
         warm_starts=saved_seconds(observed, status.cache),
         requeue_after_seconds=_requeue_after(observed.now, [block_held_until, *_deadlines(observed, crashes)]),
@@ -90,17 +89,17 @@ def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Repor
 
 
 def _status(
-    observed: Observation, crashes: Crashes, reaction: Reaction, plan: Plan | None, block: StartupStatus | None
+    observed: Observation, crashes: Crashes, reaction: Reaction, logged: planned.Backends, block: StartupStatus | None
 ) -> VLLMDeploymentStatus:
     damage = reaction.cache_damage
-    summary_of_plan = planned.summary(observed, plan)
-    cached = caches.cache_status(observed, plan, damage)
-    if plan is None and summary_of_plan is not None:
+    summary_of_plan = planned.summary(observed, logged)
+    cached = caches.cache_status(observed, damage)
+    if observed.plan is None and summary_of_plan is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     remediation = reaction.remediation
     verdicts = {
         ACCEPTED: planned.accepted(observed),
-        PLANNED: planned.planned(observed, plan),
+        PLANNED: planned.planned(observed, logged),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
         CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
         PROGRESSING: progressing.progressing(observed, block, remediation),

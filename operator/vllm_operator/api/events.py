@@ -1,0 +1,21 @@
+"""An event that the operator writes about an object."""
+
+from dataclasses import dataclass
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class EventDraft:
+    """An event to be recorded.
+
+    `type` is Normal or Warning. `key` identifies the occurrence: an event with the same key is not recorded again. Occurrences with the
+    same `series`, such as the crashes of one Pod with one cause, are counted in one event. Without a series, the event is separate.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str
+    series: str = ""
