@@ -10,7 +10,7 @@ import yaml
 from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from support.observations import NOW
 from vllm_operator.api.labels import USED_ANNOTATION_PREFIX
-from vllm_operator.api.operation import Prefetch, Publish, SecretReference, Storage, WeightsSpec
+from vllm_operator.api.operation import SecretReference, WeightsSpec
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.artifacts import add_publisher, is_published_by_primer
 from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning
@@ -45,9 +45,9 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
     assert spec.cache is not None
     assert spec.cache.artifact is not None
     artifact = spec.cache.artifact.model_copy(
-        update={"reference": None, "policy": None, "publish": Publish.WHEN_PRIMED, "push_secret_ref": SecretReference(name="caches-write")}
+        update={"reference": None, "policy": None, "publish": "WhenPrimed", "push_secret_ref": SecretReference(name="caches-write")}
     )
-    cache = spec.cache.model_copy(update={"storage": Storage.EMPTY_DIR, "claim_name": None, "volume": None, "artifact": artifact})
+    cache = spec.cache.model_copy(update={"storage": "EmptyDir", "claim_name": None, "volume": None, "artifact": artifact})
     resource = resource.model_copy(update={"spec": spec.model_copy(update={"cache": cache})})
     deployment = next(manifest for manifest in render(resource, plan) if manifest["kind"] == "Deployment")
     context = CacheContext(resource=resource, plan=plan, desired=deployment, now=NOW)
@@ -59,7 +59,7 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
 @pytest.mark.parametrize("name", ["weights-apart", "read-write-many", "smallest"])
 def test_the_job_that_fetches_weights_is_as_recorded(name: str, golden: Callable[[Path, str], None]) -> None:
     resource, plan = read_case(next(folder for folder in CASES if folder.name == name))
-    weights = (resource.spec.weights or WeightsSpec()).model_copy(update={"prefetch": Prefetch.BEFORE_START})
+    weights = (resource.spec.weights or WeightsSpec()).model_copy(update={"prefetch": "BeforeStart"})
     resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"weights": weights})})
     manifests = render(resource, plan)
     deployment = next(manifest for manifest in manifests if manifest["kind"] == "Deployment")

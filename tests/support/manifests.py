@@ -6,7 +6,6 @@ import yaml
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import Toggle
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.pod_template import run_as_user
@@ -41,7 +40,7 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
                 tensor=(parallelism and parallelism.tensor) or 1,
                 pipeline=(parallelism and parallelism.pipeline) or 1,
                 data=(parallelism and parallelism.data) or 1,
-                expert=parallelism is not None and parallelism.expert is Toggle.ENABLED,
+                expert=parallelism is not None and parallelism.expert == "Enabled",
             )
         ),
         user=run_as_user(resource.spec.pod_template),

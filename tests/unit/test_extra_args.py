@@ -7,7 +7,7 @@ import pytest
 from support.gpus import real_node
 from support.plans import deployment, made, refusal
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
+from vllm_operator.api.status import RemedyChange
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import read_words
 from vllm_operator.rendering.pod import render_pod_template
@@ -86,9 +86,9 @@ def test_a_flag_that_is_given_twice_is_refused(engine: dict[str, Any]) -> None:
 def test_a_remedy_changes_words_where_they_are() -> None:
     resource = with_words("--seed", "7", "--max-model-len=32768", "--enforce-eager")
     changes = [
-        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.REMOVE, name="--seed"),
-        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.SET, name="--max-model-len", value="8192"),
-        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.SET, name="--max-num-seqs", value="8"),
+        RemedyChange(kind="Argument", action="Remove", name="--seed"),
+        RemedyChange(kind="Argument", action="Set", name="--max-model-len", value="8192"),
+        RemedyChange(kind="Argument", action="Set", name="--max-num-seqs", value="8"),
     ]
     path = "/spec/engine/extraArgs"
     assert patch_operations(resource, changes) == [

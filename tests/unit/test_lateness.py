@@ -7,7 +7,7 @@ import pytest
 
 from support import observations as o
 from support.reports import report
-from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.starts import LONGEST_START_SECONDS, StartClock
@@ -24,7 +24,7 @@ def observe(*pods: Mapping[str, Any], cache: CacheStatus | None = None, misses: 
 
 
 def known(**seconds: Any) -> CacheStatus:
-    return CacheStatus(**{"key": o.KEY, "state": CacheState.WARM, **seconds})
+    return CacheStatus(**{"key": o.KEY, "state": "Warm", **seconds})
 
 
 def with_probe(pod: dict[str, Any], **probe: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import observations as o
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.state import Stage
@@ -257,7 +257,7 @@ def test_once_it_serves_only_what_is_in_force_remains() -> None:
 
 def test_remedies_lie_on_top_of_the_plan_and_leave_it_as_it_is() -> None:
     plan = o.plan(args=[PlannedArgument(name="--max-model-len", value="9000"), PlannedArgument(name="--moe-backend", value="triton")])
-    drop = RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.REMOVE, name="--moe-backend")
+    drop = RemedyChange(kind="Argument", action="Remove", name="--moe-backend")
     decided = decide(case(), plan=plan, **auto())
     both = decided.model_copy(update={"applied": [decided.applied[0].model_copy(update={"changes": [*decided.applied[0].changes, drop]})]})
     rendered = remedied(plan, both)
@@ -289,9 +289,7 @@ def test_a_remedy_with_an_impossible_time_is_kept_and_nothing_is_tried_over_it()
 # the command
 
 
-def change(
-    name: str, value: str | None = "1", kind: ChangeKind = ChangeKind.ARGUMENT, action: ChangeAction = ChangeAction.SET
-) -> RemedyChange:
+def change(name: str, value: str | None = "1", kind: ChangeKind = "Argument", action: Literal["Set", "Remove"] = "Set") -> RemedyChange:
     return RemedyChange(kind=kind, action=action, name=name, value=value)
 
 
@@ -306,7 +304,7 @@ PATCHES: Mapping[str, tuple[dict[str, Any], list[RemedyChange], list[dict[str, A
     ),
     "no list yet": (
         {"engine": {"version": "0.20.1"}},
-        [change("NCCL_NVLS_ENABLE", "0", ChangeKind.VARIABLE)],
+        [change("NCCL_NVLS_ENABLE", "0", "Variable")],
         [
             {"op": "test", "path": "/spec/engine/env", "value": None},
             {"op": "add", "path": "/spec/engine/env", "value": [{"name": "NCCL_NVLS_ENABLE", "value": "0"}]},
@@ -327,7 +325,7 @@ PATCHES: Mapping[str, tuple[dict[str, Any], list[RemedyChange], list[dict[str, A
     ),
     "removals from the end": (
         {"engine": {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}},
-        [change(name, None, ChangeKind.VARIABLE, ChangeAction.REMOVE) for name in ("A", "B")],
+        [change(name, None, "Variable", "Remove") for name in ("A", "B")],
         [
             {"op": "test", "path": "/spec/engine/env/1/name", "value": "B"},
             {"op": "remove", "path": "/spec/engine/env/1"},
@@ -335,7 +333,7 @@ PATCHES: Mapping[str, tuple[dict[str, Any], list[RemedyChange], list[dict[str, A
             {"op": "remove", "path": "/spec/engine/env/0"},
         ],
     ),
-    "nothing of the user's to remove": ({}, [change("--moe-backend", None, action=ChangeAction.REMOVE)], []),
+    "nothing of the user's to remove": ({}, [change("--moe-backend", None, action="Remove")], []),
 }
 
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from vllm_operator.api import labels, rules
 from vllm_operator.api.base import FORM
-from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import PRESET_PLURALS, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -98,13 +97,13 @@ def custom_resource_definition() -> dict[str, Any]:
     return _definition(labels.KIND, labels.PLURAL, version, short_names=(labels.SHORT_NAME,))
 
 
-def preset_definition(kind: PresetKind) -> dict[str, Any]:
+def preset_definition(kind: str) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a preset kind."""
-    is_namespaced = kind is PresetKind.VLLM_PRESET
+    is_namespaced = kind == "VLLMPreset"
     where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
     schema = _object_schema(f"Defaults for {where} that name it in spec.presetRef.", spec=schema_of(PresetSpec))
     version = {"schema": {"openAPIV3Schema": schema}}
-    return _definition(kind.value, PRESET_PLURALS[kind], version, scope="Namespaced" if is_namespaced else "Cluster")
+    return _definition(kind, PRESET_PLURALS[kind], version, scope="Namespaced" if is_namespaced else "Cluster")
 
 
 def _definition(

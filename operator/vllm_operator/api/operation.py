@@ -3,8 +3,7 @@
 Model, engine and GPUs are in `vllm_operator.api.spec`.
 """
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -49,21 +48,8 @@ class SecretKeyReference(Model):
     key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret. Default: token.")
 
 
-class Storage(StrEnum):
-    """Kind of volume that stores files between starts."""
-
-    SHARED_CLAIM = "SharedClaim"
-    CLAIM_PER_REPLICA = "ClaimPerReplica"
-    HOST_PATH = "HostPath"
-    EMPTY_DIR = "EmptyDir"
-
-
-class AccessMode(StrEnum):
-    """Access modes of a PersistentVolumeClaim."""
-
-    READ_WRITE_ONCE = "ReadWriteOnce"
-    READ_WRITE_MANY = "ReadWriteMany"
-    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+Storage = Literal["SharedClaim", "ClaimPerReplica", "HostPath", "EmptyDir"]
+"""Kind of volume that stores files between starts."""
 
 
 class ClaimVolume(Model):
@@ -74,14 +60,9 @@ class ClaimVolume(Model):
         "class allows volume expansion."
     )
     storage_class_name: str | None = optional("StorageClass. Default: the default StorageClass of the cluster.", max_length=253)
-    access_mode: AccessMode | None = optional("Access mode. Replicas on several nodes need ReadWriteMany. Default: ReadWriteOnce.")
-
-
-class OnDelete(StrEnum):
-    """What happens to a PersistentVolumeClaim when the VLLMDeployment is deleted."""
-
-    RETAIN = "Retain"
-    DELETE = "Delete"
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"] | None = optional(
+        "Access mode. Replicas on several nodes need ReadWriteMany. Default: ReadWriteOnce."
+    )
 
 
 class StorageSpec(Model):
@@ -97,31 +78,9 @@ class StorageSpec(Model):
     host_path: HostPath | None = optional(
         "Directory on the nodes for HostPath. It is created if missing. Default: /var/cache/vllm-operator."
     )
-    on_delete: OnDelete | None = optional(
+    on_delete: Literal["Retain", "Delete"] | None = optional(
         "Retain or Delete the PersistentVolumeClaim that the operator created for SharedClaim when this object is deleted. Default: Retain."
     )
-
-
-class Priming(StrEnum):
-    """Whether one Pod fills empty caches before the other Pods start."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
-    NEVER = "Never"
-
-
-class Publish(StrEnum):
-    """When caches are published as an artifact."""
-
-    NEVER = "Never"
-    WHEN_PRIMED = "WhenPrimed"
-
-
-class ArtifactPolicy(StrEnum):
-    """What happens if no artifact can be fetched."""
-
-    PREFERRED = "Preferred"
-    REQUIRED = "Required"
 
 
 class ArtifactSpec(Model):
@@ -135,11 +94,11 @@ class ArtifactSpec(Model):
     reference: ArtifactReference | None = optional(
         "Fetch exactly this artifact, by digest, instead of the one with the tag in `repository`."
     )
-    publish: Publish | None = optional(
+    publish: Literal["Never", "WhenPrimed"] | None = optional(
         "WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Caches that no Job can mount "
         "(EmptyDir, ClaimPerReplica, HostPath) are pushed by a primer before a rollout. Default: Never."
     )
-    policy: ArtifactPolicy | None = optional(
+    policy: Literal["Preferred", "Required"] | None = optional(
         "Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred."
     )
     pull_secret_ref: SecretReference | None = optional(
@@ -155,40 +114,27 @@ class CacheSpec(StorageSpec):
     """Storage of compiled kernels and graphs between starts."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
-    priming: Priming | None = optional("Whether one Pod fills empty caches before the other Pods start. Default: Auto.")
+    priming: Literal["Auto", "Always", "Never"] | None = optional(
+        "Whether one Pod fills empty caches before the other Pods start. Default: Auto."
+    )
     artifact: ArtifactSpec | None = optional("Caches in a container registry, for Pods on any node or cluster.")
-
-
-class Prefetch(StrEnum):
-    """Who downloads the weights."""
-
-    NEVER = "Never"
-    BEFORE_START = "BeforeStart"
 
 
 class WeightsSpec(StorageSpec):
     """Storage of downloaded weights between starts, separate from the caches."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE, rules.PREFETCH_TO_CLAIM))
-    prefetch: Prefetch | None = optional(
+    prefetch: Literal["Never", "BeforeStart"] | None = optional(
         "BeforeStart: a Job without a GPU downloads the weights to the shared PersistentVolumeClaim before Pods start. The engines then "
         "use exactly that commit, and do not ask the hub. Never: each engine downloads what is missing. Default: Never."
     )
-
-
-class RolloutStrategy(StrEnum):
-    """Strategy for the replacement of Pods."""
-
-    AUTO = "Auto"
-    RECREATE = "Recreate"
-    ROLLING_UPDATE = "RollingUpdate"
 
 
 class RolloutSpec(Model):
     """Replacement of Pods when the spec changes."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.ROLLOUT))
-    strategy: RolloutStrategy | None = optional(
+    strategy: Literal["Auto", "Recreate", "RollingUpdate"] | None = optional(
         "Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto."
     )
     max_surge: Annotated[int, Field(ge=0, le=1000)] | None = optional(
@@ -203,14 +149,6 @@ class RolloutSpec(Model):
     )
 
 
-class ServiceType(StrEnum):
-    """Types of the Service in front of the replicas."""
-
-    CLUSTER_IP = "ClusterIP"
-    NODE_PORT = "NodePort"
-    LOAD_BALANCER = "LoadBalancer"
-
-
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 
 
@@ -219,7 +157,7 @@ class ServiceSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SERVICE))
     port: int | None = optional("Port of the Service. Default: 8000.", ge=1, le=65535)
-    type: ServiceType | None = optional("Type of the Service. Default: ClusterIP.")
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = optional("Type of the Service. Default: ClusterIP.")
     annotations: Annotated[dict[str, AnnotationValue], Field(max_length=32)] | None = optional(
         "Annotations of the Service, for example for the load balancer of a cloud provider.", checked_by(rules.OWN_ANNOTATIONS)
     )
@@ -275,19 +213,12 @@ class GatewayReference(Model):
     section_name: Name | None = optional("Listener of the Gateway. Default: all.")
 
 
-class FailureMode(StrEnum):
-    """What a gateway does while the endpoint picker does not answer."""
-
-    FAIL_OPEN = "FailOpen"
-    FAIL_CLOSE = "FailClose"
-
-
 class EndpointPicker(Model):
     """The Service of an endpoint picker. The operator does not create it."""
 
     name: Name = Field(description="Name of the Service, in the same namespace.")
     port: int = Field(default=9002, ge=1, le=65535, description="Port of the Service. Default: 9002.")
-    failure_mode: FailureMode | None = optional(
+    failure_mode: Literal["FailOpen", "FailClose"] | None = optional(
         "FailClose: refuse requests while it does not answer. FailOpen: pick any Pod. Default: FailClose."
     )
 
@@ -308,12 +239,8 @@ class GatewaySpec(Model):
     inference_pool: InferencePoolSpec | None = optional("Route to an InferencePool instead of to the Service.")
 
 
-class ScalingMetric(StrEnum):
-    """What of an engine is compared with the target."""
-
-    WAITING_REQUESTS = "WaitingRequests"
-    RUNNING_REQUESTS = "RunningRequests"
-    KV_CACHE_USAGE = "KVCacheUsage"
+ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]
+"""What of an engine is compared with the target."""
 
 
 class KedaSpec(Model):
@@ -350,13 +277,6 @@ class AutoscalingSpec(Model):
     )
 
 
-class OnStall(StrEnum):
-    """What to do about a stalled start."""
-
-    REPORT = "Report"
-    RESTART = "Restart"
-
-
 class StartupSpec(Model):
     """Time limits of a start, and what to do about a stalled one."""
 
@@ -369,56 +289,38 @@ class StartupSpec(Model):
         "A start without progress for this long is reported as stalled. In stages that write no log, their usual duration passes first. "
         "Default: 600."
     )
-    on_stall: OnStall | None = optional(
+    on_stall: Literal["Report", "Restart"] | None = optional(
         "Report: report a stalled start in the status. Restart: also delete the Pod, so that the Deployment creates a new one. Default: "
         "Report."
     )
     max_stall_restarts: int | None = optional("Maximum number of restarts of stalled starts for one spec. Default: 2.", ge=1, le=10)
 
 
-class RemediationMode(StrEnum):
-    """What to do with the remedy of a known crash."""
-
-    OFF = "Off"
-    SUGGEST = "Suggest"
-    AUTO = "Auto"
-
-
-class OnUnrecoverableCrash(StrEnum):
-    """What to do about a crash that a restart cannot fix."""
-
-    KEEP_RESTARTING = "KeepRestarting"
-    SCALE_TO_ZERO = "ScaleToZero"
-
-
 class RemediationSpec(Model):
     """What the operator does about crashes."""
 
-    mode: RemediationMode | None = optional(
+    mode: Literal["Off", "Suggest", "Auto"] | None = optional(
         "Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest."
     )
     max_attempts: int | None = optional("Maximum number of remedies for one spec. Default: 2.", ge=1, le=10)
-    on_unrecoverable_crash: OnUnrecoverableCrash | None = optional(
+    on_unrecoverable_crash: Literal["KeepRestarting", "ScaleToZero"] | None = optional(
         "What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. KeepRestarting: "
         "nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting."
     )
 
 
-class PresetKind(StrEnum):
-    """Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
-
-    VLLM_PRESET = "VLLMPreset"
-    CLUSTER_VLLM_PRESET = "ClusterVLLMPreset"
+PresetKind = Literal["VLLMPreset", "ClusterVLLMPreset"]
+"""Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
 
 
 class PresetReference(Model):
     """A preset with defaults for this object."""
 
     kind: PresetKind = Field(
-        default=PresetKind.VLLM_PRESET,
+        default="VLLMPreset",
         description="VLLMPreset: in the same namespace. ClusterVLLMPreset: for all namespaces. Default: VLLMPreset.",
     )
     name: Name = Field(description="Name of the preset.")
 
     def __str__(self) -> str:
-        return f"{self.kind.value} {self.name}"
+        return f"{self.kind} {self.name}"

@@ -5,7 +5,7 @@ running Pods.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -85,18 +85,11 @@ class ModelFact(Model):
     source: str = Field(max_length=64, description="Source: spec.model.facts, config.json on the hub, or the table of well-known models.")
 
 
-class WeightsPlace(StrEnum):
-    """The volume that stores downloaded weights."""
-
-    WITH_CACHES = "WithCaches"
-    OWN_VOLUME = "OwnVolume"
-
-
 class PlannedWeights(Model):
     """Storage of downloaded weights."""
 
-    place: WeightsPlace = Field(
-        default=WeightsPlace.WITH_CACHES,
+    place: Literal["WithCaches", "OwnVolume"] = Field(
+        default="WithCaches",
         description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.",
     )
     volume_size: str | None = optional("Size of their PersistentVolumeClaim.", max_length=32)
@@ -145,7 +138,7 @@ class PlannedPreset(Model):
     )
 
     def __str__(self) -> str:
-        return f"{self.kind.value} {self.name}"
+        return f"{self.kind} {self.name}"
 
 
 class Plan(Model):

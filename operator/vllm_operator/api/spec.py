@@ -4,8 +4,9 @@
 one the cost of a CEL rule is unbounded and the API server refuses the CRD.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -17,7 +18,6 @@ from vllm_operator.api.operation import (
     CacheSpec,
     GatewaySpec,
     NetworkPolicySpec,
-    PresetKind,
     PresetReference,
     RemediationSpec,
     RolloutSpec,
@@ -246,18 +246,12 @@ class EngineSpec(Model):
     )
 
 
-class Allocation(StrEnum):
-    """Mechanism by which a Pod requests GPUs."""
-
-    DEVICE_PLUGIN = "DevicePlugin"
-    DRA = "DRA"
+Allocation = Literal["DevicePlugin", "DRA"]
+"""Mechanism by which a Pod requests GPUs."""
 
 
-class Toggle(StrEnum):
-    """An enum instead of a boolean, because more values may follow."""
-
-    ENABLED = "Enabled"
-    DISABLED = "Disabled"
+Toggle = Literal["Enabled", "Disabled"]
+"""An enum instead of a boolean, because more values may follow."""
 
 
 class MigSpec(Model):
@@ -269,12 +263,8 @@ class MigSpec(Model):
     uuids: list[MigUUID] | None = optional("Use only these MIG devices. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
 
 
-class AcceleratorPolicy(StrEnum):
-    """Which of the GPUs are taken on which a model fits."""
-
-    SMALLEST_THAT_FITS = "SmallestThatFits"
-    MOST_CAPABLE = "MostCapable"
-    MOST_FREE = "MostFree"
+AcceleratorPolicy = Literal["SmallestThatFits", "MostCapable", "MostFree"]
+"""Which of the GPUs are taken on which a model fits."""
 
 
 class AcceleratorSpec(Model):
@@ -308,7 +298,7 @@ class AcceleratorSpec(Model):
         """Whether the devices are MIG slices; None if both slices and whole GPUs are allowed."""
         if self.uuids:
             return False
-        return None if self.mig is None else self.mig.mode is not Toggle.DISABLED
+        return None if self.mig is None else self.mig.mode != "Disabled"
 
 
 class ParallelismSpec(Model):
@@ -336,11 +326,8 @@ class SizingSpec(Model):
     )
 
 
-class OptimizeFor(StrEnum):
-    """Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
-
-    THROUGHPUT = "Throughput"
-    LATENCY = "Latency"
+OptimizeFor = Literal["Throughput", "Latency"]
+"""Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
 
 
 class BackendsSpec(Model):
@@ -394,7 +381,7 @@ class VLLMDeploymentSpec(Model):
     )
 
 
-PRESET_PLURALS = {PresetKind.VLLM_PRESET: "vllmpresets", PresetKind.CLUSTER_VLLM_PRESET: "clustervllmpresets"}
+PRESET_PLURALS: Mapping[str, str] = {"VLLMPreset": "vllmpresets", "ClusterVLLMPreset": "clustervllmpresets"}
 """Name of each kind in URLs."""
 
 

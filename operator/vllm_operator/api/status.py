@@ -1,7 +1,7 @@
 """`status` of a VLLMDeployment. All of it is bounded, and it is written only when it changes."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -39,13 +39,8 @@ class Condition(Model):
     message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
 
 
-class CacheState(StrEnum):
-    """State of the caches with the current key."""
-
-    COLD = "Cold"
-    PRIMING = "Priming"
-    WARM = "Warm"
-    QUARANTINED = "Quarantined"
+CacheState = Literal["Cold", "Priming", "Warm", "Quarantined"]
+"""State of the caches with the current key."""
 
 
 class QuarantinedCache(Model):
@@ -137,25 +132,15 @@ class CrashStatus(Model):
     excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
 
 
-class ChangeKind(StrEnum):
-    """Kind of a change."""
-
-    ARGUMENT = "Argument"
-    VARIABLE = "Variable"
-
-
-class ChangeAction(StrEnum):
-    """Action of a change."""
-
-    SET = "Set"
-    REMOVE = "Remove"
+ChangeKind = Literal["Argument", "Variable"]
+"""Kind of a change."""
 
 
 class RemedyChange(Model):
     """A flag or variable that a remedy sets or removes."""
 
     kind: ChangeKind = Field(description="Argument: a flag of `vllm serve`. Variable: an environment variable.")
-    action: ChangeAction = Field(description="Set or Remove.")
+    action: Literal["Set", "Remove"] = Field(description="Set or Remove.")
     name: str = Field(max_length=256, description="Flag with its leading dashes, or name of the variable.")
     value: str | None = optional("Value. Absent for a flag without a value.", max_length=1024)
 

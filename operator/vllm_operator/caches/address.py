@@ -10,7 +10,6 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.operation import Storage
 from vllm_operator.api.reading import Manifest
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
@@ -51,7 +50,7 @@ def reported_cache_claim(resource: Any) -> str:
     if isinstance(reported, str):
         return reported
     cache = reading.mapping(resource, "spec", "cache")
-    if reading.text(cache, "storage") not in ("", Storage.SHARED_CLAIM) or cache.get("hostPath"):
+    if reading.text(cache, "storage") not in ("", "SharedClaim") or cache.get("hostPath"):
         return ""
     return reading.text(cache, "claimName") or f"{reading.text(resource, 'metadata', 'name')}-cache"
 

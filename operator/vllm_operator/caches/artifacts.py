@@ -25,7 +25,6 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.digests import digest
 from vllm_operator.api.labels import PACKER, PRIME_ANNOTATION, PUBLISHER
-from vllm_operator.api.operation import Publish
 from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
@@ -200,7 +199,7 @@ def _count(found: Mapping[str, Any], name: str) -> int | None:
 def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publication | None, dict[str, Any] | None]:
     """Return the state of the publication (None if none is requested) and the Job that should run now."""
     artifact, address = context.artifact, context.address
-    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
+    if artifact is None or artifact.publish != "WhenPrimed" or context.plan.cache_artifact is None:
         return None, None
     if is_published_by_primer(context):
         return describe_primer_publication(context), None
@@ -239,7 +238,7 @@ def is_asked(context: CacheContext) -> bool:
 def is_published_by_primer(context: CacheContext) -> bool:
     """Return whether the spec requests a publication and only a container in the primer's Pod can read the caches."""
     artifact = context.artifact
-    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
+    if artifact is None or artifact.publish != "WhenPrimed" or not artifact.repository or artifact.reference:
         return False
     is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(context.template, "containers"))
     if context.address is not None or context.plan.cache_artifact is None or is_named:

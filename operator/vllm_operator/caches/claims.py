@@ -28,8 +28,8 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX
-from vllm_operator.api.operation import CacheSpec, ClaimVolume, OnDelete, Storage, StorageSpec
-from vllm_operator.api.plan import PlannedWeights, WeightsPlace
+from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
+from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
@@ -64,8 +64,8 @@ _MAX_DEPTH = 16
 def storage_of(spec: StorageSpec | None) -> Storage:
     """Return the kind of storage of a spec."""
     if spec is None:
-        return Storage.SHARED_CLAIM
-    return spec.storage or (Storage.HOST_PATH if spec.host_path else Storage.SHARED_CLAIM)
+        return "SharedClaim"
+    return spec.storage or ("HostPath" if spec.host_path else "SharedClaim")
 
 
 def cache_claim_name(resource: VLLMDeployment) -> str:
@@ -83,18 +83,18 @@ def weights_claim_name(resource: VLLMDeployment) -> str:
 def shared_claim_names(resource: VLLMDeployment) -> frozenset[str]:
     """Return the shared PVCs of caches and weights that the Pods mount with any plan, unless `podTemplate` mounts other volumes."""
     weights = weights_storage(resource.spec, plan_weights(resource, None))
-    names = [cache_claim_name(resource)] if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else []
-    names += [weights_claim_name(resource)] if weights is not None and storage_of(weights) is Storage.SHARED_CLAIM else []
+    names = [cache_claim_name(resource)] if storage_of(resource.spec.cache) == "SharedClaim" else []
+    names += [weights_claim_name(resource)] if weights is not None and storage_of(weights) == "SharedClaim" else []
     return frozenset(names)
 
 
 def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights) -> StorageSpec | None:
     """Return the storage of the weights of a plan; None if they are on the cache volume."""
-    if planned.place is WeightsPlace.WITH_CACHES:
+    if planned.place == "WithCaches":
         return None
     cache = spec.cache or CacheSpec()
     desired: StorageSpec = spec.weights or StorageSpec(storage=cache.storage)
-    if desired.claim_name or storage_of(desired) in (Storage.HOST_PATH, Storage.EMPTY_DIR):
+    if desired.claim_name or storage_of(desired) in ("HostPath", "EmptyDir"):
         return desired
     of_caches = cache.volume or ClaimVolume()
     given = desired.volume or ClaimVolume(storage_class_name=of_caches.storage_class_name, access_mode=of_caches.access_mode)
@@ -105,11 +105,11 @@ def plan_weights(resource: VLLMDeployment, weight_bytes: int | None) -> PlannedW
     """Decide where to keep the weights of a model. `weight_bytes` is the size of all weight files; None if unknown."""
     spec = resource.spec
     if spec.weights is None and _are_beside_caches(resource):
-        return PlannedWeights(place=WeightsPlace.WITH_CACHES)
-    desired = weights_storage(spec, PlannedWeights(place=WeightsPlace.OWN_VOLUME))
+        return PlannedWeights(place="WithCaches")
+    desired = weights_storage(spec, PlannedWeights(place="OwnVolume"))
     if desired is None or desired.volume is None:
-        return PlannedWeights(place=WeightsPlace.OWN_VOLUME)
-    return PlannedWeights(place=WeightsPlace.OWN_VOLUME, volume_size=desired.volume.size or _size(weight_bytes))
+        return PlannedWeights(place="OwnVolume")
+    return PlannedWeights(place="OwnVolume", volume_size=desired.volume.size or _size(weight_bytes))
 
 
 def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight_bytes: int | None) -> list[str]:
@@ -131,7 +131,7 @@ def _are_beside_caches(resource: VLLMDeployment) -> bool:
     if any(mapping(volume).get("name") == CACHE_VOLUME for volume in volumes):
         return True
     cache = spec.cache
-    return cache is not None and bool(cache.claim_name or storage_of(cache) in (Storage.HOST_PATH, Storage.EMPTY_DIR))
+    return cache is not None and bool(cache.claim_name or storage_of(cache) in ("HostPath", "EmptyDir"))
 
 
 def _size(weight_bytes: int | None) -> str:
@@ -278,7 +278,7 @@ def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
     """Return whether a VLLMDeployment, or possibly its preset, asks to delete a PVC together with it."""
     field = next((field for suffix, field in _SUFFIXES.items() if claim.endswith(suffix)), "")
     asked = reading.text(resource, "spec", field, "onDelete")
-    return asked == OnDelete.DELETE.value if asked else bool(reading.mapping(resource, "spec", "presetRef"))
+    return asked == "Delete" if asked else bool(reading.mapping(resource, "spec", "presetRef"))
 
 
 def describe_users(claim: str, users: tuple[str, ...]) -> str:

@@ -26,7 +26,6 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
-from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
@@ -254,7 +253,7 @@ def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[st
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
     """Return the PVC to fetch to; None if there is nothing to fetch, or `podTemplate` mounts another volume."""
     weights, template = resource.spec.weights, template_spec(deployment)
-    is_wanted = weights is not None and weights.prefetch is Prefetch.BEFORE_START and resource.spec.model.uri.startswith("hf://")
+    is_wanted = weights is not None and weights.prefetch == "BeforeStart" and resource.spec.model.uri.startswith("hf://")
     return weights_claim(template) if is_wanted and not is_read_only(template, WEIGHTS_ROOT) else None
 
 

@@ -34,7 +34,7 @@ from vllm_operator.api.labels import (
     PRIMED_ANNOTATION_PREFIX,
     PRIMING_ANNOTATION_PREFIX,
 )
-from vllm_operator.api.operation import CacheSpec, Priming
+from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep, Publication, PublicationState
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
@@ -89,7 +89,7 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
     address = context.address
     if address is None:
         cache = context.resource.spec.cache
-        is_wanted = is_asked(context) or cache is None or cache.priming is not Priming.NEVER
+        is_wanted = is_asked(context) or cache is None or cache.priming != "Never"
         activity = publish_before_rollout(context) if is_wanted else CacheActivity()
         return PrimingDecision(replace(activity, skipped=activity.skipped or remembered_skip(context)))
     if (record := _filled(context, address)) is not None:
@@ -144,9 +144,9 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     """Decide which Pod fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
     asked = is_asked(context)
-    insists = asked or cache.priming is Priming.ALWAYS
+    insists = asked or cache.priming == "Always"
     desired = context.resource.spec.replicas
-    if cache.priming is Priming.NEVER and not asked:
+    if cache.priming == "Never" and not asked:
         return PrimingDecision()
     if desired == 0 and any(map(is_terminating, context.claims.values())):
         return PrimingDecision()  # a primer would keep the claim

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
@@ -286,7 +286,7 @@ def find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog
         facts = replace(facts, quantization=Quantization(form))
 
     def refuse(architecture: str | None, parallel: ParallelShape) -> str:
-        expert = Toggle.ENABLED if parallel.expert else None
+        expert = "Enabled" if parallel.expert else None
         sized = spec.model_copy(update={"parallelism": ParallelismSpec(tensor=parallel.tensor, expert=expert)})
         decision = choose_backends(resolved, describe_rule_input(sized, resolved, facts, architecture), catalog.rules, model=name)
         return decision.refusal.message.removesuffix(ALLOW_ANYWAY).strip() if decision.refusal is not None else ""

@@ -16,9 +16,9 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
 from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
-from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
@@ -203,7 +203,7 @@ def _read_files(arguments: argparse.Namespace) -> documents.ClusterObjects:
     objects, path = [entry for each in paths for entry in documents.read_objects(each)], ", ".join(paths)
     manifest = documents.find_deployment(objects, path, arguments.name)
     nodes = documents.read_objects(arguments.nodes) if arguments.nodes else []
-    presets = documents.of_kind(objects, *PresetKind)
+    presets = documents.of_kind(objects, *PRESET_PLURALS)
     for each in (manifest, *presets):
         if problems := violations(each):
             listing = "\n".join(f"  {problem}" for problem in problems)
@@ -234,7 +234,7 @@ def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any
         reading.text(each, "metadata", "name"): reading.mapping(each, "spec")
         for each in objects
         if each.get("kind") == reference.kind
-        and (reference.kind is not PresetKind.VLLM_PRESET or (reading.text(each, "metadata", "namespace") or "default") == namespace)
+        and (reference.kind != "VLLMPreset" or (reading.text(each, "metadata", "namespace") or "default") == namespace)
     }
     if reference.name not in presets:
         return missing_preset(reference, namespace, presets)

@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 from vllm_operator.api import labels
 from vllm_operator.api.reading import text
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import (
@@ -266,7 +265,7 @@ class FreeDevices:
         if remembered is not None and remembered[0] == question:
             return remembered[1]
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-        held = await self._inventories.held(insist=policy is AcceleratorPolicy.MOST_FREE)
+        held = await self._inventories.held(insist=policy == "MostFree")
         if held is None:
             counted = replace(inventory, hidden=True)
         else:

@@ -7,14 +7,14 @@ name one are affected.
 from collections.abc import Iterator
 
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.operation import PresetKind, PresetReference
+from vllm_operator.api.operation import PresetReference
 from vllm_operator.api.reading import mapping
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.kube.client import CLUSTER_PRESET, PRESET, ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound
 from vllm_operator.planning.presets import missing_definition, missing_preset, with_preset
 
-KINDS = {PresetKind.VLLM_PRESET: PRESET, PresetKind.CLUSTER_VLLM_PRESET: CLUSTER_PRESET}
+KINDS = {"VLLMPreset": PRESET, "ClusterVLLMPreset": CLUSTER_PRESET}
 
 
 class Presets:

@@ -13,7 +13,7 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
@@ -60,7 +60,7 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools:
     accelerator = resource.spec.accelerator or AcceleratorSpec()
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
         return False
-    if accelerator.policy is AcceleratorPolicy.MOST_FREE:
+    if accelerator.policy == "MostFree":
         return True
     allowed = (pool for pool in inventory.pools if may_run_on(pool, accelerator))
     return len({(pool.resource, pool.labels, pool.product, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1

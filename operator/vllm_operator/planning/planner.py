@@ -11,7 +11,7 @@ from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.claims import about_unknown_size, plan_weights
@@ -303,7 +303,7 @@ class _FreshPlan:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
         sizes: dict[str, object] = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         if parallel.expert:
-            sizes["expert"] = Toggle.ENABLED
+            sizes["expert"] = "Enabled"
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.pool.architecture, mig_profile=target.pool.mig_profile)
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"

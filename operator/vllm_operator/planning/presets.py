@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
-from vllm_operator.api.operation import PresetKind, PresetReference
+from vllm_operator.api.operation import PresetReference
 from vllm_operator.api.plan import PlannedPreset
 from vllm_operator.api.reading import mapping, objects
 from vllm_operator.api.resource import VLLMDeployment
@@ -183,7 +183,7 @@ def with_current_preset(resource: VLLMDeployment, reference: PresetReference, fo
 def missing_preset(reference: PresetReference, namespace: str, existing: Iterable[str]) -> Verdict:
     """Return the verdict for a preset that does not exist. `existing` are the names of the others."""
     names = sorted(existing)
-    where = f" in the namespace {namespace}" if reference.kind is PresetKind.VLLM_PRESET else ""
+    where = f" in the namespace {namespace}" if reference.kind == "VLLMPreset" else ""
     more = f" and {len(names) - NAMES_LIMIT} more" if len(names) > NAMES_LIMIT else ""
     others = f"{', '.join(names[:NAMES_LIMIT])}{more}" if names else "none"
     return Verdict(ConditionStatus.FALSE, Reason.PRESET_MISSING, say("preset.missing", preset=reference, where=where, others=others))

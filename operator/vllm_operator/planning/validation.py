@@ -13,8 +13,8 @@ from typing import Any
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import API_VERSION, KIND
-from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.text.wording import similar
 
@@ -32,7 +32,7 @@ KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
 def violations(manifest: Mapping[str, Any]) -> list[str]:
     """Return the API server's errors for a manifest, one line per problem, in the order of the fields."""
     kind = str(manifest.get("kind"))
-    if kind not in (KIND, *PresetKind) or manifest.get("apiVersion") != API_VERSION:
+    if kind not in (KIND, *PRESET_PLURALS) or manifest.get("apiVersion") != API_VERSION:
         return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {manifest.get('apiVersion')} {manifest.get('kind')}"]
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
@@ -45,7 +45,7 @@ def violations(manifest: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _schema(kind: str) -> Mapping[str, Any]:
-    definition = custom_resource_definition() if kind == KIND else preset_definition(PresetKind(kind))
+    definition = custom_resource_definition() if kind == KIND else preset_definition(kind)
     schema: Mapping[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 

@@ -11,14 +11,14 @@ from math import ceil
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.api.operation import AutoscalingSpec, GatewaySpec, InferencePoolSpec, KedaSpec, ScalingMetric, Storage
+from vllm_operator.api.operation import AutoscalingSpec, GatewaySpec, InferencePoolSpec, KedaSpec, ScalingMetric
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.caches.claims import storage_of
 from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.rendering.container import PORT
 
 POOL_GROUP = "inference.networking.k8s.io"
-DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
+DEFAULT_TARGETS = {"WaitingRequests": 5, "RunningRequests": 64, "KVCacheUsage": 80}
 """Targets per replica. The last one is a percentage."""
 UNKNOWN_START_SECONDS = 600
 """Period between two steps until a start has been measured."""
@@ -58,7 +58,7 @@ def _inference_pool(resource: VLLMDeployment, pool: InferencePoolSpec) -> dict[s
     picker = pool.endpoint_picker
     reference: dict[str, Any] = {"name": picker.name, "port": {"number": picker.port}}
     if picker.failure_mode is not None:
-        reference["failureMode"] = picker.failure_mode.value
+        reference["failureMode"] = picker.failure_mode
     spec = {"selector": {"matchLabels": selector_of(resource)}, "targetPorts": [{"number": PORT}], "endpointPickerRef": reference}
     return _object(resource, f"{POOL_GROUP}/v1", "InferencePool", spec)
 
@@ -118,7 +118,7 @@ def period_seconds(resource: VLLMDeployment) -> int:
     """
     cache = resource.status.cache
     cold, warm = (cache.cold_start_seconds, cache.warm_start_seconds) if cache is not None else (None, None)
-    shared = storage_of(resource.spec.cache) is Storage.SHARED_CLAIM
+    shared = storage_of(resource.spec.cache) == "SharedClaim"
     measured = (warm or cold) if shared else max(cold or 0, warm or 0)
     return min(MAX_PERIOD_SECONDS, STEP_SECONDS * ceil((measured or UNKNOWN_START_SECONDS) / STEP_SECONDS))
 
@@ -127,7 +127,7 @@ def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda:
     to_zero = _min_replicas(autoscaling) == 0
     triggers = [_trigger("engines", keda, _engine_query(resource, autoscaling), _threshold(autoscaling), null_is_zero=to_zero)]
     if to_zero:
-        running = load_engine_facts().metrics[ScalingMetric.RUNNING_REQUESTS]
+        running = load_engine_facts().metrics["RunningRequests"]
         # an engine without a queue may be in use: this keeps the last replica, and requests no second one
         triggers.append(_trigger("running", keda, f"sum({_series(resource, running)})", _NO_LIMIT, null_is_zero=True))
     if keda.activation_query is not None:
@@ -160,7 +160,7 @@ def _engine_query(resource: VLLMDeployment, autoscaling: AutoscalingSpec) -> str
     metric = _metric(autoscaling)
     series = _series(resource, load_engine_facts().metrics[metric])
     # data-parallel ranks share no KV cache
-    return f"sum(max by (pod) ({series}))" if metric is ScalingMetric.KV_CACHE_USAGE else f"sum({series})"
+    return f"sum(max by (pod) ({series}))" if metric == "KVCacheUsage" else f"sum({series})"
 
 
 def _series(resource: VLLMDeployment, name: str) -> str:
@@ -182,7 +182,7 @@ def _target(resource: VLLMDeployment) -> dict[str, str]:
 
 
 def _metric(autoscaling: AutoscalingSpec) -> ScalingMetric:
-    return autoscaling.metric or ScalingMetric.WAITING_REQUESTS
+    return autoscaling.metric or "WaitingRequests"
 
 
 def _target_value(autoscaling: AutoscalingSpec) -> int:
@@ -196,11 +196,11 @@ def _min_replicas(autoscaling: AutoscalingSpec) -> int:
 def _quantity(autoscaling: AutoscalingSpec) -> str:
     """Return the target in the canonical form of the API server: a number of requests, or a fraction of 1."""
     target = _target_value(autoscaling)
-    if _metric(autoscaling) is not ScalingMetric.KV_CACHE_USAGE:
+    if _metric(autoscaling) != "KVCacheUsage":
         return f"{target // 1000}k" if target % 1000 == 0 else str(target)
     return "1" if target == 100 else f"{10 * target}m"
 
 
 def _threshold(autoscaling: AutoscalingSpec) -> str:
     target = _target_value(autoscaling)
-    return str(target / 100) if _metric(autoscaling) is ScalingMetric.KV_CACHE_USAGE else str(target)
+    return str(target / 100) if _metric(autoscaling) == "KVCacheUsage" else str(target)

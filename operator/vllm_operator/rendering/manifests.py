@@ -6,7 +6,7 @@ field that the API server fills in, so applying it twice changes nothing and kee
 
 from typing import Any
 
-from vllm_operator.api.operation import RolloutSpec, RolloutStrategy, ServiceSpec, ServiceType
+from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
@@ -46,7 +46,7 @@ def render_service(resource: VLLMDeployment) -> dict[str, Any]:
         "kind": "Service",
         "metadata": {**metadata, "annotations": dict(service.annotations)} if service.annotations else metadata,
         "spec": {
-            "type": (service.type or ServiceType.CLUSTER_IP).value,
+            "type": service.type or "ClusterIP",
             **({"loadBalancerClass": service.load_balancer_class} if service.load_balancer_class else {}),
             "selector": selector_of(resource),
             "ports": [{"name": PORT_NAME, "port": service.port or PORT, "targetPort": PORT_NAME, "protocol": "TCP"}],
@@ -82,12 +82,12 @@ def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
     Kubernetes refuses 0 for both fields: a Pod is replaced either before or after its successor is ready.
     """
     rollout = spec.rollout or RolloutSpec()
-    strategy = rollout.strategy or RolloutStrategy.AUTO
+    strategy = rollout.strategy or "Auto"
     is_tuned = rollout.max_surge is not None or rollout.max_unavailable is not None
-    if strategy is RolloutStrategy.AUTO:
-        strategy = RolloutStrategy.ROLLING_UPDATE if spec.replicas > 1 or is_tuned else RolloutStrategy.RECREATE
-    if strategy is RolloutStrategy.RECREATE:
-        return {"type": strategy.value}
+    if strategy == "Auto":
+        strategy = "RollingUpdate" if spec.replicas > 1 or is_tuned else "Recreate"
+    if strategy == "Recreate":
+        return {"type": strategy}
     surge = rollout.max_surge if rollout.max_surge is not None else int(rollout.max_unavailable == 0)
     unavailable = rollout.max_unavailable if rollout.max_unavailable is not None else int(surge == 0)
-    return {"type": strategy.value, "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+    return {"type": strategy, "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

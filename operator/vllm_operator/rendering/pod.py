@@ -23,7 +23,6 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.operation import ArtifactPolicy, Prefetch
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.api.spec import AdapterSpec
@@ -180,7 +179,7 @@ def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
         "folders": plan.cache_artifact.folders,
         "deadline": FETCH_SECONDS,
         **({"reference": artifact.reference} if artifact.reference else {}),
-        **({"required": True} if artifact.policy is ArtifactPolicy.REQUIRED else {}),
+        **({"required": True} if artifact.policy == "Required" else {}),
         **({"rejected": plan.cache_artifact.rejected} if plan.cache_artifact.rejected else {}),
         **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
     }
@@ -200,7 +199,7 @@ def fetch_adapters(pod: PodBuilder, resource: VLLMDeployment) -> None:
     mounts = pod.mounts_at(WEIGHTS_ROOT, TOKEN_ROOT, "/tmp")
     mounts += [{"name": volume["name"], "mountPath": f"{ADAPTER_TOKEN_ROOT}/{name}", "readOnly": True} for name, volume in volumes.items()]
     # with prefetched weights engines are offline, but adapters are still downloaded
-    is_offline = resource.spec.weights is not None and resource.spec.weights.prefetch is Prefetch.BEFORE_START
+    is_offline = resource.spec.weights is not None and resource.spec.weights.prefetch == "BeforeStart"
     hub = [variable for variable in hub_variables(pod.engine) if not is_offline or variable["name"] != OFFLINE_VARIABLE]
     pod.add_program(ADAPTER_CONTAINER, {"ADAPTERS": [_adapter_settings(each) for each in wanted]}, mounts, hub, list(volumes.values()))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of
-from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
+from vllm_operator.api.spec import AcceleratorSpec, MigSpec
 from vllm_operator.catalog.gpus import capability_of
 from vllm_operator.inventory.devices import UNKNOWN_PROFILE
 
@@ -22,7 +22,7 @@ _ATTRIBUTES = f"device.attributes['{DRIVER}']"
 
 def uses_dra(resource: VLLMDeployment) -> bool:
     """Return whether the Pods get their GPUs by dynamic resource allocation."""
-    return resource.spec.accelerator is not None and resource.spec.accelerator.allocation is Allocation.DRA
+    return resource.spec.accelerator is not None and resource.spec.accelerator.allocation == "DRA"
 
 
 def template_name(resource: VLLMDeployment, plan: Plan) -> str:

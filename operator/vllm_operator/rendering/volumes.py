@@ -7,7 +7,7 @@ with a size limit. So it runs with a read-only root file system and with any use
 from collections.abc import Iterable
 from typing import Any
 
-from vllm_operator.api.operation import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
+from vllm_operator.api.operation import ClaimVolume, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
@@ -90,14 +90,14 @@ def _kept(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 
 def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
     match storage_of(spec):
-        case Storage.SHARED_CLAIM:
+        case "SharedClaim":
             return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-        case Storage.CLAIM_PER_REPLICA:
+        case "ClaimPerReplica":
             return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": claim_spec(spec.volume if spec else None)}}}
-        case Storage.HOST_PATH:
+        case "HostPath":
             path = (spec and spec.host_path) or DEFAULT_HOST_PATH
             return {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
-        case Storage.EMPTY_DIR:
+        case "EmptyDir":
             return {"name": name, "emptyDir": {}}
 
 
@@ -131,11 +131,11 @@ def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": metadata_of(resource, name, component, owned=spec is not None and spec.on_delete is OnDelete.DELETE),
+            "metadata": metadata_of(resource, name, component, owned=spec is not None and spec.on_delete == "Delete"),
             "spec": claim_spec(spec.volume if spec else None),
         }
         for spec, name, component in desired
-        if storage_of(spec) is Storage.SHARED_CLAIM and not (spec and spec.claim_name)
+        if storage_of(spec) == "SharedClaim" and not (spec and spec.claim_name)
     ]
 
 
@@ -143,7 +143,7 @@ def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
     """Return the spec of a PVC."""
     volume = volume or ClaimVolume()
     spec: dict[str, Any] = {
-        "accessModes": [(volume.access_mode or AccessMode.READ_WRITE_ONCE).value],
+        "accessModes": [volume.access_mode or "ReadWriteOnce"],
         "resources": {"requests": {"storage": volume.size or DEFAULT_CACHE_SIZE}},
     }
     if volume.storage_class_name is not None:

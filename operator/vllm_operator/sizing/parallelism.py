@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, Toggle, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
@@ -89,7 +89,7 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
             f"{'stays' if count - needed == 1 else 'stay'} idle. Remove count, or raise spec.{more}."
         )
         notes.append(Note(Severity.NO_EFFECT, text))
-    parallel = ParallelShape(tensor=tensor, pipeline=pipeline, data=data, expert=given.expert is Toggle.ENABLED)
+    parallel = ParallelShape(tensor=tensor, pipeline=pipeline, data=data, expert=given.expert == "Enabled")
     return Shape(parallel, count, tuple(notes))
 
 

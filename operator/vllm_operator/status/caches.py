@@ -12,11 +12,11 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
-from vllm_operator.api.operation import Publish, Storage, StorageSpec
+from vllm_operator.api.operation import StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import Role
-from vllm_operator.api.status import ArtifactStatus, CacheState, CacheStatus, StartupStatus
+from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import ArtifactResult, PrimingStep, PublicationState
 from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
@@ -77,7 +77,7 @@ def cache_status(observed: Observation, damage: CacheDamage | None = None) -> Ca
     cold_stages, warm_stages = known_stages(observed, plan)
     return CacheStatus(
         key=plan.cache_key,
-        state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
+        state="Quarantined" if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
         claim_name=_unexpected_claim(observed),
         generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
@@ -93,7 +93,7 @@ def cache_status(observed: Observation, damage: CacheDamage | None = None) -> Ca
 def _unexpected_claim(observed: Observation) -> str | None:
     """Return `claimName`: the PVC if it differs from the spec's."""
     resource, claim = observed.resource, observed.claim_name
-    expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
+    expected = cache_claim_name(resource) if storage_of(resource.spec.cache) == "SharedClaim" else None
     return None if claim == expected else claim or ""
 
 
@@ -361,7 +361,7 @@ def _published(observed: Observation, before: ArtifactStatus | None) -> dict[str
     names = ("publication", "publish_result", "publish_time")
     if publication is None:
         artifact = observed.resource.spec.cache.artifact if observed.resource.spec.cache else None
-        is_requested = artifact is not None and artifact.publish is Publish.WHEN_PRIMED
+        is_requested = artifact is not None and artifact.publish == "WhenPrimed"
         return {} if is_requested else dict.fromkeys(names)
     if publication.state is PublicationState.DONE and publication.ended is not None:
         result = publication.result or ArtifactResult(result="Failed")
@@ -379,7 +379,7 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
     """Judge CachePublished; None if the spec requests no publication."""
     publication, say = observed.activity.publication, observed.messages.say
     spec = observed.resource.spec.cache
-    if spec is None or spec.artifact is None or spec.artifact.publish is not Publish.WHEN_PRIMED:
+    if spec is None or spec.artifact is None or spec.artifact.publish != "WhenPrimed":
         return None
     repository, before = spec.artifact.repository, find_condition(observed.previous.conditions, CACHE_PUBLISHED)
     if publication is None and before is not None:

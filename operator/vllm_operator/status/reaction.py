@@ -9,7 +9,7 @@ up, only a change of the spec starts a new attempt, so there are no loops.
 from dataclasses import dataclass
 
 from vllm_operator.api import reading
-from vllm_operator.api.operation import OnStall, OnUnrecoverableCrash, RemediationMode, RemediationSpec
+from vllm_operator.api.operation import RemediationSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
@@ -55,7 +55,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
 def stall_restarts_left(observed: Observation) -> int | None:
     """Return how many more stalled starts may be restarted; None unless `spec.startup.onStall` is Restart."""
     startup = observed.resource.spec.startup
-    if startup is None or startup.on_stall is not OnStall.RESTART:
+    if startup is None or startup.on_stall != "Restart":
         return None
     decided = current(observed.resource)
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
@@ -90,7 +90,7 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     only = remedy.select(signature) if remedy is not None else None
     changes = exact_changes(engine, signature, dict(finding.captures), only)
     has_failed = any(applied.signature == crash.signature for applied in kept.applied)
-    command = None if has_failed or _settings(resource).mode is RemediationMode.OFF else patch_command(resource, changes)
+    command = None if has_failed or _settings(resource).mode == "Off" else patch_command(resource, changes)
     state = RemediationState.SUGGESTED if command is not None else RemediationState.APPLIED if kept.applied else None
     about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
@@ -110,7 +110,7 @@ def _act(
 ) -> RemediationStatus:
     """Apply a remedy if the mode is Auto and it is safe."""
     settings, name = _settings(observed.resource), finding.status.signature
-    if settings.mode is not RemediationMode.AUTO:
+    if settings.mode != "Auto":
         return suggested
     former = next((applied for applied in suggested.applied if applied.signature == name), None)
     if former is not None:
@@ -137,7 +137,7 @@ def _given_up(status: RemediationStatus, reason: str) -> RemediationStatus:
 
 def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
     """Scale to zero if that is the policy and no restart can help."""
-    is_asked = _settings(observed.resource).on_unrecoverable_crash is OnUnrecoverableCrash.SCALE_TO_ZERO
+    is_asked = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero"
     runs = finding.run + 1
     if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
         return status

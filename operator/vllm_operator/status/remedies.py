@@ -21,7 +21,7 @@ from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec
-from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
@@ -68,7 +68,7 @@ class Engine:
 
     def is_users(self, change: RemedyChange) -> bool:
         """Return whether the user sets this flag or variable."""
-        if change.kind is ChangeKind.VARIABLE:
+        if change.kind == "Variable":
             return change.name in self.overrides.variables
         given = {subject_of(flag) for flag in self.overrides.arguments}
         return self.overrides.replaces_arguments or not given.isdisjoint(subjects_of(change.name))
@@ -76,7 +76,7 @@ class Engine:
     def present(self, change: RemedyChange) -> tuple[bool, str | None]:
         """Return whether the flag or variable is set, and its value."""
         planned: Mapping[str, str | None]
-        if change.kind is ChangeKind.VARIABLE:
+        if change.kind == "Variable":
             planned = {variable.name: variable.value for variable in self.plan.env}
             values: Mapping[str, str | None] = {**planned, **self.overrides.variables}
         else:
@@ -94,16 +94,16 @@ def exact_changes(
 
 
 def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[str, str]) -> RemedyChange | None:
-    kind = ChangeKind.ARGUMENT if is_argument else ChangeKind.VARIABLE
+    kind: ChangeKind = "Argument" if is_argument else "Variable"
     if not _is_known(engine, change, kind) or change.name in FIELD_FLAGS | FIELD_VARIABLES or _PLACEHOLDER.search(change.name):
         return None
     if change.remove:
-        removed = RemedyChange(kind=kind, action=ChangeAction.REMOVE, name=change.name)
+        removed = RemedyChange(kind=kind, action="Remove", name=change.name)
         return removed if engine.present(removed)[0] else None
     value = None if change.value is None else fill_in_exactly(change.value, captures)
     if (change.value is None and not is_argument) or (change.value is not None and not _is_plain(value)):
         return None
-    desired = RemedyChange(kind=kind, action=ChangeAction.SET, name=change.name, value=value)
+    desired = RemedyChange(kind=kind, action="Set", name=change.name, value=value)
     return None if engine.present(desired) == (True, value) else desired
 
 
@@ -111,7 +111,7 @@ def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:
     """Return whether this version of the engine knows the flag or variable. Variables of other programs count as known."""
     if change.versions and (engine.plan.engine_version is None or not _within(change.versions, engine.plan.engine_version)):
         return False
-    if kind is ChangeKind.VARIABLE:
+    if kind == "Variable":
         return not change.name.startswith(ENGINE_VARIABLE_PREFIX) or (engine.table is not None and engine.table.knows_variable(change.name))
     return engine.table is not None and engine.table.knows_flag(change.name)
 
@@ -125,7 +125,7 @@ def _is_plain(value: str | None) -> bool:
 
 
 Operation = dict[str, Any]
-_FIELDS = {ChangeKind.ARGUMENT: "args", ChangeKind.VARIABLE: "env"}
+_FIELDS: Mapping[ChangeKind, str] = {"Argument": "args", "Variable": "env"}
 
 
 def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> str | None:
@@ -149,7 +149,7 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
         removed = []
         for change in (each for each in changes if each.kind is kind):
             index = names.index(change.name) if change.name in names else None
-            if change.action is ChangeAction.REMOVE:
+            if change.action == "Remove":
                 removed += [index] if index is not None else []
             elif index is not None and entries:
                 operations += _replaced(f"/spec/engine/{field}/{index}", entries[index].name, _entry(change, entries[index].name))
@@ -172,17 +172,17 @@ def _change_words(engine: EngineSpec | None, changes: list[RemedyChange]) -> tup
     """Return the operations for flags in `extraArgs`, and the remaining changes."""
     extra = (engine.extra_args if engine is not None else None) or []
     given = {normalize_flag(words.argument.name): words for words in read_words(extra)}
-    found = [change for change in changes if change.kind is ChangeKind.ARGUMENT and change.name in given]
+    found = [change for change in changes if change.kind == "Argument" and change.name in given]
     operations: list[Operation] = []
     for change in sorted(found, key=lambda each: given[each.name].start, reverse=True):
         value = [change.value] if change.value is not None else []
-        instead = [] if change.action is ChangeAction.REMOVE else [change.name, *value]
+        instead = [] if change.action == "Remove" else [change.name, *value]
         operations += replace_words(extra, given[change.name], instead)
     return [change for change in changes if change not in found], operations
 
 
 def _name(kind: ChangeKind, name: str) -> str:
-    return normalize_flag(name) if kind is ChangeKind.ARGUMENT else name
+    return normalize_flag(name) if kind == "Argument" else name
 
 
 def _entry(change: RemedyChange, name: str | None = None) -> Operation:
@@ -251,9 +251,9 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
     args = {argument.name: argument for argument in plan.args}
     for remedy in decided.applied:
         for change in remedy.changes:
-            if change.action is ChangeAction.REMOVE:
-                (args if change.kind is ChangeKind.ARGUMENT else env).pop(change.name, None)
-            elif change.kind is ChangeKind.ARGUMENT:
+            if change.action == "Remove":
+                (args if change.kind == "Argument" else env).pop(change.name, None)
+            elif change.kind == "Argument":
                 args[change.name] = PlannedArgument(name=change.name, value=change.value, reason=remedy.reason)
             else:
                 env[change.name] = PlannedVariable(name=change.name, value=change.value or "", reason=remedy.reason)
@@ -285,11 +285,11 @@ def in_words(changes: Iterable[RemedyChange]) -> str:
 
 
 def _in_words(change: RemedyChange) -> str:
-    if change.action is ChangeAction.REMOVE:
+    if change.action == "Remove":
         return f"without {change.name}"
     if change.value is None:
         return change.name
-    return f"{change.name}{'=' if change.kind is ChangeKind.VARIABLE else ' '}{change.value}"
+    return f"{change.name}{'=' if change.kind == 'Variable' else ' '}{change.value}"
 
 
 def _in_force(decided: RemediationStatus) -> str | None:

@@ -90,16 +90,16 @@ def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, Stage
 def next_start_finds(observed: Observation, plan: Plan) -> CacheState | None:
     """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
     previous = observed.previous.cache
-    was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
+    was_warm = previous is not None and previous.key == plan.cache_key and previous.state == "Warm"
     if observed.claim_name is None:
         return None
     primed = reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
     if not primed and observed.activity.is_priming:
-        return CacheState.PRIMING
+        return "Priming"
     served = observed.serving > 0 and observed.rollout.is_complete and observed.outcome.plan is not None
     if primed or served or was_warm:
-        return CacheState.WARM
-    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
+        return "Warm"
+    return "Priming" if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
 
 
 SHORTEST_KEPT_SECONDS = 5
@@ -181,7 +181,7 @@ def by_count(counted: Progress) -> int | None:
 def is_warm(observed: Observation, state: StartupState) -> bool:
     """Return whether a start finds compiled artifacts, as far as known."""
     plan = observed.outcome.plan
-    return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
+    return plan is not None and next_start_finds(observed, plan) == "Warm" and state.cache.misses == 0
 
 
 LONGEST_START_SECONDS = 30 * 86_400

@@ -12,7 +12,6 @@ from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import OWNED_FLAGS
 from vllm_operator.api.spec import (
-    Allocation,
     Distribution,
     EngineArgument,
     EngineSpec,
@@ -307,7 +306,7 @@ def translate(resource: VLLMDeployment) -> Translation:
     """
     spec = resource.spec
     accelerator, engine = spec.accelerator, spec.engine
-    if accelerator is None or accelerator.allocation is not Allocation.DRA or engine is None:
+    if accelerator is None or accelerator.allocation != "DRA" or engine is None:
         return Translation(resource)
     given = next((variable.value for variable in engine.env or () if variable.name == VARIABLE), None)
     named = [part.strip() for part in (given or "").split(",")]

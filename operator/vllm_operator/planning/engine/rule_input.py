@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.spec import (
-    Allocation,
     Attention,
     Distribution,
-    OptimizeFor,
     ParallelismSpec,
     Quantization,
-    Toggle,
     VLLMDeploymentSpec,
 )
 from vllm_operator.catalog.backends import load_questions
@@ -71,7 +68,7 @@ def describe_rule_input(
     compute, gigabytes = re.match(r"(\d)g\.", profile or ""), re.search(r"\.(\d+)gb", profile or "")
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     release = version.table.release if version.table else (0, 0, 0)
-    expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
+    expert = parallelism.expert == "Enabled" or "--enable-expert-parallel" in arguments
     return RuleInput(
         release=release,
         architecture=architecture,
@@ -100,9 +97,9 @@ def describe_rule_input(
         uneven_heads=_uneven(facts.attention_heads, tensor),
         uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
         uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
-        optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
+        optimize_for=(spec.backends and spec.backends.optimize_for) or "Throughput",
         distribution=version.distribution,
-        allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
+        allocation=(accelerator and accelerator.allocation) or "DevicePlugin",
         mig=bool(profile or (accelerator and accelerator.sliced)),
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),

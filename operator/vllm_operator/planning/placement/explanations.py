@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import read_words, replace_words
@@ -203,7 +203,7 @@ def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequen
 def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, *, kept: bool) -> list[Note]:
     """Return notes about the choice of `chosen` among all `compared` for the model `name`. `kept`: whether the GPU was in use before."""
     notes, pool = [], chosen.pool
-    if ranking.policy is AcceleratorPolicy.MOST_FREE and chosen.free is None:
+    if ranking.policy == "MostFree" and chosen.free is None:
         unknown = chosen.result.headroom is Headroom.UNKNOWN
         instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
         notes.append(note("choice.free-is-unknown", instead=instead))

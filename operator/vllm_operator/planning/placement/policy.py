@@ -40,9 +40,9 @@ class Ranking:
     def key(self, each: Candidate) -> tuple[object, ...]:
         """Return the sort key of a GPU in the policy, apart from memory."""
         match self.policy:
-            case AcceleratorPolicy.MOST_CAPABLE:
+            case "MostCapable":
                 return (self.gpus.rank(each.pool.architecture), -(each.pool.memory_mebibytes or 0), each.shape.count)
-            case AcceleratorPolicy.MOST_FREE:
+            case "MostFree":
                 return (each.free is None, -(each.free or 0))
             case _:
                 return ()
@@ -76,7 +76,7 @@ class Ranking:
         def held(each: Candidate) -> float:
             return (each.result.held or 0) if few else 0
 
-        if self.policy in (None, AcceleratorPolicy.SMALLEST_THAT_FITS):
+        if self.policy in (None, "SmallestThatFits"):
             lowest = min(each.rank for each in fitting)
             first = max((each for each in fitting if each.rank == lowest), key=held)
             same = [each for each in fitting if each.shape == first.shape]
@@ -114,7 +114,7 @@ class Ranking:
     def why(self, each: Candidate, chosen: Candidate) -> str:
         """Return why a GPU is chosen or not."""
         limit, about = each.result.made.limit, list[str]()
-        if self.policy is AcceleratorPolicy.MOST_FREE and each.pool.provider is None:
+        if self.policy == "MostFree" and each.pool.provider is None:
             about.append("it is unknown what is free" if each.free is None else f"room for {counted(each.free, 'replica')}")
         if each.pool.provider:
             about.append(f"{each.pool.provider} would add a node")
@@ -146,7 +146,7 @@ class Ranking:
             return "nothing isolates the memory of the Pods that share it"
         if family is not None and family.unified_memory:
             return "shares its memory with the CPU"
-        if self.policy is AcceleratorPolicy.MOST_CAPABLE:
+        if self.policy == "MostCapable":
             return "is less capable"
         if self.sizing.is_native(chosen.pool) and not self.sizing.is_native(pool):
             return "does not compute in the format of the weights"

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
-from vllm_operator.api.spec import AcceleratorSpec, Allocation
+from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.pools import Inventory, Pool
@@ -109,7 +109,7 @@ def _asked(request: Request, gpus: GPUs, *, whole: bool = False) -> str:
         asked += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
         asked += f" with UUID {_first_three(uuids)}"
-    if wanted.allocation is Allocation.DRA:
+    if wanted.allocation == "DRA":
         asked += " for dynamic resource allocation"
     labels = [f"{key}={value}" for key, value in sorted(request.selector.items())]
     return asked + (f" on nodes with labels {_first_three(labels)}" if labels else "")
@@ -165,7 +165,7 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.PRODUCT:
             return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or remove it."
         case Obstacle.ALLOCATION:
-            return say("remedy.allocation-dra") if wanted.allocation is Allocation.DRA else say("remedy.allocation")
+            return say("remedy.allocation-dra") if wanted.allocation == "DRA" else say("remedy.allocation")
         case Obstacle.SLICED if count > 1:
             return say("remedy.sliced-several", count=count)
         case Obstacle.SLICED:

@@ -14,7 +14,7 @@ from typing import Any
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.reading import MEBIBYTE
-from vllm_operator.api.spec import AcceleratorSpec, Allocation
+from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note
@@ -232,7 +232,7 @@ def _obstacle(pool: Pool, request: Request, inventory: Inventory) -> Obstacle | 
     checks = (
         (not wanted.architectures or pool.architecture in wanted.architectures, unlisted),
         (_product_place(pool, wanted.products) is not None, Obstacle.PRODUCT),
-        (pool.claims == (wanted.allocation is Allocation.DRA), Obstacle.ALLOCATION),
+        (pool.claims == (wanted.allocation == "DRA"), Obstacle.ALLOCATION),
         (pool.mig_profile is None or request.allows_slice(pool), Obstacle.SLICED),
         (pool.mig_profile is not None or not wanted.sliced, Obstacle.NOT_SLICED),
         (not profile or _profile_key(profile) == _profile_key(pool.mig_profile or ""), Obstacle.PROFILE),
