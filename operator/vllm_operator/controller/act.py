@@ -7,10 +7,10 @@ priming lease is taken before the primer is created. So each step may be the las
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.conditions import VALID_SPEC, Verdict
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, FetchingState, Publication, PublicationState
 from vllm_operator.caches.claims import Removal, find_other_owners
@@ -26,28 +26,15 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
 from vllm_operator.controller.apply import Applied, Applier, annotate_claim
-from vllm_operator.controller.decide import Decision, without_plan
+from vllm_operator.controller.decide import Decision, keep_all
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
-from vllm_operator.controller.ownership import is_controlled_by
+from vllm_operator.controller.ownership import find_child, is_controlled_by
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
-from vllm_operator.kube.client import (
-    CLAIM,
-    CLAIM_TEMPLATE,
-    DEPLOYMENT,
-    JOB,
-    POD,
-    VLLM_DEPLOYMENT,
-    ClusterClient,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    Manifest,
-    NotFound,
-    Unavailable,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
+from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.revision import plan_name, with_plan_name
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
@@ -56,27 +43,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class ActionResult:
-    """What was done.
-
-    Attributes:
-        decision: The decision that was carried out: without a plan if the plan could not be stored.
-        activity: The activity of the caches, with what the API server refused.
-        revision: The name of the plan; None without one.
-        claims: The live PVCs, by name.
-        jobs: Live Jobs that have not finished and have no Pod, or no Pod that is bound to a node.
-        applied: The children as they are now, and what was refused.
-        exposure: The exposure of the engine in addition to its Service.
-        scaling: Why the PodDisruptionBudget or the autoscaler has no effect.
-    """
+    """What was done."""
 
     decision: Decision
+    """The decision that was carried out: without a plan if the plan could not be stored."""
     activity: CacheActivity
+    """The activity of the caches, with what the API server refused."""
     claims: dict[str, Manifest]
+    """The live PVCs, by name."""
     revision: str | None = None
+    """The name of the plan."""
     jobs: list[Manifest] = field(default_factory=list)
+    """Live Jobs that have not finished and have no Pod, or no Pod that is bound to a node."""
     applied: Applied = field(default_factory=Applied)
     exposure: Exposure = NO_EXPOSURE
     scaling: tuple[ObjectProblem, ...] = ()
+    """Why the PodDisruptionBudget or the autoscaler has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +86,7 @@ class Actor:
         if decision.outcome.plan is not None:
             persisted = await self.plans.persist(resource, snapshot.revisions, decision.outcome.plan)
             if isinstance(persisted, Verdict):
-                decision = without_plan(snapshot, persisted)  # a plan that cannot be stored is not applied
+                decision = keep_all(snapshot, Outcome(VALID_SPEC, persisted, None))  # a plan that cannot be stored is not applied
             else:
                 revision = persisted
         result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
@@ -124,17 +106,13 @@ class Actor:
         return result
 
     async def remove(self, owner: Manifest, removals: Iterable[Removal]) -> None:
-        """Delete Jobs and finished Pods that are not needed, for example because they block the deletion of a PVC.
-
-        Raises:
-            ClusterError: Try again.
-        """
+        """Delete Jobs and finished Pods that are not needed, for example because they block the deletion of a PVC. Raises ClusterError."""
         namespace = owner["metadata"]["namespace"]
         for removal in removals:
-            kind = JOB if removal.is_job else POD
+            kind = kube.JOB if removal.is_job else kube.POD
             try:
                 if removal.is_job:
-                    job = await self.client.get(JOB, removal.name, namespace)
+                    job = await self.client.get(kube.JOB, removal.name, namespace)
                     if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, owner):
                         continue
                 await self.client.delete(kind, removal.name, namespace, uid=removal.uid)
@@ -164,7 +142,7 @@ class Actor:
         before = result.claims[name]
         result.claims[name] = await annotate_claim(self.client, before, changes, disowned=disowned)
         if result.claims[name]["metadata"].get("resourceVersion") != before["metadata"].get("resourceVersion"):
-            self.count("patch", CLAIM.kind)
+            self.count("patch", kube.CLAIM.kind)
 
     # Jobs
 
@@ -190,11 +168,11 @@ class Actor:
         What uses the volume is read just before, because the Job deletes.
         """
         namespace, address = context.resource.metadata.namespace, context.address
-        pods = await self.client.find(POD, namespace)
+        pods = await self.client.find(kube.POD, namespace)
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
             state, why, detail = CleaningState.IN_USE_BY_OTHERS, f"Pod {blocker} mounts the whole volume", blocker
         else:
-            users = await self.client.find(VLLM_DEPLOYMENT, namespace)
+            users = await self.client.find(kube.VLLM_DEPLOYMENT, namespace)
             try:
                 await self._create_job(render_cleaning(context, need, directories_in_use(context, users, pods)), result)
                 return None
@@ -230,12 +208,12 @@ class Actor:
             await self.client.create(job)
         except Conflict:
             try:
-                live = await self.client.get(JOB, job["metadata"]["name"], job["metadata"]["namespace"])
+                live = await self.client.get(kube.JOB, job["metadata"]["name"], job["metadata"]["namespace"])
             except (NotFound, Forbidden):
                 return None
             result.jobs.append(live)
             return live
-        self.count("create", JOB.kind)
+        self.count("create", kube.JOB.kind)
         return None
 
     # Children
@@ -243,10 +221,15 @@ class Actor:
     async def _apply(self, snapshot: Snapshot, result: ActionResult) -> None:
         """Apply the children, and prune what is not desired. Of children that are kept, change at most the number of replicas."""
         actions, kept = result.decision.actions, result.decision.kept
-        live = [_current(child, result.claims) for child in snapshot.children if child not in kept]
-        if any(manifest["kind"] == CLAIM_TEMPLATE.kind for manifest in actions.manifests):
-            self.created.note(CLAIM_TEMPLATE, snapshot.key)
-        applied = await self.applier.apply(snapshot.manifest, _named(actions.manifests, snapshot.resource, result.revision), live)
+        written = {(kube.CLAIM.kind, name): claim for name, claim in result.claims.items()}
+        live = [written.get((it["kind"], it["metadata"]["name"]), it) for it in snapshot.children if it not in kept]
+        if any(manifest["kind"] == kube.CLAIM_TEMPLATE.kind for manifest in actions.manifests):
+            self.created.note(kube.CLAIM_TEMPLATE, snapshot.key)
+        desired = list(actions.manifests)
+        replicas = find_child(desired, kube.DEPLOYMENT, snapshot.resource.metadata.name)
+        if replicas is not None and result.revision is not None:
+            desired[desired.index(replicas)] = with_plan_name(replicas, result.revision)
+        applied = await self.applier.apply(snapshot.manifest, desired, live)
         for child in kept:
             now = child
             if actions.scale is not None and child is snapshot.deployment:
@@ -263,20 +246,6 @@ class Actor:
         if result.revision is not None:
             in_use = {result.revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
             await self.plans.prune(snapshot.revisions, in_use)
-
-
-def _current(child: Manifest, claims: Mapping[str, Manifest]) -> Manifest:
-    """Return a child as it was last written."""
-    return claims.get(child["metadata"]["name"], child) if child["kind"] == CLAIM.kind else child
-
-
-def _named(manifests: Iterable[Manifest], resource: VLLMDeployment, revision: str | None) -> list[Manifest]:
-    """Return the manifests with the name of the plan on the Deployment of the replicas."""
-    replicas = (DEPLOYMENT.kind, resource.metadata.name)
-    return [
-        with_plan_name(it, revision) if revision is not None and (it["kind"], it["metadata"]["name"]) == replicas else it
-        for it in manifests
-    ]
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:

@@ -22,27 +22,14 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.digests import digest
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
+from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
-from vllm_operator.kube.client import (
-    AUTOSCALER,
-    CLAIM,
-    CLAIM_TEMPLATE,
-    DEPLOYMENT,
-    SERVICE,
-    ClusterClient,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    Manifest,
-    NotFound,
-    kind_of,
-)
+from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, kind_of
 from vllm_operator.kube.recent import Recent
 
 log = logging.getLogger(__name__)
 
-CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
+CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.SERVICE: "/spec/ports/"}
 """Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout or the address of
 a load balancer.
 """
@@ -105,10 +92,10 @@ class Applier:
         result = Applied()
         found = {_identity(child): child for child in live}
         # prerequisites of scheduling first; Services are among the rest, because API servers create them slowly
-        first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
+        first = [desired for desired in desired_objects if desired["kind"] in (kube.CLAIM.kind, kube.CLAIM_TEMPLATE.kind)]
         for group in (first, [desired for desired in desired_objects if desired not in first]):
             # A Pod that starts with a PVC that is being deleted would block the deletion.
-            ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
+            ready = [it for it in group if result.waiting is None or it["kind"] != kube.DEPLOYMENT.kind or _identity(it) in found]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may continue after the return
                 if isinstance(outcome, ClusterError):
@@ -182,7 +169,7 @@ class Applier:
 
     async def _create(self, desired: Manifest) -> Manifest:
         """Apply a new child, without force: an object of this name without the operator's labels belongs to another owner."""
-        metadata = desired["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})
+        metadata = desired["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == kube.CLAIM.kind else {})
         return await self._client.apply({**desired, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
@@ -218,7 +205,7 @@ class Applier:
         The admission plugin OwnerReferencesPermissionEnforcement requires the permission to delete an object for changes of its owners.
         """
         before, wanted = child["metadata"].get("ownerReferences") or [], desired["metadata"].get("ownerReferences") or []
-        if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and before != wanted):
+        if not (isinstance(error, Forbidden) and child["kind"] == kube.CLAIM.kind and before != wanted):
             return child
         has_applied = "f:ownerReferences" in (managed_fields.find_applied(child) or {}).get("f:metadata", {})
         ours = [owner for owner in before if owner.get("kind") == labels.KIND] if has_applied else []
@@ -242,7 +229,7 @@ class Applier:
             return True
         if not is_of_earlier(child, owner):
             return False
-        if child["kind"] != CLAIM.kind:
+        if child["kind"] != kube.CLAIM.kind:
             await self._delete(child)
         return True
 
@@ -251,7 +238,7 @@ class Applier:
         for child in live:
             metadata = child["metadata"]
             # never a PersistentVolumeClaim: it holds data
-            is_surplus = kind_of(child) != CLAIM and _identity(child) not in desired and not metadata.get("deletionTimestamp")
+            is_surplus = kind_of(child) != kube.CLAIM and _identity(child) not in desired and not metadata.get("deletionTimestamp")
             if is_surplus and may_delete(child, owner):
                 log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
                 await self._delete(child)
@@ -264,14 +251,14 @@ class Applier:
 
     async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
         """Return the desired Deployment, without `replicas` if a HorizontalPodAutoscaler scales the Deployment itself."""
-        is_given = desired["kind"] == DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
+        is_given = desired["kind"] == kube.DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
         if not is_given or not managed_fields.is_scaled(child) or not await self._has_autoscaler(child):
             return desired
         return {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
 
     async def _has_autoscaler(self, child: Manifest) -> bool:
         try:
-            autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
+            autoscalers = await self._client.find(kube.AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:
             return True  # it cannot be excluded
         targets = [reading.mapping(item, "spec", "scaleTargetRef") for item in autoscalers]
@@ -316,7 +303,7 @@ async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Man
 
 def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
     """Return the first applied field of the Pod template that is missing in a Deployment or has another value; None if there is none."""
-    if kind_of(child) != DEPLOYMENT:
+    if kind_of(child) != kube.DEPLOYMENT:
         return None
     fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
     template = desired["spec"].get("template")
@@ -357,14 +344,14 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     kind, name = desired["kind"], desired["metadata"]["name"]
     if not isinstance(error, Conflict):
         return error
-    if kind == CLAIM.kind:
+    if kind == kube.CLAIM.kind:
         return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
 
 
 def _is_own(live: Manifest, owner: Manifest) -> bool:
     """Return whether an object without the operator's labels belongs to this VLLMDeployment. A claim may have lost its owner."""
-    return is_created_by_operator(live, owner) if live["kind"] == CLAIM.kind else is_controlled_by(live, owner)
+    return is_created_by_operator(live, owner) if live["kind"] == kube.CLAIM.kind else is_controlled_by(live, owner)
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
@@ -374,7 +361,7 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
 def _mark(desired: Manifest, child: Manifest) -> str:
     """Return a digest of the desired manifest and the checked fields of the child. Fields of controllers do not affect it."""
     metadata, wanted = child["metadata"], desired["metadata"]
-    version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
+    version = metadata["generation"] if child["kind"] == kube.DEPLOYMENT.kind else metadata.get("resourceVersion")
     labelled = [[(metadata.get(field) or {}).get(name) for name in wanted.get(field) or ()] for field in ("labels", "annotations")]
     applied = (metadata.get("annotations") or {}).get(labels.APPLIED_ANNOTATION)
     read = [desired, labelled, applied, metadata.get("ownerReferences")]

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import VALID_SPEC, Verdict
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.claims import claims_of_others, read_users, usage_by
-from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
+from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
 from vllm_operator.controller.observe import Snapshot
@@ -22,53 +22,33 @@ from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
-from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.rendering.manifests import render
 from vllm_operator.status.remedies import carried_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to write.
-
-    Attributes:
-        outcome: The outcome of planning.
-        actions: The children to apply, and the actions for the caches.
-        context: The input of these actions; None without a plan.
-        kept: Children that stay unchanged for now, except for the replicas of a Deployment (`actions.scale`).
-        claim_name: The PVC of the caches; None if they are on no PVC.
-        weights_claim_name: The PVC of the weights, if it is another one.
-        records: Annotations to write on PVCs before Pods use them, by the name of the PVC.
-        lenders: The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them.
-    """
+    """What to write."""
 
     outcome: Outcome
     actions: CacheActions
+    """The children to apply, and the actions for the caches."""
     context: CacheContext | None = None
+    """The input of these actions; None without a plan."""
     kept: tuple[Manifest, ...] = ()
+    """Children that stay unchanged for now, except for the replicas of a Deployment (`actions.scale`)."""
     claim_name: str | None = None
+    """The PVC of the caches; None if they are on no PVC."""
     weights_claim_name: str | None = None
+    """The PVC of the weights, if it is another one."""
     records: Mapping[str, Changes] = field(default_factory=dict)
+    """Annotations to write on PVCs before Pods use them, by the name of the PVC."""
     lenders: Mapping[str, str] = field(default_factory=dict)
+    """The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them."""
 
 
-def decide(
-    snapshot: Snapshot,
-    catalog: KnownCatalog,
-    crashes: KnownCrashes,
-    *,
-    primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
-    tools_image: str = TOOLS_IMAGE,
-) -> Decision:
-    """Decide about one VLLMDeployment.
-
-    Args:
-        snapshot: All that was read.
-        catalog: The catalog for plans, with users' rules.
-        crashes: The known crashes. Some mean a full volume.
-        primer_patience_seconds: Maximum time that a primer may wait for a GPU while replicas serve.
-        tools_image: The operator's image, for new plans.
-    """
+def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, *, primer_patience_seconds: int, tools_image: str) -> Decision:
+    """Decide about one VLLMDeployment. Some of the known crashes mean a full volume; new plans have `tools_image`."""
     resource, cache = snapshot.resource, snapshot.resource.status.cache
 
     def make_plan(generation: int) -> Outcome:
@@ -100,11 +80,6 @@ def decide(
         records=_records(snapshot, context, actions, manifests, lenders),
         lenders=lenders,
     )
-
-
-def without_plan(snapshot: Snapshot, verdict: Verdict) -> Decision:
-    """Decide about an object whose plan cannot be used."""
-    return keep_all(snapshot, Outcome(VALID_SPEC, verdict, None))
 
 
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
@@ -143,7 +118,6 @@ def _choose_directory(
 
 
 def _render(snapshot: Snapshot, planned: Plan, primer_patience_seconds: int) -> tuple[CacheContext, list[Manifest]]:
-    """Render a plan, and collect the input of the decisions about its caches."""
     resource, claims = snapshot.resource, snapshot.claims
     manifests = render(*carried_out(resource, planned))
     if (commit := fetched_commit(resource, _deployment_of(manifests), claims)) is not None:
@@ -193,33 +167,21 @@ def _records(
 
 
 def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
-    """Return the children that are not applied, and not pruned either."""
-    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in actions.manifests}
-    rest = (child for child in snapshot.children if (child["kind"], child["metadata"]["name"]) not in desired)
-    return tuple(child for child in rest if (actions.activity.held and _is_held(child, snapshot)) or _is_in_use(child, snapshot))
+    """Return the children that are neither applied nor pruned.
 
-
-def _is_held(child: Manifest, snapshot: Snapshot) -> bool:
-    """Return whether a held rollout keeps a child unchanged: the Deployment of the replicas, and the ResourceClaimTemplates of its Pods."""
-    return child is snapshot.deployment or child["kind"] == CLAIM_TEMPLATE.kind
-
-
-def _is_in_use(child: Manifest, snapshot: Snapshot) -> bool:
-    """Return whether a child is a ResourceClaimTemplate that a Pod may still use for its claim.
-
-    If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
+    These are the Deployment and the ResourceClaimTemplates of a rollout that is held, and the ResourceClaimTemplates that a Pod may still
+    need. If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
     """
-    if child["kind"] != CLAIM_TEMPLATE.kind:
-        return False
-    used = {name for pod in snapshot.pods for name in _claim_templates_of(pod.manifest)}
-    deployments = (it for it in snapshot.children if it["kind"] == DEPLOYMENT.kind)
-    return child["metadata"]["name"] in used or not all(map(_is_complete, deployments))
-
-
-def _claim_templates_of(pod: Manifest) -> set[str]:
-    if reading.text(pod, "status", "phase") in ("Succeeded", "Failed"):
-        return set()
-    return {reading.text(claim, "resourceClaimTemplateName") for claim in reading.objects(pod, "spec", "resourceClaims")}
+    desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in actions.manifests}
+    rest = [child for child in snapshot.children if (child["kind"], child["metadata"]["name"]) not in desired]
+    templates = [child for child in rest if child["kind"] == CLAIM_TEMPLATE.kind]
+    if actions.activity.held:
+        return tuple(child for child in rest if child is snapshot.deployment or child in templates)
+    if not all(_is_complete(child) for child in snapshot.children if child["kind"] == DEPLOYMENT.kind):
+        return tuple(templates)
+    pods = [pod.manifest for pod in snapshot.pods if reading.text(pod.manifest, "status", "phase") not in ("Succeeded", "Failed")]
+    used = {reading.text(it, "resourceClaimTemplateName") for pod in pods for it in reading.objects(pod, "spec", "resourceClaims")}
+    return tuple(child for child in templates if child["metadata"]["name"] in used)
 
 
 def _is_complete(deployment: Manifest) -> bool:

@@ -26,21 +26,8 @@ from typing import Any
 from vllm_operator.api import labels as names
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
-from vllm_operator.kube.client import (
-    CLUSTER_PRESET,
-    POD,
-    PRESET,
-    REVISION,
-    VLLM_DEPLOYMENT,
-    ClusterClient,
-    ClusterError,
-    Key,
-    Kind,
-    Manifest,
-    children_of,
-    kind_of,
-    selector_of,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, children_of, kind_of, selector_of
 from vllm_operator.pods.owner import instance_of
 
 log = logging.getLogger(__name__)
@@ -49,10 +36,10 @@ SETTLE_SECONDS = 0.1
 """Delay between the start of a watch and the list. After an outage, several watches start together."""
 RETRY_SECONDS = 2.0
 """Delay before a failed list is retried."""
-_PRESETS = (PRESET, CLUSTER_PRESET)
-_KEYS = (VLLM_DEPLOYMENT, *_PRESETS)
+_PRESETS = (kube.PRESET, kube.CLUSTER_PRESET)
+_KEYS = (kube.VLLM_DEPLOYMENT, *_PRESETS)
 """Kinds whose objects are a key themselves."""
-_NOT_APPLIED = (*_KEYS, POD, REVISION)
+_NOT_APPLIED = (*_KEYS, kube.POD, kube.REVISION)
 """Kinds whose `managedFields` are dropped."""
 
 
@@ -133,13 +120,13 @@ class ObjectCache:
         now = CachedObject(version, kept_key, None) if deleted or key is None else _cached(kind, manifest, key)
         self._keep(kind, name, now)
         is_status = known is not None and known.is_seen and now.content is not None and known.user_fields == now.user_fields
-        if kind == VLLM_DEPLOYMENT and is_status:
+        if kind == kube.VLLM_DEPLOYMENT and is_status:
             return set()
         return {affected for affected in (key, former) if affected is not None}
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object, from the API server if it is not cached: it may exist without the operator's labels."""
-        known = self._objects[kind].get((namespace or "", name)) if self.is_complete(kind) and kind != REVISION else None
+        known = self._objects[kind].get((namespace or "", name)) if self.is_complete(kind) and kind != kube.REVISION else None
         manifest = known.manifest() if known is not None else None
         return manifest if manifest is not None else await self._client.get(kind, name, namespace)
 
@@ -187,7 +174,7 @@ class ObjectCache:
         known = self._objects[kind].get(name_of(manifest))
         if known is None or known.version < _version_of(manifest):
             now = _cached(kind, manifest, key)
-            now.is_seen = kind == VLLM_DEPLOYMENT and known is not None and known.user_fields == now.user_fields
+            now.is_seen = kind == kube.VLLM_DEPLOYMENT and known is not None and known.user_fields == now.user_fields
             self._keep(kind, name_of(manifest), now)
         return manifest
 
@@ -246,7 +233,7 @@ class CacheUpdater:
     async def add_all(self) -> None:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
         for namespace in self.namespaces or (None,):
-            for resource in await self.cache.find(VLLM_DEPLOYMENT, namespace):
+            for resource in await self.cache.find(kube.VLLM_DEPLOYMENT, namespace):
                 self.resync(name_of(resource))
 
     async def run(self, kinds: Sequence[Kind]) -> None:
@@ -286,7 +273,7 @@ def key_of(kind: Kind, manifest: Manifest) -> Key | None:
     """Return the key of the VLLMDeployment that an object belongs to by its labels, or its own key; None if there is none."""
     if kind in _KEYS:
         return name_of(manifest)
-    name = instance_of(manifest) if kind == POD else reading.mapping(manifest, "metadata", "labels").get(names.INSTANCE_LABEL)
+    name = instance_of(manifest) if kind == kube.POD else reading.mapping(manifest, "metadata", "labels").get(names.INSTANCE_LABEL)
     namespace = manifest["metadata"].get("namespace")
     return (namespace, name) if namespace and name else None
 
@@ -303,13 +290,13 @@ def _version_of(manifest: Manifest) -> int:
 
 def _cached(kind: Kind, manifest: Manifest, key: Key) -> CachedObject:
     user_fields: tuple[Any, ...] = ()
-    if kind == VLLM_DEPLOYMENT:
+    if kind == kube.VLLM_DEPLOYMENT:
         fields = ("uid", "generation", "labels", "annotations", "deletionTimestamp")
         user_fields = tuple(manifest["metadata"].get(field) for field in fields)
     if kind in _NOT_APPLIED:
         metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
         manifest = {**manifest, "metadata": metadata}
-    if kind == REVISION:
+    if kind == kube.REVISION:
         manifest = {field: value for field, value in manifest.items() if field != "data"}
     return CachedObject(_version_of(manifest), key, _serialize(manifest), user_fields)
 

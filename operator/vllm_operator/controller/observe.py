@@ -8,6 +8,7 @@ Children are found by label. Tools and webhooks change labels, so the Deployment
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -45,24 +46,8 @@ from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.user_data import KnownCatalog
 from vllm_operator.hub.client import HubAnswer
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import (
-    CLAIM,
-    CLAIM_TEMPLATE,
-    DEPLOYMENT,
-    POD,
-    REVISION,
-    SERVICE,
-    VLLM_DEPLOYMENT,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Key,
-    Kind,
-    Manifest,
-    NotFound,
-    NotLeading,
-    children_of,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
 from vllm_operator.logs.state import StartupState, UnreadLog
 from vllm_operator.planning.outcome import Outcome, not_accepted
 from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
@@ -98,57 +83,45 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """An object about which nothing can be decided yet, except which Pods and Jobs must release a PVC.
-
-    Attributes:
-        manifest: The object as read.
-        removals: Cleaning Jobs and finished Pods that block the deletion of a PVC.
-        invalid: Why its spec is invalid; None if it is valid.
-        wait_seconds: Maximum delay until the next reconciliation, if a log or an answer of the hub is awaited. Whoever reads it adds the
-            key to the queue.
-    """
+    """An object about which nothing can be decided yet, except which Pods and Jobs must release a PVC."""
 
     manifest: Manifest
     removals: tuple[Removal, ...]
     invalid: str | None = None
+    """Why its spec is invalid."""
     wait_seconds: float | None = None
+    """Maximum delay until the next reconciliation. Whoever reads the awaited log or answer of the hub adds the key to the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All input of a decision.
-
-    Attributes:
-        manifest: The VLLMDeployment as read.
-        resource: The same, parsed, with the plan in force and with its preset.
-        now: The time of the observation, UTC.
-        children: The objects with the operator's labels and the name of the VLLMDeployment. They may have another owner (`ownership`).
-        pods: The Pods, including those of its primer and Jobs.
-        revisions: The ControllerRevisions with its plans, possibly without their data.
-        removals: Cleaning Jobs and finished Pods that block the deletion of a PVC.
-        claims: The live PVCs that its Pods mount or could mount, by name.
-        claim_users: For each PVC that an operator created and that is not being deleted, the other VLLMDeployments with a valid
-            record on it.
-        peers: Other VLLMDeployments, by name: those that created a PVC in `claims`, or hold a priming lease on one.
-        peer_pods: The Pods of holders of a priming lease, by the name of the VLLMDeployment.
-        unplanned: The outcome if no plan can be made or read; otherwise None.
-        inventory: The GPUs of the cluster, or why they are unknown.
-        files: The hub's answer about the model.
-    """
+    """All input of a decision."""
 
     manifest: Manifest
+    """The VLLMDeployment as read."""
     resource: VLLMDeployment
+    """The same, parsed, with the plan in force and with its preset."""
     now: datetime
     children: tuple[Manifest, ...] = ()
+    """The objects with the operator's labels and the name of the VLLMDeployment. They may have another owner (`ownership`)."""
     pods: tuple[PodView, ...] = ()
+    """The Pods, including those of its primer and Jobs."""
     revisions: tuple[Manifest, ...] = ()
+    """The ControllerRevisions with its plans, possibly without their data."""
     removals: tuple[Removal, ...] = ()
+    """Cleaning Jobs and finished Pods that block the deletion of a PVC."""
     claims: Mapping[str, Manifest] = field(default_factory=dict)
+    """The live PVCs that its Pods mount or could mount, by name."""
     claim_users: Mapping[str, tuple[ClaimUser, ...]] = field(default_factory=dict)
+    """For each PVC that an operator created and that is not being deleted, the other VLLMDeployments with a valid record on it."""
     peers: Mapping[str, Manifest] = field(default_factory=dict)
+    """Other VLLMDeployments, by name: those that created a PVC in `claims`, or hold a priming lease on one."""
     peer_pods: Mapping[str, tuple[PodView, ...]] = field(default_factory=dict)
+    """The Pods of holders of a priming lease, by the name of the VLLMDeployment."""
     unplanned: Outcome | None = None
+    """The outcome if no plan can be made or read."""
     inventory: Inventory | Verdict = _NO_INVENTORY
+    """The GPUs of the cluster, or why they are unknown."""
     files: HubAnswer = field(default_factory=HubAnswer)
 
     @property
@@ -189,18 +162,16 @@ class Observer:
     now: Callable[[], datetime]
 
     async def observe(self, key: Key) -> Snapshot | Pending | None:
-        """Read an object and everything that a decision about it depends on; None if it is gone or being deleted.
-
-        Raises:
-            ClusterError: Something cannot be read.
-        """
+        """Read an object and everything that a decision about it depends on; None if it is gone or being deleted. Raises ClusterError."""
         namespace, name = key
-        manifest = await self._get(VLLM_DEPLOYMENT, name, namespace)
+        manifest = await self._get(kube.VLLM_DEPLOYMENT, name, namespace)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             return None
         # Sequentially: almost always from memory, where tasks would take longer than the reads.
         pods = await self._find_pods(namespace, name)
-        revisions = await self._find_revisions(namespace, name)
+        revisions: Sequence[Manifest] = ()
+        with suppress(Forbidden):
+            revisions = await self.client.find(kube.REVISION, namespace, labels=children_of(kube.REVISION, name))
         children = await self._find_children(manifest, pods)
         removals, claims = await self._find_removals(namespace, children, pods)
         pending = Pending(manifest=manifest, removals=removals)
@@ -234,29 +205,22 @@ class Observer:
             return None
 
     async def _find_pods(self, namespace: str, name: str) -> tuple[PodView, ...]:
-        """Return the Pods of a VLLMDeployment, including those of its primer and Jobs."""
-        found = await self.client.find(POD, namespace, labels=children_of(POD, name))
+        found = await self.client.find(kube.POD, namespace, labels=children_of(kube.POD, name))
         return tuple(read_pod(pod) for pod in found if instance_of(pod) == name)
-
-    async def _find_revisions(self, namespace: str, name: str) -> Sequence[Manifest]:
-        """Return the ControllerRevisions with the labels of a VLLMDeployment; none without the permission to list them."""
-        try:
-            return await self.client.find(REVISION, namespace, labels=children_of(REVISION, name))
-        except Forbidden:
-            return ()
 
     async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        has_templates = await self.created.may_exist(CLAIM_TEMPLATE, (namespace, name))  # they are not watched
-        kinds = [DEPLOYMENT, SERVICE, CLAIM, *([CLAIM_TEMPLATE] if has_templates else [])]
+        has_templates = await self.created.may_exist(kube.CLAIM_TEMPLATE, (namespace, name))  # they are not watched
+        kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *([kube.CLAIM_TEMPLATE] if has_templates else [])]
         found = [child for kind in kinds for child in await self.client.find(kind, namespace, labels=children_of(kind, name))]
         children = [child for child in found if not is_of_another(child, name)]
         if not reading.mapping(manifest, "status", "pinnedPlan"):
             return tuple(children)  # nothing was applied yet
-        wanted = [(DEPLOYMENT, name), (SERVICE, name), *([(DEPLOYMENT, primer_name(name))] if any(map(is_primer, pods)) else [])]
-        known = {(child["kind"], child["metadata"]["name"]) for child in children}
-        missing = [(kind, wanted_name) for kind, wanted_name in wanted if (kind.kind, wanted_name) not in known]
-        relabeled = await asyncio.gather(*(self._get(kind, wanted_name, namespace) for kind, wanted_name in missing)) if missing else ()
+        wanted = [(kube.DEPLOYMENT, name), (kube.SERVICE, name)]
+        if any(map(is_primer, pods)):
+            wanted.append((kube.DEPLOYMENT, primer_name(name)))
+        missing = [(kind, child) for kind, child in wanted if find_child(children, kind, child) is None]
+        relabeled = await asyncio.gather(*(self._get(kind, child, namespace) for kind, child in missing)) if missing else ()
         return (*children, *(child for child in relabeled if child is not None and is_controlled_by(child, manifest)))
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[PodView]) -> None:
@@ -302,7 +266,6 @@ class Observer:
         return resource, HubAnswer()
 
     async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[PodView]) -> Inventory | Verdict:
-        """Read the cluster's GPUs, or return a verdict why they are unknown. Only new plans need them."""
         try:
             inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods))
             return await self.free_devices.count(resource, inventory, pods, listed_pools=len(self.catalog.current.instance_types))
@@ -322,24 +285,24 @@ class Observer:
     ) -> tuple[tuple[Removal, ...], Mapping[str, Manifest]]:
         """Return what blocks the deletion of a PVC, and the PVCs that are known so far, by name."""
         found = list(find_removals(pod.manifest for pod in pods))
-        known = {child["metadata"]["name"]: child for child in children if child["kind"] == CLAIM.kind}
+        known = {child["metadata"]["name"]: child for child in children if child["kind"] == kube.CLAIM.kind}
         claims = await self._read_claims(namespace, {name for removal in found for name in removal.claims}, known)
         return tuple(it for it in found if any(is_terminating(claims.get(name)) for name in it.claims)), claims
 
     async def _read_claims(self, namespace: str, names: Collection[str], known: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
         """Add the PVCs with these names, concurrently: PVCs of a new object, or of a user, are not in memory."""
         missing = sorted(set(names) - set(known))
-        found = await asyncio.gather(*(self._get(CLAIM, name, namespace) for name in missing)) if missing else ()
+        found = await asyncio.gather(*(self._get(kube.CLAIM, name, namespace) for name in missing)) if missing else ()
         return {**known, **{name: claim for name, claim in zip(missing, found, strict=True) if claim is not None}}
 
     async def _with_claims(self, snapshot: Snapshot, known: Mapping[str, Manifest]) -> Snapshot:
         resource, (namespace, own_name) = snapshot.resource, snapshot.key
         claims = await self._read_claims(namespace, claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment), known)
-        users, peers = dict[str, tuple[ClaimUser, ...]](), dict[str, Manifest | None]()
-        peer_pods = dict[str, tuple[PodView, ...]]()
+        users, peer_pods = dict[str, tuple[ClaimUser, ...]](), dict[str, tuple[PodView, ...]]()
+        peers = dict[str, Manifest | None]()
         for name, claim in claims.items():
             for holder in {lease.name for lease in read_leases(claim) if lease.uid != resource.metadata.uid}:
-                peers[holder] = await self._get(VLLM_DEPLOYMENT, holder, namespace)
+                peers[holder] = await self._get(kube.VLLM_DEPLOYMENT, holder, namespace)
                 peer_pods[holder] = await self._find_pods(namespace, holder)
             if is_terminating(claim) or not is_created_by_operator(claim):
                 continue
@@ -347,27 +310,24 @@ class Observer:
             users[name] = tuple([user for user in recorded if await self._is_valid(user, namespace, name)])
             lender = lender_of(name)
             if lender is not None and lender != own_name and lender not in peers:
-                peers[lender] = await self._get(VLLM_DEPLOYMENT, lender, namespace)
+                peers[lender] = await self._get(kube.VLLM_DEPLOYMENT, lender, namespace)
         present = {name: peer for name, peer in peers.items() if peer is not None}
         return replace(snapshot, claims=claims, claim_users=users, peers=present, peer_pods=peer_pods)
 
     async def _is_valid(self, user: ClaimUser, namespace: str, claim: str) -> bool:
         """Return whether the VLLMDeployment of a record exists, and uses the PVC or is about to."""
-        found = await self._get(VLLM_DEPLOYMENT, user.name, namespace)
+        found = await self._get(kube.VLLM_DEPLOYMENT, user.name, namespace)
         if found is None or found["metadata"].get("uid") != user.uid:
             return False
         if is_recent(user, self.now()) or claim in named_claims(found.get("spec")):
             return True
-        return claim in claims_of(template_spec(await self._get(DEPLOYMENT, user.name, namespace)))
+        return claim in claims_of(template_spec(await self._get(kube.DEPLOYMENT, user.name, namespace)))
 
 
 def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest | None) -> set[str]:
     """Return the PVCs of caches and weights, now and after a rollout with any plan, and the mounted PVCs of other VLLMDeployments.
 
-    Args:
-        resource: The VLLMDeployment with its preset.
-        written: Its spec without the preset, as read.
-        deployment: Its live Deployment.
+    `resource` has its preset; `written` is its spec without the preset, as read.
     """
     running = template_spec(deployment)
     names = {*shared_claim_names(resource), *claims_of(reading.mapping(resource.spec.pod_template, "spec"))}

@@ -17,23 +17,8 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.controller.apply import Applied, Applier, Refusal
 from vllm_operator.controller.ownership import is_created_by_operator
-from vllm_operator.kube.client import (
-    AUTOSCALER,
-    DISRUPTION_BUDGET,
-    HTTP_ROUTE,
-    INFERENCE_POOL,
-    NETWORK_POLICY,
-    SCALED_OBJECT,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Key,
-    Kind,
-    Manifest,
-    NotFound,
-    Unavailable,
-    selector_of,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable, selector_of
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.owner import selects
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
@@ -41,7 +26,7 @@ from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProble
 
 log = logging.getLogger(__name__)
 
-INTEGRATIONS = {"gateway": (HTTP_ROUTE, INFERENCE_POOL), "keda": (SCALED_OBJECT,)}
+INTEGRATIONS = {"gateway": (kube.HTTP_ROUTE, kube.INFERENCE_POOL), "keda": (kube.SCALED_OBJECT,)}
 """Kinds that the operator uses only if its settings name the integration: not every cluster has them, and each adds permissions that
 authors of VLLMDeployments gain."""
 METRICS_API = "/apis/custom.metrics.k8s.io"
@@ -127,14 +112,14 @@ class OptionalObjects:
         Raises:
             ClusterError: The API server failed. A retry may help.
         """
-        kinds = (NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
+        kinds = (kube.NETWORK_POLICY, kube.HTTP_ROUTE, kube.INFERENCE_POOL)
         desired = {manifest["kind"]: manifest for manifest in render_exposure(resource)}
         problems = [problem for kind in kinds if kind.kind in desired and (problem := self._disabled_problem(kind)) is not None]
         applied = {kind: await self._reconcile(kind, owner, desired.get(kind.kind)) for kind in kinds}
         if not desired:
             return NO_EXPOSURE
         problems += [problem for each in applied.values() for problem in _problems(each.refusals)]
-        route = next(iter(applied[HTTP_ROUTE].children), None)
+        route = next(iter(applied[kube.HTTP_ROUTE].children), None)
         is_accepted = route is not None and _is_accepted(route)
         url = _url(route, resource) if route is not None and is_accepted else None
         return Exposure(tuple(problems), url, awaits_gateway=route is not None and not is_accepted)
@@ -172,7 +157,7 @@ class OptionalObjects:
     async def _protect(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
         desired, metadata = render_disruption_budget(resource), resource.metadata
         if desired is None:
-            await self._reconcile(DISRUPTION_BUDGET, owner, None)
+            await self._reconcile(kube.DISRUPTION_BUDGET, owner, None)
             return ()
         generation, read_at, problems = self._budgets.get(metadata.uid) or (None, self._now(), ())
         if generation != metadata.generation or self._now() >= read_at + timedelta(seconds=BUDGET_SECONDS):
@@ -182,28 +167,28 @@ class OptionalObjects:
 
     async def _apply_budget(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> tuple[ObjectProblem, ...]:
         try:
-            budgets = await self._client.find(DISRUPTION_BUDGET, resource.metadata.namespace)
+            budgets = await self._client.find(kube.DISRUPTION_BUDGET, resource.metadata.namespace)
         except Forbidden as error:
-            return (ObjectProblem(Reason.APPLY_FAILED, DISRUPTION_BUDGET.kind, str(error)),)
+            return (ObjectProblem(Reason.APPLY_FAILED, kube.DISRUPTION_BUDGET.kind, str(error)),)
         name = resource.metadata.name
         if any(budget["metadata"]["name"] == name for budget in budgets):
-            self._created.note(DISRUPTION_BUDGET, (resource.metadata.namespace, name))  # it may have lost its labels
+            self._created.note(kube.DISRUPTION_BUDGET, (resource.metadata.namespace, name))  # it may have lost its labels
         others = [budget for budget in budgets if budget["metadata"]["name"] != name or not is_created_by_operator(budget, owner)]
         pod_labels = {**reading.mapping(resource.spec.pod_template, "metadata", "labels"), **labels_of(resource, Role.ENGINE)}
         is_covered = any(selects(reading.mapping(budget, "spec").get("selector"), pod_labels) for budget in others)
-        applied = await self._reconcile(DISRUPTION_BUDGET, owner, None if is_covered else desired)
+        applied = await self._reconcile(kube.DISRUPTION_BUDGET, owner, None if is_covered else desired)
         return _problems(applied.refusals)
 
     async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
         desired = render_autoscaler(resource)
         wanted = desired["kind"] if desired is not None else None
         # delete first: two autoscalers would conflict, and KEDA refuses to be the second
-        for kind in (AUTOSCALER, SCALED_OBJECT):
+        for kind in (kube.AUTOSCALER, kube.SCALED_OBJECT):
             if kind.kind != wanted:
                 await self._reconcile(kind, owner, None)
         if desired is None:
             return ()
-        kind = AUTOSCALER if wanted == AUTOSCALER.kind else SCALED_OBJECT
+        kind = kube.AUTOSCALER if wanted == kube.AUTOSCALER.kind else kube.SCALED_OBJECT
         problem = self._disabled_problem(kind) or await self._find_obstacle(resource, owner, desired)
         if problem is not None:
             if problem.reason == Reason.AUTOSCALER_EXISTS:
@@ -214,17 +199,17 @@ class OptionalObjects:
     async def _find_obstacle(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> ObjectProblem | None:
         """Return why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
         try:
-            autoscalers = await self._client.find(AUTOSCALER, resource.metadata.namespace, cached=True)
+            autoscalers = await self._client.find(kube.AUTOSCALER, resource.metadata.namespace, cached=True)
         except Forbidden as error:
-            return ObjectProblem(Reason.APPLY_FAILED, AUTOSCALER.kind, str(error))
+            return ObjectProblem(Reason.APPLY_FAILED, kube.AUTOSCALER.kind, str(error))
         kind, name = desired["kind"], resource.metadata.name
         own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
-        if SCALED_OBJECT not in self._disabled:
+        if kube.SCALED_OBJECT not in self._disabled:
             own += [item for item in autoscalers if _is_of_keda(item, name)]
         others = [item for item in autoscalers if item not in own and _targets(item, name)]
         if others:
-            return ObjectProblem(Reason.AUTOSCALER_EXISTS, AUTOSCALER.kind, reading.text(others[0], "metadata", "name"))
-        if kind != AUTOSCALER.kind or own:
+            return ObjectProblem(Reason.AUTOSCALER_EXISTS, kube.AUTOSCALER.kind, reading.text(others[0], "metadata", "name"))
+        if kind != kube.AUTOSCALER.kind or own:
             return None
         try:
             await self._client.get_path(METRICS_API)
@@ -264,4 +249,4 @@ def _targets(autoscaler: Manifest, name: str) -> bool:
 def _is_of_keda(autoscaler: Manifest, name: str) -> bool:
     """Return whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
     owners = reading.objects(autoscaler, "metadata", "ownerReferences")
-    return any((owner.get("kind"), owner.get("name")) == (SCALED_OBJECT.kind, name) for owner in owners)
+    return any((owner.get("kind"), owner.get("name")) == (kube.SCALED_OBJECT.kind, name) for owner in owners)
