@@ -79,7 +79,7 @@ class Applier:
 
     def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None] = lambda verb, kind: None) -> None:
         """`count` is called with the verb and the kind of each write."""
-        self._client = client
+        self.client = client
         self._count = count
         self._checked: Recent[tuple[str, str | None]] = Recent(MAX_CHECKED)
         """By uid of a child that is up to date: its mark, and the field of its Pod template that it lacks (see `_mark`)."""
@@ -121,7 +121,7 @@ class Applier:
         desired = await self._without_scaled_replicas({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
         if not desired["spec"] or child["spec"].get("replicas") == replicas:
             return child
-        now = await _patch(self._client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
+        now = await _patch(self.client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
         self._count("patch", child["kind"])
         return now
 
@@ -138,7 +138,7 @@ class Applier:
             if isinstance(error, Conflict):
                 live = None
                 with suppress(NotFound):  # regardless of its labels
-                    live = await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
+                    live = await self.client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
                 if child is None and live is not None and _is_own(live, owner):
                     return await self._apply_child(owner, desired, live, result)
                 if live is None or is_created_by_operator(live, owner):
@@ -170,7 +170,7 @@ class Applier:
     async def _create(self, desired: Manifest) -> Manifest:
         """Apply a new child, without force: an object of this name without the operator's labels belongs to another owner."""
         metadata = desired["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == kube.CLAIM.kind else {})
-        return await self._client.apply({**desired, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
+        return await self.client.apply({**desired, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Apply an existing child, even if merging it with fields of other managers gives an invalid object.
@@ -179,23 +179,23 @@ class Applier:
         then replaced first.
         """
         try:
-            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+            return await self.client.apply(desired, manager=labels.FIELD_MANAGER)
         except Invalid as refused:
             operations = _replacements(desired, child)
             if not operations:
                 raise
             try:
-                self._wrote("patch", await _patch(self._client, child, operations), result)
+                self._wrote("patch", await _patch(self.client, child, operations), result)
             except Invalid:
                 raise refused from None
-            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+            return await self.client.apply(desired, manager=labels.FIELD_MANAGER)
 
     async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Remove additions of other managers where the operator allows none."""
         if not (pointers := _additions(child, desired)):
             return child
         log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
-        now = await _patch(self._client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
+        now = await _patch(self.client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
         self._wrote("patch", now, result)
         return now
 
@@ -247,7 +247,7 @@ class Applier:
     async def _delete(self, child: Manifest) -> None:
         metadata = child["metadata"]
         self._count("delete", child["kind"])
-        await self._client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
+        await self.client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
 
     async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
         """Return the desired Deployment, without `replicas` if a HorizontalPodAutoscaler scales the Deployment itself."""
@@ -258,7 +258,7 @@ class Applier:
 
     async def _has_autoscaler(self, child: Manifest) -> bool:
         try:
-            autoscalers = await self._client.find(kube.AUTOSCALER, child["metadata"].get("namespace"))
+            autoscalers = await self.client.find(kube.AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:
             return True  # it cannot be excluded
         targets = [reading.mapping(item, "spec", "scaleTargetRef") for item in autoscalers]

@@ -88,19 +88,11 @@ class CreatedObjects:
 class OptionalObjects:
     """Applies and deletes the optional objects of VLLMDeployments: at most one of each kind."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        created: CreatedObjects,
-        *,
-        integrations: Collection[str],
-        count: Callable[[str, str], None],
-        now: Callable[[], datetime],
-    ) -> None:
-        """Initialize. `integrations` are the enabled integrations; `count` is called with the verb and kind of each write."""
-        self._client = client
+    def __init__(self, applier: Applier, created: CreatedObjects, *, integrations: Collection[str], now: Callable[[], datetime]) -> None:
+        """Initialize. `integrations` are the enabled ones."""
+        self._client = applier.client
         self._created = created
-        self._applier = Applier(client, count=count)
+        self._applier = applier
         self._disabled = {kind: name for name, kinds in INTEGRATIONS.items() if name not in integrations for kind in kinds}
         self._now = now
         # by uid of the VLLMDeployment: generation and time of the last read of the PodDisruptionBudgets, and the problems found

@@ -7,8 +7,8 @@ state of the Pods by now, writes status and events, and deletes stalled Pods. A 
 because the operator is killed; the next one completes it.
 """
 
-import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
 from vllm_operator.api.conditions import Reason
@@ -33,109 +33,77 @@ from vllm_operator.kube.events import EventRecorder
 from vllm_operator.planning.validation import ArtifactTrust
 from vllm_operator.pods.tools import TOOLS_IMAGE
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(slots=True)
 class Reconciler:
     """Reconciles VLLMDeployments. Different keys may be reconciled concurrently."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        catalog: KnownCatalog,
-        crashes: KnownCrashes,
-        *,
-        inventory: InventoryCache[Inventory],
-        logs: Logs,
-        metrics: Metrics,
-        presets: Presets,
-        configs: ModelConfigs | None = None,
-        trust: ArtifactTrust | None = None,
-        integrations: Collection[str] = (),
-        namespaces: Sequence[str] = (),
-        tools_image: str = TOOLS_IMAGE,
-        primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        """Set up a reconciler.
+    client: ClusterClient
+    catalog: KnownCatalog
+    """The catalog for plans, with users' rules."""
+    crashes: KnownCrashes
+    """The known crashes, with users' signatures."""
+    _: KW_ONLY
+    inventory: InventoryCache[Inventory]
+    logs: Logs
+    metrics: Metrics
+    presets: Presets
+    configs: ModelConfigs | None = None
+    """None if the operator uses no model hub."""
+    trust: ArtifactTrust = field(default_factory=ArtifactTrust)
+    integrations: Collection[str] = ()
+    """Third-party APIs that the operator may use; see `optional_objects`."""
+    namespaces: Sequence[str] = ()
+    """The namespaces to serve; all if empty."""
+    tools_image: str = TOOLS_IMAGE
+    primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _observer: Observer = field(init=False)
+    _actor: Actor = field(init=False)
+    _reporter: Reporter = field(init=False)
 
-        Args:
-            client: The client for the API server.
-            catalog: The catalog for plans, with users' rules.
-            crashes: The known crashes, with users' signatures.
-            inventory: The GPUs of the cluster.
-            logs: The followers of container logs.
-            metrics: The operator's metrics.
-            presets: The presets of the cluster.
-            configs: The reader of model files; None if the operator uses no model hub.
-            trust: Which artifacts are allowed; None allows all.
-            integrations: Third-party APIs that the operator may use; see `optional_objects`.
-            namespaces: The namespaces to serve; all if empty.
-            tools_image: The operator's image, for new plans.
-            primer_patience_seconds: Maximum time that a primer may wait for a GPU while replicas serve.
-            now: The clock.
-        """
-        self._client = client
-        self._catalog = catalog
-        self._crashes = crashes
-        self._logs = logs
-        self._metrics = metrics
-        self._presets = presets
-        self._tools_image = tools_image
-        self._primer_patience_seconds = primer_patience_seconds
-        count, plans, created = metrics.wrote, PlanStore(client, count=metrics.wrote), CreatedObjects(client, namespaces=namespaces)
+    def __post_init__(self) -> None:
+        client, crashes, count = self.client, self.crashes, self.metrics.wrote
+        plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=self.namespaces)
         self._observer = Observer(
             client=client,
-            catalog=catalog,
+            catalog=self.catalog,
             plans=plans,
-            presets=presets,
+            presets=self.presets,
             created=created,
-            inventory=inventory,
-            free_devices=FreeDevices(inventory),
+            inventory=self.inventory,
+            free_devices=FreeDevices(self.inventory),
             pod_schema=PodSchemas(client),
-            logs=logs,
-            configs=configs,
-            trust=trust or ArtifactTrust(),
-            now=now,
+            logs=self.logs,
+            configs=self.configs,
+            trust=self.trust,
+            now=self.now,
         )
-        self._actor = Actor(
-            client=client,
-            crashes=crashes,
-            plans=plans,
-            created=created,
-            optional=OptionalObjects(client, created, integrations=integrations, count=count, now=now),
-            applier=Applier(client, count=count),
-            count=count,
-        )
+        applier = Applier(client, count=count)
+        optional = OptionalObjects(applier, created, integrations=self.integrations, now=self.now)
+        self._actor = Actor(client=client, crashes=crashes, plans=plans, created=created, optional=optional, applier=applier, count=count)
         self._reporter = Reporter(
             client=client,
             crashes=crashes,
-            logs=logs,
-            starts=StartReader(client, now=now),
+            logs=self.logs,
+            starts=StartReader(client, now=self.now),
             recorder=EventRecorder(client),
-            metrics=metrics,
-            now=now,
+            metrics=self.metrics,
+            now=self.now,
         )
 
     async def reconcile(self, key: Key) -> Result:
-        """Reconcile one VLLMDeployment and write its status.
-
-        Raises:
-            ClusterError: The API server failed or refused. The next reconciliation completes this one.
-        """
+        """Reconcile one VLLMDeployment and write its status. Raises ClusterError: the next reconciliation completes this one."""
         snapshot = await self._observer.observe(key)
         if snapshot is None:
-            self._forget(key)
+            self.logs.forget(key)
+            self.presets.forget(key)
+            self.metrics.forget(*key)
             return Result("gone")
         if isinstance(snapshot, Pending):
             return await self._end(snapshot)
-        decision = decide(
-            snapshot,
-            self._catalog,
-            self._crashes,
-            primer_patience_seconds=self._primer_patience_seconds,
-            tools_image=self._tools_image,
-        )
+        patience, image = self.primer_patience_seconds, self.tools_image
+        decision = decide(snapshot, self.catalog, self.crashes, primer_patience_seconds=patience, tools_image=image)
         result = await self._actor.act(snapshot, decision)
         failure = result.applied.failure
         try:
@@ -150,7 +118,7 @@ class Reconciler:
         """Report in the status that reconciling this object hit a bug in the operator. Raises ClusterError."""
         namespace, name = key
         try:
-            manifest = await self._client.get(VLLM_DEPLOYMENT, name, namespace)
+            manifest = await self.client.get(VLLM_DEPLOYMENT, name, namespace)
         except NotFound:
             return
         message = f"The operator failed on this object and tries again ({type(error).__name__}: {error}). Running Pods keep running."
@@ -163,9 +131,3 @@ class Reconciler:
             return Result("waiting", pending.wait_seconds)
         await self._reporter.report_failure(pending.manifest, Reason.INVALID_SPEC, pending.invalid)
         return Result("refused")
-
-    def _forget(self, key: Key) -> None:
-        """Remove the state of an object that is gone from memory."""
-        self._logs.forget(key)
-        self._presets.forget(key)
-        self._metrics.forget(*key)

@@ -47,10 +47,7 @@ ROLLOUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a reconciliation.
-
-    `name` is its label in the metrics. `requeue_seconds` is the delay until the next one; None to wait for watch events and resyncs.
-    """
+    """The label of a reconciliation in the metrics, and the delay until the next one; None to wait for watch events and resyncs."""
 
     name: str
     requeue_seconds: float | None = None
@@ -69,11 +66,7 @@ class Reporter:
     now: Callable[[], datetime]
 
     async def report(self, snapshot: Snapshot, result: ActionResult) -> Result:
-        """Write the events and the status, and delete Pods whose start has stalled.
-
-        Raises:
-            ClusterError: The API server failed or refused.
-        """
+        """Write the events and the status, and delete Pods whose start has stalled. Raises ClusterError."""
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
         observed, look_again = await self._observe(snapshot, result)
@@ -121,10 +114,10 @@ class Reporter:
         Also return the seconds until it must be read again; None to wait for watch events.
         """
         resource, decision, applied = snapshot.resource, result.decision, result.applied
-        claims = {**result.claims, **{child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}}
+        name, states = resource.metadata.name, self.logs.states(snapshot.key)
+        claims = result.claims | {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
-        states = self.logs.states(snapshot.key)
         starts = await self.starts.read(resource, snapshot.pods, live, result.jobs, states)
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
@@ -134,15 +127,15 @@ class Reporter:
             revision=result.revision,
             now=starts.now,
             knowledge=self.crashes.reporting,
-            deployment=find_child(applied.children, DEPLOYMENT, resource.metadata.name) or (None if of_earlier else deployment),
-            service=find_child(applied.children, SERVICE, resource.metadata.name) or snapshot.child(SERVICE),
+            deployment=find_child(applied.children, DEPLOYMENT, name) or (None if of_earlier else deployment),
+            service=find_child(applied.children, SERVICE, name) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=decision.claim_name,
             weights_claim=weights,
             weights_claim_name=decision.weights_claim_name,
             claim_holders=starts.holders,
-            pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
-            primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
+            pods=() if of_earlier else tuple(filter(is_replica, snapshot.pods)),
+            primers=tuple(filter(is_primer, snapshot.pods)),
             jobs=tuple(result.jobs),
             pod_events=starts.events,
             startups=states,
