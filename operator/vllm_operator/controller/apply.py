@@ -1,13 +1,8 @@
 """Apply the desired children of a VLLMDeployment: write only what differs, and only what the operator owns.
 
-A child is up to date if both hold:
-
-* its annotation `vllm-operator.dev/applied-digest` is the digest of the desired manifest;
-* `metadata.managedFields` says that the operator still owns exactly the desired fields (`managed_fields`).
-
-The API server stores both, so a restart of the operator writes nothing. Otherwise the child is applied (server-side apply), which corrects
-drift and keeps the fields of other managers. A child that was found up to date is checked again only after it or its desired manifest has
-changed.
+Whether a child is up to date, the API server stores with it (`managed_fields`), so a restart of the operator writes nothing. Otherwise the
+child is applied (server-side apply), which corrects drift and keeps the fields of other managers. A child that was found up to date is
+checked again only after it or its desired manifest has changed.
 
 The operator never takes over an object of the same name that it did not create.
 """
@@ -34,7 +29,7 @@ CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.SERVICE: "/spec/ports/"
 a load balancer.
 """
 MAX_CHECKED = 20_000
-"""Maximum number of children whose last check is cached. The least recently used is dropped first."""
+"""Maximum number of children whose last check is cached."""
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors that no retry resolves: the desired state, a permission or the namespace must change."""
 _ONLY_IF_ABSENT = {"resourceVersion": "1"}
@@ -55,23 +50,18 @@ class Refusal:
 
 @dataclass(slots=True)
 class Applied:
-    """The result of applying.
-
-    Attributes:
-        children: The children as they are now.
-        refusals: Children that could not be applied, and why.
-        not_kept: For each Deployment, the first applied field of its Pod template that is missing or has another value.
-        written: Number of writes.
-        waiting: Why a child must be applied later; None if there is no such child.
-        failure: The retryable error that ended applying. Earlier writes stay.
-    """
+    """The result of applying."""
 
     children: list[Manifest] = field(default_factory=list)
+    """The children as they are now."""
     refusals: list[Refusal] = field(default_factory=list)
     not_kept: list[str] = field(default_factory=list)
+    """For each Deployment, the first applied field of its Pod template that is missing or has another value."""
     written: int = 0
-    waiting: str | None = None
+    waiting: bool = False
+    """A child of an earlier object of this name is being deleted."""
     failure: ClusterError | None = None
+    """The retryable error that ended applying. Earlier writes stay."""
 
 
 class Applier:
@@ -95,7 +85,7 @@ class Applier:
         first = [desired for desired in desired_objects if desired["kind"] in (kube.CLAIM.kind, kube.CLAIM_TEMPLATE.kind)]
         for group in (first, [desired for desired in desired_objects if desired not in first]):
             # A Pod that starts with a PVC that is being deleted would block the deletion.
-            ready = [it for it in group if result.waiting is None or it["kind"] != kube.DEPLOYMENT.kind or _identity(it) in found]
+            ready = [it for it in group if not result.waiting or it["kind"] != kube.DEPLOYMENT.kind or _identity(it) in found]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may continue after the return
                 if isinstance(outcome, ClusterError):
@@ -113,11 +103,7 @@ class Applier:
         return result
 
     async def scale(self, child: Manifest, replicas: int) -> Manifest:
-        """Set only the replicas of a Deployment, unless a HorizontalPodAutoscaler scales it.
-
-        Raises:
-            ClusterError: It could not be written.
-        """
+        """Set only the replicas of a Deployment, unless a HorizontalPodAutoscaler scales it. Raises ClusterError."""
         desired = await self._without_scaled_replicas({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
         if not desired["spec"] or child["spec"].get("replicas") == replicas:
             return child
@@ -128,7 +114,7 @@ class Applier:
     async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
         """Apply one child, and add the outcome to the result. A child that was not found by its labels may exist without them."""
         if child is not None and await self._is_leaving(child, owner):
-            result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
+            result.waiting = True
             return
         try:
             if child is not None and not is_created_by_operator(child, owner):
@@ -143,7 +129,7 @@ class Applier:
                     return await self._apply_child(owner, desired, live, result)
                 if live is None or is_created_by_operator(live, owner):
                     raise
-            result.refusals.append(Refusal(desired["kind"], desired["metadata"]["name"], _explain_conflict(desired, error)))
+            result.refusals.append(Refusal(*_identity(desired), _explain_conflict(desired, error)))
             if child is not None:
                 result.children.append(await self._apply_without_owner(desired, child, error, result))
 
@@ -162,21 +148,25 @@ class Applier:
 
     async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         digested = managed_fields.with_digest(desired)
-        if child is None or managed_fields.needs_apply(digested, child):
-            child = await (self._create(digested) if child is None else self._apply_over(digested, child, result))
+        if child is None:
+            # Without force: an object of this name without the operator's labels belongs to another owner.
+            metadata = digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == kube.CLAIM.kind else {})
+            child = await self.client.apply({**digested, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
             self._wrote("apply", child, result)
-        return await self._clean(desired, child, result) if kind_of(desired) in CLEANED else child
-
-    async def _create(self, desired: Manifest) -> Manifest:
-        """Apply a new child, without force: an object of this name without the operator's labels belongs to another owner."""
-        metadata = desired["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == kube.CLAIM.kind else {})
-        return await self.client.apply({**desired, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
+        elif managed_fields.needs_apply(digested, child):
+            child = await self._apply_over(digested, child, result)
+            self._wrote("apply", child, result)
+        if kind_of(desired) not in CLEANED or not (pointers := _additions(child, desired)):
+            return child
+        log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
+        child = await _patch(self.client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
+        self._wrote("patch", child, result)
+        return child
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Apply an existing child, even if merging it with fields of other managers gives an invalid object.
+        """Apply an existing child. If merging it with fields of others gives an invalid object, replace the parts of the spec that differ.
 
-        Examples are a port with the name of a desired port, or the parameters of another strategy. The parts of the spec that differ are
-        then replaced first.
+        Examples are a port with the name of a desired port, or the parameters of another strategy.
         """
         try:
             return await self.client.apply(desired, manager=labels.FIELD_MANAGER)
@@ -189,15 +179,6 @@ class Applier:
             except Invalid:
                 raise refused from None
             return await self.client.apply(desired, manager=labels.FIELD_MANAGER)
-
-    async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Remove additions of other managers where the operator allows none."""
-        if not (pointers := _additions(child, desired)):
-            return child
-        log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
-        now = await _patch(self.client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
-        self._wrote("patch", now, result)
-        return now
 
     async def _apply_without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
         """Apply the other fields of a PersistentVolumeClaim if the API server refuses to change its owner; return the result.
@@ -221,10 +202,7 @@ class Applier:
         self._count(verb, child["kind"])
 
     async def _is_leaving(self, child: Manifest, owner: Manifest) -> bool:
-        """Return whether a child is being deleted. Delete a child of an earlier object of the same name.
-
-        The exception is a PersistentVolumeClaim, which only the garbage collector deletes.
-        """
+        """Return whether a child is being deleted. Delete one of an earlier object, but a PVC only the garbage collector deletes."""
         if child["metadata"].get("deletionTimestamp"):
             return True
         if not is_of_earlier(child, owner):
@@ -236,11 +214,10 @@ class Applier:
     async def _prune(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest], result: Applied) -> None:
         desired = {_identity(manifest) for manifest in desired_objects}
         for child in live:
-            metadata = child["metadata"]
+            is_surplus = _identity(child) not in desired and not child["metadata"].get("deletionTimestamp")
             # never a PersistentVolumeClaim: it holds data
-            is_surplus = kind_of(child) != kube.CLAIM and _identity(child) not in desired and not metadata.get("deletionTimestamp")
-            if is_surplus and may_delete(child, owner):
-                log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
+            if is_surplus and kind_of(child) != kube.CLAIM and may_delete(child, owner):
+                log.info("deleting %s %s: no longer desired", *_identity(child))
                 await self._delete(child)
                 result.written += 1
 
@@ -270,14 +247,8 @@ async def annotate_claim(
 ) -> Manifest:
     """Set annotations of a PersistentVolumeClaim, or remove them where the value is None; return the result.
 
-    `disowned` are the positions of owner references to remove.
-
-    Several VLLMDeployments may share the claim, and a user may have created it. So a separate field manager writes only these fields, and
-    only if the claim has not changed since it was read.
-
-    Raises:
-        Conflict: It has changed; read it again.
-        ClusterError: It could not be written.
+    `disowned` are the positions of owner references to remove. Several VLLMDeployments may share the claim, and a user may have created it.
+    So a separate field manager writes only these fields, and only if the claim has not changed since it was read: otherwise, Conflict.
     """
     metadata = claim["metadata"]
     present: Mapping[str, str] = metadata.get("annotations") or {}
@@ -302,12 +273,11 @@ async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Man
 
 
 def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
-    """Return the first applied field of the Pod template that is missing in a Deployment or has another value; None if there is none."""
+    """Return the first applied field of a Deployment's Pod template that is missing or has another value; None if there is none."""
     if kind_of(child) != kube.DEPLOYMENT:
         return None
     fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
-    template = desired["spec"].get("template")
-    path = managed_fields.find_unkept(fields, template, child["spec"].get("template"))
+    path = managed_fields.find_unkept(fields, desired["spec"].get("template"), child["spec"].get("template"))
     if path is None:
         return None
     name = ".".join(("spec", "template", *path))
@@ -341,9 +311,9 @@ def _additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
 
 
 def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
-    kind, name = desired["kind"], desired["metadata"]["name"]
     if not isinstance(error, Conflict):
         return error
+    kind, name = _identity(desired)
     if kind == kube.CLAIM.kind:
         return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")

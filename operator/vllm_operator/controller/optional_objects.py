@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from vllm_operator.api import labels, reading
@@ -37,6 +38,7 @@ MAX_CHECKED = 20_000
 """Maximum number of VLLMDeployments whose last read is remembered."""
 
 
+@dataclass(slots=True)
 class CreatedObjects:
     """Tracks which VLLMDeployments have objects of kinds that are not watched.
 
@@ -45,26 +47,24 @@ class CreatedObjects:
     the operator's objects.
     """
 
-    def __init__(self, client: ClusterClient, *, namespaces: Sequence[str] = ()) -> None:
-        """Initialize. `namespaces` are the namespaces to serve; all if empty."""
-        self._client = client
-        self._namespaces = tuple(namespaces)
-        self._known: defaultdict[Kind, set[Key]] = defaultdict(set)
-        self._listed: set[Kind] = set()
-        self._listing: defaultdict[Kind, asyncio.Lock] = defaultdict(asyncio.Lock)
+    client: ClusterClient
+    namespaces: Sequence[str] = ()
+    """The namespaces to serve; all if empty."""
+    _known: defaultdict[Kind, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    _listed: set[Kind] = field(default_factory=set)
+    _listing: defaultdict[Kind, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def may_exist(self, kind: Kind, key: Key) -> bool:
         """Return whether a VLLMDeployment may have an object of a kind. If the list fails, the next call lists again."""
         async with self._listing[kind]:
             if kind not in self._listed:
                 try:
-                    self._known[kind] |= await self._list(kind)
-                    self._listed.add(kind)
-                except (Forbidden, NotFound) as error:  # until the operator or its ClusterRole is replaced
-                    log.debug("%s cannot be listed: %s", kind.plural, error)
+                    await self._list(kind)
                     self._listed.add(kind)
                 except ClusterError as error:
-                    log.debug("%s cannot be listed now: %s", kind.plural, error)
+                    log.debug("%s cannot be listed: %s", kind.plural, error)
+                    if isinstance(error, Forbidden | NotFound):  # until the operator or its ClusterRole is replaced
+                        self._listed.add(kind)
         return key in self._known[kind]
 
     def note(self, kind: Kind, key: Key) -> None:
@@ -75,14 +75,12 @@ class CreatedObjects:
         """Record that an object was deleted."""
         self._known[kind].discard(key)
 
-    async def _list(self, kind: Kind) -> set[Key]:
-        keys = set[Key]()
-        for namespace in self._namespaces or (None,):
-            async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
+    async def _list(self, kind: Kind) -> None:
+        for namespace in self.namespaces or (None,):
+            async for page in self.client.pages(kind, namespace, labels=selector_of(kind)):
                 for item in page:
                     instance = reading.text(item, "metadata", "labels", labels.INSTANCE_LABEL)
-                    keys.add((reading.text(item, "metadata", "namespace"), instance))
-        return keys
+                    self.note(kind, (reading.text(item, "metadata", "namespace"), instance))
 
 
 class OptionalObjects:
@@ -99,11 +97,7 @@ class OptionalObjects:
         self._budgets: Recent[tuple[int, datetime, tuple[ObjectProblem, ...]]] = Recent(MAX_CHECKED)
 
     async def expose(self, resource: VLLMDeployment, owner: Manifest) -> Exposure:
-        """Apply or delete the NetworkPolicy, the HTTPRoute and the InferencePool.
-
-        Raises:
-            ClusterError: The API server failed. A retry may help.
-        """
+        """Apply or delete the NetworkPolicy, the HTTPRoute and the InferencePool. Raises ClusterError."""
         kinds = (kube.NETWORK_POLICY, kube.HTTP_ROUTE, kube.INFERENCE_POOL)
         desired = {manifest["kind"]: manifest for manifest in render_exposure(resource)}
         problems = [problem for kind in kinds if kind.kind in desired and (problem := self._disabled_problem(kind)) is not None]
@@ -117,11 +111,7 @@ class OptionalObjects:
         return Exposure(tuple(problems), url, awaits_gateway=route is not None and not is_accepted)
 
     async def scale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
-        """Apply or delete the PodDisruptionBudget and the autoscaler. Return why an object has no effect.
-
-        Raises:
-            ClusterError: The API server failed. A retry may help.
-        """
+        """Apply or delete the PodDisruptionBudget and the autoscaler. Return why an object has no effect. Raises ClusterError."""
         return (*await self._protect(resource, owner), *await self._autoscale(resource, owner))
 
     async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None) -> Applied:
@@ -142,7 +132,6 @@ class OptionalObjects:
         return applied
 
     def _disabled_problem(self, kind: Kind) -> ObjectProblem | None:
-        """Return the problem if the settings do not allow a kind; None if they do."""
         integration = self._disabled.get(kind)
         return ObjectProblem(Reason.INTEGRATION_DISABLED, kind.kind, integration) if integration is not None else None
 
@@ -220,8 +209,7 @@ def _problems(refusals: Iterable[Refusal]) -> tuple[ObjectProblem, ...]:
 
 def _is_accepted(route: Manifest) -> bool:
     parents = reading.objects(route, "status", "parents")
-    conditions = [condition for parent in parents for condition in reading.objects(parent, "conditions")]
-    return any((condition.get("type"), condition.get("status")) == ("Accepted", "True") for condition in conditions)
+    return any(reading.named(parent, "Accepted", "conditions").get("status") == "True" for parent in parents)
 
 
 def _url(route: Manifest, resource: VLLMDeployment) -> str | None:

@@ -7,6 +7,7 @@ need not be read again, and a deleted revision is written again from memory.
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import REPLAN_ANNOTATION
@@ -15,14 +16,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.rendering.revision import (
-    RevisionError,
-    next_number,
-    read_revision,
-    render_revision,
-    revision_name,
-    surplus,
-)
+from vllm_operator.rendering.revision import RevisionError, next_number, read_revision, render_revision, revision_name, surplus
 
 log = logging.getLogger(__name__)
 
@@ -30,22 +24,19 @@ MAX_PLANS = 8192
 """Maximum number of plans in memory, about 25 KiB each. Other plans are read again when needed."""
 
 
+@dataclass(slots=True)
 class PlanStore:
-    """The plans of all VLLMDeployments."""
+    """The plans of all VLLMDeployments. `count` is called with the verb and kind of each write."""
 
-    def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None]) -> None:
-        """Initialize. `count` is called with the verb and kind of each write."""
-        self._client = client
-        self._count = count
-        self._plans: Recent[Plan] = Recent(MAX_PLANS)
+    client: ClusterClient
+    count: Callable[[str, str], None]
+    _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
         """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used.
 
-        An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
-
-        Raises:
-            ClusterError: The API server failed. A retry may help.
+        An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested. Raises
+        ClusterError.
         """
         summary = resource.status.pinned_plan
         if summary is None:
@@ -53,21 +44,23 @@ class PlanStore:
         try:
             return resource.with_pinned(await self._find(resource, summary.revision))
         except Forbidden as error:
-            return _not_permitted(error)
+            message = f"The operator may not {error.verb} {error.resource}, so it cannot read the pinned plan. Allow it in its ClusterRole."
+            return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
             is_requested = summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
             if deployment is not None and not is_requested:
-                return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, _explain(error))
+                message = (
+                    f"{error}. The Pods keep running, and nothing is changed. To make a new plan, which may restart the Pods, set the "
+                    f"annotation {REPLAN_ANNOTATION} to any new value."
+                )
+                return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, message)
             log.info("making a new plan: %s", error)
             return resource
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
-        """Ensure that the ControllerRevision of a plan exists. Return its name, or a verdict why it cannot be written.
+        """Ensure that the ControllerRevision of a plan exists, beside the object's others. Raises ClusterError.
 
-        `revisions` are the existing ones of this object.
-
-        Raises:
-            ClusterError: The API server failed. A retry may help.
+        Return its name, or a verdict why it cannot be written.
         """
         name = self._name(resource, plan)
         if name not in [revision["metadata"]["name"] for revision in revisions]:
@@ -78,19 +71,15 @@ class PlanStore:
         return name
 
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
-        """Delete the oldest revisions beyond the history limit, but not the ones with names in use.
-
-        Raises:
-            ClusterError: The API server failed. A retry may help.
-        """
+        """Delete the oldest revisions beyond the history limit, but not the ones with names in use. Raises ClusterError."""
         for revision in surplus(revisions, in_use):
             metadata = revision["metadata"]
             try:
-                await self._client.delete(REVISION, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+                await self.client.delete(REVISION, metadata["name"], metadata["namespace"], uid=metadata["uid"])
             except Forbidden as error:
                 log.warning("ControllerRevision %s cannot be deleted: %s", metadata["name"], error)
                 return
-            self._count("delete", REVISION.kind)
+            self.count("delete", REVISION.kind)
 
     async def _find(self, resource: VLLMDeployment, name: str) -> Plan:
         """Return a plan by the name of its revision. Raises RevisionError and ClusterError."""
@@ -98,7 +87,7 @@ class PlanStore:
         plan = self._plans.get(key)
         if plan is None:
             try:
-                revision = await self._client.get(REVISION, name, resource.metadata.namespace)
+                revision = await self.client.get(REVISION, name, resource.metadata.namespace)
             except NotFound:
                 raise RevisionError(f"ControllerRevision {name} does not exist") from None
             plan = read_revision(resource, revision)
@@ -116,17 +105,17 @@ class PlanStore:
         """Create a ControllerRevision; return why it cannot be created. An existing one, for example without its labels, is checked."""
         name = revision["metadata"]["name"]
         try:
-            await self._client.create(revision)
+            await self.client.create(revision)
         except Conflict:
             try:
-                read_revision(resource, await self._client.get(REVISION, name, resource.metadata.namespace))
+                read_revision(resource, await self.client.get(REVISION, name, resource.metadata.namespace))
             except RevisionError as error:
                 return _refused(name, f"{error}. Delete it if nobody needs it")
             return None
         except (Forbidden, Invalid) as error:
             log.warning("ControllerRevision %s cannot be created: %s", name, error)
             return _refused(name, str(error))
-        self._count("create", REVISION.kind)
+        self.count("create", REVISION.kind)
         return None
 
 
@@ -135,18 +124,6 @@ def _key(resource: VLLMDeployment, name: str) -> str:
     return f"{resource.metadata.uid}/{name}"
 
 
-def _explain(error: RevisionError) -> str:
-    return (
-        f"{error}. The Pods keep running, and nothing is changed. To make a new plan, which may restart the Pods, set the annotation "
-        f"{REPLAN_ANNOTATION} to any new value."
-    )
-
-
 def _refused(name: str, why: str) -> Verdict:
     message = f"Nothing is changed, because ControllerRevision {name}, which is to contain the plan, cannot be created: {why}."
     return Verdict(ConditionStatus.FALSE, Reason.REVISION_REFUSED, message)
-
-
-def _not_permitted(error: Forbidden) -> Verdict:
-    message = f"The operator may not {error.verb} {error.resource}, so it cannot read the pinned plan. Allow it in its ClusterRole."
-    return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
