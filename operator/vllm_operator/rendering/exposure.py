@@ -7,11 +7,12 @@ Therefore `scaleUp` allows one step per measured duration of a start: one replic
 serve before the next step. `scaleDown` waits equally long, because removing a replica that is still needed costs a start.
 """
 
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.api.operation import AutoscalingSpec, GatewaySpec, InferencePoolSpec, KedaSpec, ScalingMetric
+from vllm_operator.api.operation import EndpointPicker, GatewaySpec, KedaSpec, ScalingMetric
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.caches.claims import storage_of
 from vllm_operator.catalog.versions import load_engine_facts
@@ -33,29 +34,28 @@ MIN_WINDOW_SECONDS = 300
 
 
 def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
-    """Render the objects that the spec requests."""
-    gateway = resource.spec.gateway
-    policy = [_network_policy(resource)] if resource.spec.network_policy is not None else []
-    if gateway is None:
-        return policy
-    pool = [_inference_pool(resource, gateway.inference_pool)] if gateway.inference_pool is not None else []
-    return [*policy, *pool, _route(resource, gateway)]
+    """Render the NetworkPolicy, InferencePool and HTTPRoute that the spec requests."""
+    policy, gateway = resource.spec.network_policy, resource.spec.gateway
+    pool = gateway.inference_pool if gateway is not None else None
+    return [
+        *([_network_policy(resource, policy.ingress_from)] if policy is not None else []),
+        *([_inference_pool(resource, pool.endpoint_picker)] if pool is not None else []),
+        *([_route(resource, gateway)] if gateway is not None else []),
+    ]
 
 
 def _object(resource: VLLMDeployment, api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata_of(resource, resource.metadata.name), "spec": spec}
 
 
-def _network_policy(resource: VLLMDeployment) -> dict[str, Any]:
+def _network_policy(resource: VLLMDeployment, peers: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Render the NetworkPolicy. It closes all other ports: ports between the processes of an engine are random, and stay inside the Pod."""
-    peers = resource.spec.network_policy.ingress_from if resource.spec.network_policy is not None else None
     allowed: dict[str, Any] = {"ports": [{"port": PORT, "protocol": "TCP"}], **({"from": peers} if peers else {})}
     spec = {"podSelector": {"matchLabels": selector_of(resource)}, "policyTypes": ["Ingress"], "ingress": [allowed]}
     return _object(resource, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
-def _inference_pool(resource: VLLMDeployment, pool: InferencePoolSpec) -> dict[str, Any]:
-    picker = pool.endpoint_picker
+def _inference_pool(resource: VLLMDeployment, picker: EndpointPicker) -> dict[str, Any]:
     reference: dict[str, Any] = {"name": picker.name, "port": {"number": picker.port}}
     if picker.failure_mode is not None:
         reference["failureMode"] = picker.failure_mode
@@ -68,12 +68,11 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
     backend: dict[str, Any] = {"name": name, "port": (service.port if service else None) or PORT}
     if gateway.inference_pool is not None:
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": name}
-    # A streamed response may take longer than the default timeout of a gateway. 0s means no timeout.
-    rule = {"backendRefs": [backend], "timeouts": {"request": "0s", "backendRequest": "0s"}}
     spec = {
         "parentRefs": [reference.to_json() for reference in gateway.parent_refs],
         **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
-        "rules": [rule],
+        # A streamed response may take longer than the default timeout of a gateway. 0s means no timeout.
+        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s", "backendRequest": "0s"}}],
     }
     return _object(resource, "gateway.networking.k8s.io/v1", "HTTPRoute", spec)
 
@@ -92,21 +91,36 @@ def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
 
 
 def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
-    """Render the autoscaler; None if the spec requests none."""
-    autoscaling = resource.spec.autoscaling
-    if autoscaling is None:
+    """Render the HorizontalPodAutoscaler or ScaledObject; None if the spec requests none."""
+    scaling = resource.spec.autoscaling
+    if scaling is None:
         return None
-    if autoscaling.keda is not None:
-        return _scaled_object(resource, autoscaling, autoscaling.keda)
-    metric = {"name": load_engine_facts().metrics[_metric(autoscaling)]}
+    reference = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "name": resource.metadata.name}
+    minimum = 1 if scaling.min_replicas is None else scaling.min_replicas
+    period = period_seconds(resource)
+    window = max(MIN_WINDOW_SECONDS, period)
+    policies = [{"type": kind, "value": value, "periodSeconds": period} for kind, value in (("Pods", 1), ("Percent", 50))]
+    behavior = {"scaleUp": {"policies": policies}, "scaleDown": {"stabilizationWindowSeconds": window}}
+    metric = scaling.metric or "WaitingRequests"
+    target = scaling.target or DEFAULT_TARGETS[metric]
+    if scaling.keda is not None:
+        spec = {
+            "scaleTargetRef": reference,
+            "minReplicaCount": minimum,
+            "maxReplicaCount": scaling.max_replicas,
+            **({"cooldownPeriod": window} if minimum == 0 else {}),
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+            "triggers": _triggers(resource, scaling.keda, metric, target, to_zero=minimum == 0),
+        }
+        return _object(resource, "keda.sh/v1alpha1", "ScaledObject", spec)
     # the average of the Pods; starting Pods have no metrics and count as idle
-    target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
+    average = {"type": "AverageValue", "averageValue": _quantity(metric, target)}
     spec = {
-        "scaleTargetRef": _target(resource),
-        "minReplicas": _min_replicas(autoscaling),
-        "maxReplicas": autoscaling.max_replicas,
-        "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": target}}],
-        "behavior": _behavior(resource),
+        "scaleTargetRef": reference,
+        "minReplicas": minimum,
+        "maxReplicas": scaling.max_replicas,
+        "metrics": [{"type": "Pods", "pods": {"metric": {"name": load_engine_facts().metrics[metric]}, "target": average}}],
+        "behavior": behavior,
     }
     return _object(resource, "autoscaling/v2", "HorizontalPodAutoscaler", spec)
 
@@ -123,84 +137,36 @@ def period_seconds(resource: VLLMDeployment) -> int:
     return min(MAX_PERIOD_SECONDS, STEP_SECONDS * ceil((measured or UNKNOWN_START_SECONDS) / STEP_SECONDS))
 
 
-def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda: KedaSpec) -> dict[str, Any]:
-    to_zero = _min_replicas(autoscaling) == 0
-    triggers = [_trigger("engines", keda, _engine_query(resource, autoscaling), _threshold(autoscaling), null_is_zero=to_zero)]
+def _triggers(resource: VLLMDeployment, keda: KedaSpec, metric: ScalingMetric, target: int, *, to_zero: bool) -> list[dict[str, Any]]:
+    """Return Prometheus triggers. KEDA divides the sum over the replicas by their number. The chart's PodMonitor sets the labels.
+
+    Unless there may be no engine, a missing result is an error and not an empty queue.
+    """
+
+    def series(of: ScalingMetric) -> str:
+        return f'{load_engine_facts().metrics[of]}{{namespace="{resource.metadata.namespace}",name="{resource.metadata.name}"}}'
+
+    def trigger(name: str, query: str, threshold: str, *, may_be_missing: bool) -> dict[str, Any]:
+        metadata = {"serverAddress": keda.prometheus_address, "query": query, "threshold": threshold}
+        metadata["ignoreNullValues"] = "true" if may_be_missing else "false"
+        return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": metadata}
+
+    if metric == "KVCacheUsage":  # data-parallel ranks share no KV cache
+        query, threshold = f"sum(max by (pod) ({series(metric)}))", str(target / 100)
+    else:
+        query, threshold = f"sum({series(metric)})", str(target)
+    triggers = [trigger("engines", query, threshold, may_be_missing=to_zero)]
     if to_zero:
-        running = load_engine_facts().metrics["RunningRequests"]
         # an engine without a queue may be in use: this keeps the last replica, and requests no second one
-        triggers.append(_trigger("running", keda, f"sum({_series(resource, running)})", _NO_LIMIT, null_is_zero=True))
+        triggers.append(trigger("running", f"sum({series('RunningRequests')})", _NO_LIMIT, may_be_missing=True))
     if keda.activation_query is not None:
         # this only creates the first replica, which then reports how many are needed
-        triggers.append(_trigger("activation", keda, keda.activation_query, _NO_LIMIT, null_is_zero=True))
-    spec = {
-        "scaleTargetRef": _target(resource),
-        "minReplicaCount": _min_replicas(autoscaling),
-        "maxReplicaCount": autoscaling.max_replicas,
-        **({"cooldownPeriod": _window_seconds(resource)} if to_zero else {}),
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(resource)}},
-        "triggers": triggers,
-    }
-    return _object(resource, "keda.sh/v1alpha1", "ScaledObject", spec)
+        triggers.append(trigger("activation", keda.activation_query, _NO_LIMIT, may_be_missing=True))
+    return triggers
 
 
-def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_zero: bool) -> dict[str, Any]:
-    """Return a Prometheus trigger. Unless there may be no engine, a missing result is an error and not an empty queue."""
-    metadata = {
-        "serverAddress": keda.prometheus_address,
-        "query": query,
-        "threshold": threshold,
-        "ignoreNullValues": "true" if null_is_zero else "false",
-    }
-    return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": metadata}
-
-
-def _engine_query(resource: VLLMDeployment, autoscaling: AutoscalingSpec) -> str:
-    """Return the query for the sum over the replicas, which KEDA divides by their number. The chart's PodMonitor sets the labels."""
-    metric = _metric(autoscaling)
-    series = _series(resource, load_engine_facts().metrics[metric])
-    # data-parallel ranks share no KV cache
-    return f"sum(max by (pod) ({series}))" if metric == "KVCacheUsage" else f"sum({series})"
-
-
-def _series(resource: VLLMDeployment, name: str) -> str:
-    return f'{name}{{namespace="{resource.metadata.namespace}",name="{resource.metadata.name}"}}'
-
-
-def _behavior(resource: VLLMDeployment) -> dict[str, Any]:
-    period = period_seconds(resource)
-    policies = [{"type": kind, "value": value, "periodSeconds": period} for kind, value in (("Pods", 1), ("Percent", 50))]
-    return {"scaleUp": {"policies": policies}, "scaleDown": {"stabilizationWindowSeconds": _window_seconds(resource)}}
-
-
-def _window_seconds(resource: VLLMDeployment) -> int:
-    return max(MIN_WINDOW_SECONDS, period_seconds(resource))
-
-
-def _target(resource: VLLMDeployment) -> dict[str, str]:
-    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "name": resource.metadata.name}
-
-
-def _metric(autoscaling: AutoscalingSpec) -> ScalingMetric:
-    return autoscaling.metric or "WaitingRequests"
-
-
-def _target_value(autoscaling: AutoscalingSpec) -> int:
-    return autoscaling.target or DEFAULT_TARGETS[_metric(autoscaling)]
-
-
-def _min_replicas(autoscaling: AutoscalingSpec) -> int:
-    return 1 if autoscaling.min_replicas is None else autoscaling.min_replicas
-
-
-def _quantity(autoscaling: AutoscalingSpec) -> str:
+def _quantity(metric: ScalingMetric, target: int) -> str:
     """Return the target in the canonical form of the API server: a number of requests, or a fraction of 1."""
-    target = _target_value(autoscaling)
-    if _metric(autoscaling) != "KVCacheUsage":
+    if metric != "KVCacheUsage":
         return f"{target // 1000}k" if target % 1000 == 0 else str(target)
     return "1" if target == 100 else f"{10 * target}m"
-
-
-def _threshold(autoscaling: AutoscalingSpec) -> str:
-    target = _target_value(autoscaling)
-    return str(target / 100) if _metric(autoscaling) == "KVCacheUsage" else str(target)
