@@ -6,7 +6,7 @@ only the user's is passed.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
@@ -18,6 +18,9 @@ from vllm_operator.planning.engine.overrides import passed_arguments, subject_of
 from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
+
+Argument = PlannedArgument | EngineArgument
+Variable = PlannedVariable | EnvironmentVariable
 
 PORT = 8000
 PORT_NAME = "http"
@@ -68,33 +71,30 @@ def _hooks(plan: Plan) -> dict[str, Any]:
     return {"lifecycle": {"preStop": {"exec": {"command": command}}}} if plan.drain_seconds else {}
 
 
-def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:
+def render_arguments(planned: Iterable[PlannedArgument], given: Sequence[EngineArgument]) -> list[str]:
     """Render flags: the plan's flags that the user does not set, then the user's in their order."""
-    users = tuple(given)
-    subjects = {subject_of(argument.name) for argument in users}
-    arguments: list[PlannedArgument | EngineArgument] = [a for a in planned if subjects.isdisjoint(subjects_of(a.name))]
-    return [word for argument in (*arguments, *users) for word in _words(argument)]
+    subjects = {subject_of(argument.name) for argument in given}
+    kept: list[Argument] = [argument for argument in planned if subjects.isdisjoint(subjects_of(argument.name))]
+    return [word for argument in (*kept, *given) for word in _words(argument)]
 
 
-def render_environment(
-    planned: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]
-) -> list[dict[str, Any]]:
+def render_environment(planned: Iterable[Variable], given: Sequence[Variable]) -> list[dict[str, Any]]:
     """Render variables: the operator's that the user does not set, then the user's in their order. The first of duplicates wins."""
-    users = tuple(given)
-    variables: dict[str, PlannedVariable | EnvironmentVariable] = {}
+    variables: dict[str, Variable] = {}
     for variable in planned:
         variables.setdefault(variable.name, variable)
-    for variable in users:
-        variables.pop(variable.name, None)
-    return [_variable(variable) for variable in (*variables.values(), *users)]
+    users = {variable.name for variable in given}
+    return [_variable(variable) for variable in (*(it for it in variables.values() if it.name not in users), *given)]
 
 
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     asked = plan.requests.to_json()
-    requests = {"requests": asked} if asked else {}
+    resources: dict[str, Any] = {"requests": asked} if asked else {}
     if uses_dra(resource):
-        return {**requests, "claims": [{"name": CLAIM_REQUEST}]}
-    return {**requests, **({"limits": {plan.resource: str(plan.count)}} if plan.count else {})}
+        resources["claims"] = [{"name": CLAIM_REQUEST}]
+    elif plan.count:
+        resources["limits"] = {plan.resource: str(plan.count)}
+    return resources
 
 
 def _credentials(resource: VLLMDeployment) -> Iterator[EnvironmentVariable]:
@@ -106,14 +106,14 @@ def _credentials(resource: VLLMDeployment) -> Iterator[EnvironmentVariable]:
         yield EnvironmentVariable(name=API_KEY_VARIABLE, value_from={"secretKeyRef": {"name": reference.name, "key": reference.key}})
 
 
-def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:
+def _variable(variable: Variable) -> dict[str, Any]:
     if isinstance(variable, EnvironmentVariable) and variable.value_from is not None:
         return {"name": variable.name, "valueFrom": variable.value_from}
     # The API server drops an empty value, so the live object would differ from the rendered one.
     return {"name": variable.name, "value": variable.value} if variable.value else {"name": variable.name}
 
 
-def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
+def _words(argument: Argument) -> list[str]:
     flag = argument.name if argument.name.startswith("-") else f"--{argument.name}"
     if argument.values:
         return [flag, *argument.values]
@@ -125,15 +125,15 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
 
 def render_probes(deadline: int, port: str) -> dict[str, Any]:
     """Render the three probes of the engine container. `deadline` is the deadline of a start in seconds, `port` the name of the port."""
-    get = {"path": HEALTH_PATH, "port": port}
+
+    def probe(period: int, timeout: int, failures: int) -> dict[str, Any]:
+        get = {"path": HEALTH_PATH, "port": port}
+        return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
+
     return {
-        "startupProbe": _probe(get, STARTUP_PERIOD_SECONDS, 5, math.ceil(deadline / STARTUP_PERIOD_SECONDS)),
-        "readinessProbe": _probe(get, 5, 10, 3),
+        "startupProbe": probe(STARTUP_PERIOD_SECONDS, 5, math.ceil(deadline / STARTUP_PERIOD_SECONDS)),
+        "readinessProbe": probe(5, 10, 3),
         # An engine that fails exits. This probe is for an engine that hangs. It fails after ten minutes without a response, so that it does
         # not kill a busy engine.
-        "livenessProbe": _probe(get, 30, 30, 20),
+        "livenessProbe": probe(30, 30, 20),
     }
-
-
-def _probe(get: dict[str, str], period: int, timeout: int, failures: int) -> dict[str, Any]:
-    return {"httpGet": dict(get), "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}

@@ -23,22 +23,18 @@ REVISIONS = 3
 
 
 def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render all children of a VLLMDeployment.
-
-    Raises:
-        PodTemplateError: `spec.podTemplate` cannot be merged.
-    """
+    """Render all children of a VLLMDeployment. Raises PodTemplateError if `spec.podTemplate` cannot be merged."""
     resource = with_uuids(resource, plan.uuids or ())
     deployment = render_deployment(resource, plan)
     # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
     mounted = claims_of(template_spec(deployment))
     claims = [claim for claim in render_claims(resource, plan) if claim["metadata"]["name"] in mounted]
-    manifests = (*claims, render_service(resource), render_resource_claim_template(resource, plan), deployment)
-    return [manifest for manifest in manifests if manifest is not None]
+    template = render_resource_claim_template(resource, plan)
+    return [*claims, render_service(resource), *([template] if template is not None else []), deployment]
 
 
 def render_service(resource: VLLMDeployment) -> dict[str, Any]:
-    """Render the Service of the replicas. It has the name of the VLLMDeployment."""
+    """Render the Service of the replicas."""
     service = resource.spec.service or ServiceSpec()
     metadata = metadata_of(resource, resource.metadata.name)
     return {
@@ -55,11 +51,7 @@ def render_service(resource: VLLMDeployment) -> dict[str, Any]:
 
 
 def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Deployment of the replicas. It has the name of the VLLMDeployment.
-
-    Raises:
-        PodTemplateError: `spec.podTemplate` cannot be merged.
-    """
+    """Render the Deployment of the replicas. Raises PodTemplateError."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -36,7 +36,7 @@ from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.pod_template import merge_pod_template
-from vllm_operator.rendering.resource_claim import template_name, uses_dra
+from vllm_operator.rendering.resource_claim import render_resource_claim_template
 from vllm_operator.rendering.volumes import render_volumes
 
 FILE_SYSTEM_GROUP = 2000
@@ -54,12 +54,9 @@ _NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Pod template with `spec.podTemplate` merged over it.
+    """Render the Pod template with `spec.podTemplate` merged over it. Raises PodTemplateError if it cannot be merged.
 
-    It depends only on inputs that justify a rollout, because each change replaces the Pods.
-
-    Raises:
-        PodTemplateError: `spec.podTemplate` cannot be merged.
+    The result depends only on inputs that justify a rollout, because each change replaces the Pods.
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = merge_pod_template(rendered, resource.spec.pod_template)
@@ -93,8 +90,8 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     if plan.node_requirements:
         term = {"matchExpressions": [requirement.to_json() for requirement in plan.node_requirements]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
-    if uses_dra(resource):
-        spec["resourceClaims"] = [{"name": CLAIM_REQUEST, "resourceClaimTemplateName": template_name(resource, plan)}]
+    if (template := render_resource_claim_template(resource, plan)) is not None:
+        spec["resourceClaims"] = [{"name": CLAIM_REQUEST, "resourceClaimTemplateName": template["metadata"]["name"]}]
     if resource.spec.accelerator and resource.spec.accelerator.runtime_class_name:
         spec["runtimeClassName"] = resource.spec.accelerator.runtime_class_name
     return spec
@@ -121,11 +118,9 @@ class PodBuilder:
         self, name: str, command: Sequence[str], mounts: Sequence[Mapping[str, Any]], env: Sequence[Mapping[str, Any]] = (), **more: Any
     ) -> None:
         """Add an init container that can run wherever the engine can."""
-        requested = {
-            kind: {name: value for name, value in (self.engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES}
-            for kind in ("limits", "requests")
-        }
-        resources = {kind: amounts for kind, amounts in requested.items() if amounts}
+        asked = self.engine.get("resources", {})
+        amounts = {kind: {k: v for k, v in (asked.get(kind) or {}).items() if k in _NODE_RESOURCES} for kind in ("limits", "requests")}
+        resources = {kind: given for kind, given in amounts.items() if given}
         container = {
             "name": name,
             **{field: copy.deepcopy(self.engine[field]) for field in _INHERITED if field in self.engine},

@@ -25,33 +25,20 @@ def uses_dra(resource: VLLMDeployment) -> bool:
     return resource.spec.accelerator is not None and resource.spec.accelerator.allocation == "DRA"
 
 
-def template_name(resource: VLLMDeployment, plan: Plan) -> str:
-    """Return the name of the template. It contains a digest of the content, because a ResourceClaimTemplate is immutable."""
-    content = json.dumps(_spec(resource, plan), sort_keys=True)
-    return f"{resource.metadata.name}-gpu-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-
-
 def render_resource_claim_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any] | None:
-    """Render the template; None if the device plugin allocates the GPUs."""
+    """Render the template; None if the device plugin allocates the GPUs. A template is immutable, so its name contains a digest."""
     if not uses_dra(resource):
         return None
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": metadata_of(resource, template_name(resource, plan)),
-        "spec": _spec(resource, plan),
-    }
-
-
-def _spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     exactly: dict[str, Any] = {"deviceClassName": plan.resource, "count": plan.count}
-    expressions = _expressions(resource, plan)
-    if expressions:
+    if expressions := _expressions(resource, plan):
         exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
     devices: dict[str, Any] = {"requests": [{"name": REQUEST, "exactly": exactly}]}
     if plan.count > 1:
         devices["constraints"] = [{"requests": [REQUEST], "matchAttribute": f"{DRIVER}/productName"}]
-    return {"spec": {"devices": devices}}
+    spec = {"spec": {"devices": devices}}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+    metadata = metadata_of(resource, f"{resource.metadata.name}-gpu-{digest}")
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec}
 
 
 def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:

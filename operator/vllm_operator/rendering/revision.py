@@ -49,11 +49,7 @@ def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[s
 
 
 def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan:
-    """Return the plan that a revision contains.
-
-    Raises:
-        RevisionError: The object does not control it, or the operator did not write its content.
-    """
+    """Return the plan that a revision contains. Raises RevisionError."""
     name, content = reading.text(manifest, "metadata", "name"), cut_depth(manifest.get("data"))
     if not is_revision_of(resource, manifest):
         raise RevisionError(f"ControllerRevision {name} is not controlled by this {KIND}")
@@ -68,8 +64,7 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
 def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
     """Return whether the object controls a revision, by its UID, and the name has the operator's form."""
     name, _, digest = reading.text(manifest, "metadata", "name").rpartition("-")
-    owners = reading.objects(manifest, "metadata", "ownerReferences")
-    is_controlled = any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
+    is_controlled = reading.controller_of(manifest).get("uid") == resource.metadata.uid
     return is_controlled and name == resource.metadata.name and _DIGEST.fullmatch(digest) is not None
 
 

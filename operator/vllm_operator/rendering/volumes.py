@@ -34,7 +34,6 @@ _PVC_SCHEME = "pvc://"
 
 
 def _claims_in(uris: Iterable[str]) -> list[str]:
-    """Return the names of the PVCs in URIs, sorted."""
     return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
 
 
