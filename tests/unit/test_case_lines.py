@@ -13,7 +13,7 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.cli.fit import estimate_lines, load_predictor
-from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.cases import predict
 from vllm_operator.sizing.estimate import Estimate
 from vllm_operator.sizing.model_shape import read_shape
 from vllm_operator.sizing.resolve import resolve_model
@@ -27,7 +27,7 @@ CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
 
 def case(name: str, **changes: Any) -> Estimate:
     line = next(line for line in map(json.loads, CASES.read_text("utf-8").splitlines()) if line["id"] == name)
-    return predict(read_case({**line, **changes}), SHAPES, GPUS, FACTS)
+    return predict({**line, **changes}, SHAPES, GPUS, FACTS)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ ENGINES = st.fixed_dictionaries(
 @pytest.mark.hypothesis
 @given(ENGINES)
 def test_the_parts_of_an_estimate_agree(engine: dict[str, Any]) -> None:
-    made = predict(read_case(engine), SHAPES, GPUS, FACTS)
+    made = predict(engine, SHAPES, GPUS, FACTS)
     assert (made.limit == "") == (made.prediction == "started")
     assert all(part is None or part >= 0 for part in (made.weights, made.activation, made.other, made.graphs))
     if made.prediction == "started":
@@ -233,8 +233,7 @@ def test_the_parts_of_an_estimate_agree(engine: dict[str, Any]) -> None:
 @given(ENGINES, st.sampled_from([100, 8192, 131_072]))
 def test_a_longer_context_needs_no_less_memory(engine: dict[str, Any], length: int) -> None:
     shorter, longer = (
-        predict(read_case({**engine, "vllm_version": "0.20.1", "max_model_len": tokens}), SHAPES, GPUS, FACTS)
-        for tokens in (length, 2 * length)
+        predict({**engine, "vllm_version": "0.20.1", "max_model_len": tokens}, SHAPES, GPUS, FACTS) for tokens in (length, 2 * length)
     )
     if shorter.kv_cache is None or longer.kv_cache is None:
         return
@@ -255,5 +254,5 @@ def test_no_text_instead_of_a_case_raises_an_error(text: str) -> None:
 def test_a_method_of_vllm_is_read_as_a_whole(label: str, weights: float) -> None:
     """vLLM logs checkpoints of DeepSeek V4 as `deepseek_v4_fp8`, whatever format their experts have."""
     line = {"gpu": "B300", "model": "deepseek-ai/DeepSeek-V4-Flash", "quantization": label, "kv_cache_dtype": "fp8", "max_model_len": 65536}
-    made = predict(read_case({**line, "vllm_version": "0.26.0", "gpu_memory_gib": 267.7}), SHAPES, GPUS, FACTS)
+    made = predict({**line, "vllm_version": "0.26.0", "gpu_memory_gib": 267.7}, SHAPES, GPUS, FACTS)
     assert made.weights == pytest.approx(weights, rel=0.02)

@@ -13,7 +13,7 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_case, read_note, read_releases
+from vllm_operator.sizing.cases import NEWEST, OLDEST_TYPICAL, predict, read_cache_type, read_options, read_releases
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.resolve import resolve_model, smallest_named, stated_mebibytes
 from vllm_operator.sizing.weights import weigh
@@ -23,7 +23,7 @@ FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
 
 
 def made(**line: Any) -> Estimate:
-    return predict(read_case({"model": "Qwen/Qwen3-8B", "gpu": "H100", "vllm_version": "0.20.1", **line}), SHAPES, GPUS, FACTS)
+    return predict({"model": "Qwen/Qwen3-8B", "gpu": "H100", "vllm_version": "0.20.1", **line}, SHAPES, GPUS, FACTS)
 
 
 def loaded(name: str, label: str = "") -> float:
@@ -104,9 +104,11 @@ def test_no_type_of_the_kv_cache_is_the_default(written: str, read: str) -> None
 
 
 def test_flags_and_variables_in_a_note_count() -> None:
-    flags = read_note("started with --language-model-only, --max-num-seqs 64 --no-enable-prefix-caching; VLLM_USE_V2_MODEL_RUNNER=0")
+    flags = read_options(
+        {"note": "started with --language-model-only, --max-num-seqs 64 --no-enable-prefix-caching; VLLM_USE_V2_MODEL_RUNNER=0"}
+    )
     assert (flags.vision, flags.sequences, flags.prefix_caching, flags.runner_v2) == (False, 64, False, False)
-    assert read_note("version from the date -- no flags") == read_note("")
+    assert read_options({"note": "version from the date -- no flags"}) == read_options({"note": ""})
 
 
 @pytest.mark.parametrize(

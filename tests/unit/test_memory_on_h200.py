@@ -9,7 +9,7 @@ import pytest
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.cases import predict
 from vllm_operator.sizing.model_shape import read_shape
 
 TABLES = load_shapes(), load_gpus(), load_memory()
@@ -23,7 +23,7 @@ WITHOUT_MULTICAST = "llama-70b"
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_on_an_h200_has_the_memory_that_was_estimated(name: str) -> None:
-    measured, made = ENGINES[name]["measured"], predict(read_case(ENGINES[name]), *TABLES)
+    measured, made = ENGINES[name]["measured"], predict(ENGINES[name], *TABLES)
     assert made.prediction == "started"
     factor = 3 if name == WITHOUT_MULTICAST else 1
     assert made.weights == pytest.approx(measured["weights_gib"], rel=WEIGHTS)
@@ -33,13 +33,13 @@ def test_an_engine_on_an_h200_has_the_memory_that_was_estimated(name: str) -> No
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_activations_are_those_of_the_profiling_run(name: str) -> None:
-    made = predict(read_case(ENGINES[name]), *TABLES)
+    made = predict(ENGINES[name], *TABLES)
     assert made.activation == pytest.approx(ENGINES[name]["measured"]["activation_gib"], abs=0.11)
 
 
 @pytest.mark.parametrize("name", [name for name, case in ENGINES.items() if case["measured"]["graphs_subtracted_gib"] > 0])
 def test_the_graphs_are_those_that_the_engine_subtracted(name: str) -> None:
-    made = predict(read_case(ENGINES[name]), *TABLES)
+    made = predict(ENGINES[name], *TABLES)
     assert made.graphs == pytest.approx(ENGINES[name]["measured"]["graphs_subtracted_gib"], abs=0.06)
 
 

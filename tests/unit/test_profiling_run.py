@@ -12,7 +12,7 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.cases import predict
 from vllm_operator.sizing.engine import Options
 from vllm_operator.sizing.estimate import Estimate, estimate
 from vllm_operator.sizing.formats import WeightFormat
@@ -356,7 +356,7 @@ def test_each_stage_holds_the_weights_of_its_layers() -> None:
 
 def case(name: str, **changes: Any) -> Estimate:
     line = next(line for line in map(json.loads, CASES.read_text("utf-8").splitlines()) if line["id"] == name)
-    return predict(read_case({**line, **changes}), SHAPES, GPUS, FACTS)
+    return predict({**line, **changes}, SHAPES, GPUS, FACTS)
 
 
 def test_the_smaller_gpu_of_two_stages_may_hold_fewer_layers() -> None:

@@ -12,7 +12,7 @@ from support import estimates as support
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
-from vllm_operator.sizing.cases import predict, read_case
+from vllm_operator.sizing.cases import predict
 from vllm_operator.sizing.estimate import Estimate
 from vllm_operator.sizing.overhead import Batch, Run, activation_bytes
 from vllm_operator.sizing.parallelism import ParallelShape
@@ -73,7 +73,7 @@ def engine(model: str, tensor: int = 1, stages: int = 1, **changes: Any) -> Esti
         "pp": stages,
         "config": CONFIGS.get(model),
     }
-    return predict(read_case({**case, **changes}), *TABLES)
+    return predict({**case, **changes}, *TABLES)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Exit status: 0 for a result, 1 if the model fits on none of the GPUs, 2 invalid 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.sizing.cases import Case, as_line, predict, read_case
+from vllm_operator.sizing.cases import as_line, predict, read_name
 from vllm_operator.sizing.engine import Options
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
@@ -95,12 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
     return FITS_STATUS
 
 
-def load_predictor() -> Callable[[Case], Estimate]:
+def load_predictor() -> Callable[[Mapping[str, Any]], Estimate]:
     """Return the function that estimates a case with the catalog."""
     return partial(predict, shapes=load_shapes(), gpus=load_gpus(), facts=load_memory())
 
 
-def estimate_lines(lines: Iterable[str], estimate: Callable[[Case], Estimate]) -> Iterator[dict[str, Any]]:
+def estimate_lines(lines: Iterable[str], estimate: Callable[[Mapping[str, Any]], Estimate]) -> Iterator[dict[str, Any]]:
     """Estimate each line. An unreadable line gets the outcome `unknown` with the reason; empty lines are skipped."""
     for number, line in enumerate(lines, 1):
         try:
@@ -108,8 +108,7 @@ def estimate_lines(lines: Iterable[str], estimate: Callable[[Case], Estimate]) -
                 raise ValueError(f"it is longer than {LINE_LIMIT} characters")
             written = json.loads(line) if line.strip() else None
             if isinstance(written, dict):
-                case = read_case(written)
-                yield as_line(case.name, estimate(case))
+                yield as_line(read_name(written), estimate(written))
             elif line.strip():
                 raise ValueError("it is not a JSON object")
         except (ValueError, RecursionError) as error:

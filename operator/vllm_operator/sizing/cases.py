@@ -5,7 +5,7 @@ A line is untrusted. An unreadable field is unknown; a case without the input of
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from vllm_operator.api.reading import mapping, read_integer, text
@@ -63,14 +63,6 @@ def read_cache_type(written: str) -> str:
     return "auto" if name in NO_NAME or name == "none" else name
 
 
-def read_note(note: str) -> Options:
-    """Return the flags and variables of vLLM in a note, without unreadable ones."""
-    written = {name: value or None for name, value in FLAG.findall(note)}
-    flags = read_flags(written) or Options()
-    runner = RUNNER_VALUE.search(note)
-    return replace(flags, runner_v2=read_runner({RUNNER: runner[1]}) if runner else None)
-
-
 MOST_GPUS = 4096
 SIZE_LIMIT = 1 << 40
 DRAFT_TOKENS = 1
@@ -82,49 +74,24 @@ BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
 """A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One engine.
-
-    Attributes:
-        releases: The version; several if it is unknown.
-        hosted: Whether an unknown part of the weights or the KV cache is in host memory.
-
-    The measurements (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) are never read, because they are
-    the result.
-    """
-
-    name: str
-    model: str
-    label: str
-    releases: tuple[Release, ...]
-    parallel: ParallelShape
-    device_name: str
-    memory_gib: float | None
-    options: Options
-    config: Mapping[str, Any] | None = None
-    hosted: bool = False
-
-
-def read_case(line: Mapping[str, Any]) -> Case:
-    """Read a case. Unreadable fields keep their defaults."""
-    label, spec, note = text(line, "quantization")[:200], text(line, "spec").lower()[:200], text(line, "note")[:500]
-    flags = read_note(note)
-    tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
-    digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
+def read_options(line: Mapping[str, Any]) -> Options:
+    """Return the flags and variables of vLLM in the note of a case, and those that have fields of their own, without unreadable ones."""
+    spec, note = text(line, "spec").lower()[:200], text(line, "note")[:500]
+    flags = read_flags({name: value or None for name, value in FLAG.findall(note)}) or Options()
+    runner, partition = RUNNER_VALUE.search(note), PARTITION.search(note)
+    tokens = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
-    length, spelled = line.get("max_model_len"), text(line, "max_model_len").strip()
-    partition = PARTITION.search(note)
-    options = replace(
+    length = line.get("max_model_len")
+    return replace(
         flags,
         utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
-        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_size(spelled) or flags.max_length,
+        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_size(text(length).strip()) or flags.max_length,
         sequences=_size(line.get("max_num_seqs")) or flags.sequences,
         batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
         cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
         eager=line.get("enforce_eager") is True or flags.eager,
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
-        speculative=int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
+        speculative=int(tokens[0]) if tokens else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
         own_draft_layers="mtp" in spec or "nextn" in spec,
         eagle="eagle" in spec,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
@@ -133,43 +100,47 @@ def read_case(line: Mapping[str, Any]) -> Case:
         checkpoint_bytes=read_integer(line.get("checkpoint_bytes")) or None,
         fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
-    )
-    number = None if isinstance(line.get("id"), str | bool) else read_integer(line.get("id"))
-    return Case(
-        name=str(number) if number is not None else text(line, "id")[:200],
-        model=text(line, "model")[:200],
-        label=label,
-        releases=read_releases(text(line, "vllm_version")),
-        parallel=ParallelShape(tensor, pipeline, data, line.get("ep") is True),
-        device_name=text(line, "gpu")[:200],
-        memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
-        options=options,
-        config=mapping(line.get("config")) or None,
-        hosted=any(word in f"{label} {note}".lower() for word in HOSTED) and not options.offload_gib,
+        runner_v2=read_runner({RUNNER: runner[1]}) if runner else None,
     )
 
 
-def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
-    """Estimate a case."""
-    model = resolve_model(case.model, shapes, config=case.config, checkpoint_bytes=case.options.checkpoint_bytes, label=case.label)
+def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
+    """Estimate a case.
+
+    Its measurements (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) are the result, so they are never
+    read.
+    """
+    name, label, options = text(line, "model")[:200], text(line, "quantization")[:200], read_options(line)
+    config = mapping(line, "config") or None
+    model = resolve_model(name, shapes, config=config, checkpoint_bytes=options.checkpoint_bytes, label=label)
     if model is not None and model.label and not model.form.quantized and name_format(model.label, model.shape) is None:
         return Estimate(Prediction.UNKNOWN, f"The format {model.label} is unknown. Give the model's config.json.")
     if model is None:
-        return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
-    if case.hosted:
+        return Estimate(Prediction.UNKNOWN, f"The sizes of the model {name or '(no name)'} are unknown. Give its config.json.")
+    if not options.offload_gib and any(word in f"{label} {text(line, 'note')[:500]}".lower() for word in HOSTED):
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
-    refused = allowed(model.shape, model.form, case.parallel, case.options.context_parallel)
+    tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
+    parallel = ParallelShape(tensor, pipeline, data, line.get("ep") is True)
+    refused = allowed(model.shape, model.form, parallel, options.context_parallel)
     if refused is not None:
         return Estimate(Prediction.REFUSED, refused)
-    device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))
-    made = [predict_model(model, case.parallel, device, options, facts, release) for release in case.releases]
+    device = _device(line, gpus, facts)
+    options = replace(options, stage_gib=_stage_memory(line, pipeline, gpus, facts))
+    releases = read_releases(text(line, "vllm_version"))
+    made = [predict_model(model, parallel, device, options, facts, release) for release in releases]
     fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
     if fullest.prediction is Prediction.STARTED:
         return check_length(fullest, model, options)
-    if fullest.prediction is Prediction.REFUSED and case.options.max_length is None and fullest.longest:
+    if fullest.prediction is Prediction.REFUSED and options.max_length is None and fullest.longest:
         limit = f"{fullest.limit} The case does not state its length: up to {fullest.longest} tokens fit."
         return replace(fullest, prediction=Prediction.TIGHT, limit=limit)
     return fullest
+
+
+def read_name(line: Mapping[str, Any]) -> str:
+    """Return the name of a case: its `id`, a text or a number."""
+    number = None if isinstance(line.get("id"), str | bool) else read_integer(line.get("id"))
+    return str(number) if number is not None else text(line, "id")[:200]
 
 
 def as_line(name: str, made: Estimate) -> dict[str, Any]:
@@ -185,28 +156,34 @@ def as_line(name: str, made: Estimate) -> dict[str, Any]:
     }
 
 
-def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
-    product = smallest_named(case.device_name, gpus)
-    named = (known for word, known in facts.usable_memory.unified_names.items() if word in case.device_name.lower())
+def _device(line: Mapping[str, Any], gpus: GPUs, facts: MemoryFacts) -> Device:
+    name, memory_gib = _read_gpu(line)
+    product = smallest_named(name, gpus)
+    named = (known for word, known in facts.usable_memory.unified_names.items() if word in name.lower())
     architecture = product.architecture if product else next(named, None)
     if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
         product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
-    if case.memory_gib is None:
-        return device_of(product, architecture, stated_mebibytes(case.device_name, product), gpus, facts)
+    if memory_gib is None:
+        return device_of(product, architecture, stated_mebibytes(name, product), gpus, facts)
     family = gpus.architectures.get(architecture or "")
-    return Device(case.memory_gib, architecture, case.device_name, unified=family is not None and family.unified_memory)
+    return Device(memory_gib, architecture, name, unified=family is not None and family.unified_memory)
 
 
-def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
+def _stage_memory(line: Mapping[str, Any], pipeline: int, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
     """Return the GPU memory of each pipeline stage if a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
-    names = case.device_name.split("+")
-    if len(names) < 2 or len(names) != case.parallel.pipeline:
+    name, memory_gib = _read_gpu(line)
+    names = name.split("+")
+    if len(names) < 2 or len(names) != pipeline:
         return ()
     found = [find_product(name.strip(), gpus) for name in names]
     memory = [device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
-    stated = [each if each is not None else case.memory_gib for each in memory]
-    known = [each for each in stated if each is not None]
+    known = [each for own in memory if (each := own if own is not None else memory_gib) is not None]
     return tuple(known) if len(known) == len(names) else ()
+
+
+def _read_gpu(line: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return the name and the memory of the GPU in GiB; None for that of the product."""
+    return text(line, "gpu")[:200], _number(line.get("gpu_memory_gib"), 1 << 20)
 
 
 def _size(value: Any) -> int | None:

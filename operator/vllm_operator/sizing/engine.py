@@ -50,11 +50,11 @@ class Device:
 class Options:
     """Flags of the engine that affect memory. None is vLLM's default.
 
-    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the measured weights on one GPU, including adapters. `partition` are the
-    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is the value
-    of VLLM_USE_V2_MODEL_RUNNER. `adapters` is the number of LoRA adapters in a batch, with ranks up to `adapter_rank`. `speculative` are
-    the tokens that a draft proposes at a time. `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or
-    the profiling of the encoder off.
+    `max_length` 0 is `--max-model-len auto`. `speculative` are the tokens that a draft proposes at a time. `weights_gib` are the measured
+    weights on one GPU, including adapters. `partition` are the layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the
+    memory of their GPUs if they differ. `runner_v2` is VLLM_USE_V2_MODEL_RUNNER. `adapters` is the number of LoRA adapters in a batch, with
+    ranks up to `adapter_rank`. `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or the profiling of the
+    encoder off.
     """
 
     utilization: float | None = None

@@ -33,14 +33,9 @@ class Prediction(StrEnum):
 class Estimate:
     """The memory of the fullest GPU in GiB. None: unknown.
 
-    Attributes:
-        kv_cache: Memory for the KV cache; negative if the rest does not fit.
-        kv_needed: Memory for one request of the maximum length.
-        tokens: Tokens in the KV cache, as vLLM logs them.
-        longest: The longest context that fits.
-        comfortable: The longest context that leaves the margin free.
-        concurrency: Requests of the maximum length at a time.
-        limit: The deciding limit, as a sentence.
+    `kv_cache` is negative if the rest does not fit. `kv_needed` is the part for one request of the maximum length, and `concurrency` the
+    number of such requests. `tokens` are those of the KV cache as vLLM logs them, `longest` the longest context that fits, and
+    `comfortable` the longest one that leaves the margin free. `limit` is the deciding limit, as a sentence.
     """
 
     prediction: Prediction

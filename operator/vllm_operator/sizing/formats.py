@@ -6,14 +6,14 @@ untrusted: they are parsed as globs, never run as regular expressions.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from vllm_operator.api.reading import mapping, read_integer
-from vllm_operator.sizing.model_shape import ModelShape, Module, Shard
+from vllm_operator.api.reading import mapping, read_integer, sequence, text
+from vllm_operator.sizing.model_shape import NESTED, ModelShape, Module, Shard
 from vllm_operator.sizing.tensors import ALIASES, DRAFTS, OUTSIDE, TensorSizes, find_family
 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
@@ -44,19 +44,13 @@ class Rule:
 class WeightFormat:
     """Bytes per element of each module.
 
-    Attributes:
-        name: Display name of the format, such as NVFP4.
-        size: Bytes per element of quantized linear modules.
-        rules: Modules with another size. The first match counts.
-        experts_only: Whether only the routed experts are quantized.
-        assumed: Whether the set of quantized modules is an assumption, because config.json was not read.
-        blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
-        group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
-        narrow_cache: Whether the checkpoint requests a KV cache in FP8.
-        wide_drafts: Whether layers for multi-token prediction are not quantized.
-        measured: Sizes of the checkpoint's tensors, with families as patterns. They take precedence.
-        outside: The same for modules outside of layers, in bytes of the whole module.
-        draft_size: The same for layers for multi-token prediction, in bytes per element; None if unknown.
+    `size` is that of quantized linear modules, except where one of the `rules` matches; the first match counts. `experts_only`: only the
+    routed experts are quantized. `assumed`: the set of quantized modules is an assumption, because config.json was not read. `blocks` are
+    the sides of the blocks with a common scale, and `group` the inputs with one; a shard must be a multiple of them. `narrow_cache`: the
+    checkpoint requests a KV cache in FP8. `wide_drafts`: layers for multi-token prediction are not quantized.
+
+    Sizes of the checkpoint's tensors take precedence: `measured` with families as patterns, `outside` in bytes of whole modules outside of
+    layers, `draft_size` in bytes per element of layers for multi-token prediction.
     """
 
     name: str
@@ -75,9 +69,8 @@ class WeightFormat:
     @property
     def quantized(self) -> bool:
         """Whether some weights have less than 16 bits."""
-        if self.measured:
-            return any((rule.size or 2) < 2 - 1 / 16 for rule in self.measured)
-        return self.size < 2 or any((rule.size or 2) < 2 for rule in self.rules)
+        least = 2 - 1 / 16 if self.measured else 2
+        return (self.size < 2 and not self.measured) or any((rule.size or 2) < least for rule in self.measured or self.rules)
 
     def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
         """Return `bytes_of` for a module of the layers for multi-token prediction."""
@@ -172,8 +165,7 @@ _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
 @lru_cache(maxsize=4096)
 def _matches(name: str, pattern: str) -> bool:
-    parts = [_PARTS.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
-    parts = [part for part in parts if part]
+    parts = [_PARTS.get(part, part) for each in pattern.split(".") if (part := each.strip("*"))]
     if not parts:
         return "*" in pattern
     own = name.split(".")
@@ -189,12 +181,7 @@ def _matches(name: str, pattern: str) -> bool:
         return False  # Gemma 4 calls its dense MLP `mlp`, and its experts `experts`
     if "shared_experts" in parts:
         parts = parts[: parts.index("shared_experts") + 1]
-    return _contains(own, parts)
-
-
-def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether `parts` are adjacent parts of the path `own`."""
-    return any(list(own[at : at + len(parts)]) == list(parts) for at in range(len(own) - len(parts) + 1))
+    return any(own[at : at + len(parts)] == parts for at in range(len(own) - len(parts) + 1))
 
 
 # The format in `quantization_config` of config.json.
@@ -211,6 +198,8 @@ USUAL_GROUP = 128
 FP8, FP8_BLOCK = WeightFormat("FP8", FP8_BYTES), WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
 NVFP4, MXFP4, MXFP8 = WeightFormat("NVFP4", NVFP4_BYTES), WeightFormat("MXFP4", MXFP4_BYTES), WeightFormat("MXFP8", MXFP8_BYTES)
 INT8, NF4 = WeightFormat("INT8", 1.0), WeightFormat("INT4", NF4_BYTES)
+NATIVE_FP4 = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
+"""The format of DeepSeek V4."""
 INT4 = WeightFormat("INT4", 0.5 + SCALE_BYTES / USUAL_GROUP, group=USUAL_GROUP)
 ALGORITHMS = {
     "NVFP4": NVFP4,
@@ -238,39 +227,36 @@ CLASSES = ("Linear", "FusedMoE", "MoE")
 """Targets of compressed-tensors that mean all layers of a class."""
 
 
+def read_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the quantization in a config.json; empty without one. Old files of ModelOpt have one more level."""
+    places = (config, *(mapping(config, key) for key in NESTED))
+    written = next((found for place in places if (found := mapping(place, "quantization_config"))), {})
+    return {**mapping(written, "quantization"), **written}
+
+
 def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """Return the format in a config.json; 16 bits without one."""
-    nested = mapping(config.get("text_config"))
-    written = mapping(config.get("quantization_config")) or mapping(nested.get("quantization_config"))
-    narrow = requested_cache(written) is not None
-    written = written or mapping(config.get("compression_config"))
+    quantization = read_quantization(config)
+    written = quantization or mapping(config, "compression_config")
     if not written:
         return WeightFormat("BF16", float(shape.element_bytes))
-    rules = _excluded(written)
-    if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
-        form = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
+    listed = next((found for key in EXCLUDE_KEYS if (found := sequence(written.get(key)))), [])
+    rules = read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
+    if (mapping(config, "text_config").get("expert_dtype") or config.get("expert_dtype")) == "fp4":
+        form = NATIVE_FP4
     else:
         form = _read_method(written, shape)
     # The patterns of AWQ and GPTQ take precedence over the list of modules that are not quantized.
     rules = (*form.rules, *rules) if _method(written) in GROUPED_METHODS else (*rules, *form.rules)
     drafts = any("mtp" in rule.pattern for rule in rules if rule.size is None)
-    return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=narrow)
+    return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=requested_cache(quantization) is not None)
 
 
 def requested_cache(written: Mapping[str, Any]) -> str | None:
     """Return the type of the KV cache that a checkpoint's quantization requests, as in `--kv-cache-dtype`; None for the model's type."""
-    places = (mapping(written.get("quantization")), written)
-    scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
-    algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
-    narrow = (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
+    scheme = mapping(written, "kv_cache_scheme")
+    narrow = (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or text(written, "kv_cache_quant_algo")[:3].upper() == "FP8"
     return "fp8_e4m3" if narrow else None
-
-
-def _excluded(written: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """Return rules for the modules that are not quantized."""
-    places = [place.get(key) for key in EXCLUDE_KEYS for place in (written, mapping(written.get("quantization")))]
-    listed = next((found for found in places if isinstance(found, list) and found), [])
-    return read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
 
 
 def _method(written: Mapping[str, Any]) -> str:
@@ -279,7 +265,7 @@ def _method(written: Mapping[str, Any]) -> str:
 
 def _read_method(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     method = _method(written)
-    algorithm = str(written.get("quant_algo") or mapping(written.get("quantization")).get("quant_algo") or "").upper()[:40]
+    algorithm = str(written.get("quant_algo") or "").upper()[:40]
     if method in GROUPED_METHODS:
         return _grouped(written, method, shape)
     if method == "compressed-tensors":
@@ -316,14 +302,13 @@ def _grouped(written: Mapping[str, Any], method: str, shape: ModelShape) -> Weig
     """Return the format of AWQ, GPTQ or AutoRound: integers with a common scale, and other formats by pattern."""
     bits, group = _bits(written, 4), read_integer(written.get("group_size")) or USUAL_GROUP
     zeros = bits / 8 / group if group > 0 and method.startswith(("awq", "auto_awq")) else 0.0
-    sizes: list[tuple[str, float | None]] = [
-        # Regular expressions. A minus means that the modules are not quantized.
+    sizes = [  # regular expressions; a minus means that the modules are not quantized
         ("re:" + pattern.removeprefix("-:").removeprefix("+:"), None if pattern.startswith("-:") else _element_bytes(how, bits, group))
-        for pattern, how in mapping(written.get("dynamic")).items()
+        for pattern, how in mapping(written, "dynamic").items()
     ]
     sizes += [
         ("re:" + pattern if "*" in pattern else pattern, _element_bytes(how, bits, group))
-        for pattern, how in mapping(written.get("extra_config")).items()
+        for pattern, how in mapping(written, "extra_config").items()
     ]
     size = grouped_bytes(bits, group) + zeros
     outside = (("lm_head", round(shape.vocabulary * shape.hidden * size)),) if written.get("lm_head") is True else ()
@@ -343,18 +328,18 @@ def _bits(written: Mapping[str, Any], default: int, most: int = 8) -> int:
 
 def _compressed(written: Mapping[str, Any]) -> WeightFormat:
     """Return the format of compressed-tensors: groups of layers with formats. A group for a whole class has the lowest precedence."""
-    groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
+    groups = [group for group in mapping(written, "config_groups").values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
     usual = [group for group in groups if any(target in CLASSES for target in _targets(group))]
-    form = _compressed_group(usual[0] if usual else (groups[0] if groups else {}), written)
-    own = [
+    form = _compressed_group(next(iter((*usual, *groups)), {}), written)
+    own = tuple(
         rule
         for group in groups
         if group not in usual
         for rule in read_rules([target for target in _targets(group) if target not in CLASSES], _compressed_group(group, written).size)
-    ]
+    )
     if groups and not usual and own:  # only named modules are quantized
-        return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=tuple(own))
-    return replace(form, rules=tuple(own))
+        return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=own)
+    return replace(form, rules=own)
 
 
 def _targets(group: Mapping[str, Any]) -> list[str]:
@@ -404,7 +389,7 @@ def _quark_bytes(how: Any) -> float | None:
 
 def _mixed(written: Mapping[str, Any]) -> WeightFormat:
     """Return the format of NVIDIA ModelOpt's mixed precision: each quantized layer is named with its format, others have 16 bits."""
-    layers = mapping(written.get("quantized_layers")) or mapping(mapping(written.get("quantization")).get("quantized_layers"))
+    layers = mapping(written, "quantized_layers")
     if not layers:
         names = ("self_attn*", "linear_attn*", "mixer.in_proj")
         return WeightFormat("mixed", NVFP4_BYTES, tuple(Rule(name, None, FP8_BYTES) for name in names), assumed=True)
@@ -419,24 +404,15 @@ NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/
 OF_CHECKPOINT = frozenset({"deepseek_v4_fp8", "modelopt_mixed"})
 """vLLM's names of methods under which config.json says the format of each layer (layers/quantization/__init__.py, 0.33.0)."""
 GGUF_BITS = {
-    "q2_k": 3.16,
-    "iq2_m": 2.93,
-    "iq3_m": 3.76,
-    "q3_k_s": 3.64,
-    "q3_k_m": 4.0,
-    "q3_k": 4.0,
-    "q3_k_l": 4.3,
-    "iq4_xs": 4.46,
-    "iq4_nl": 4.68,
-    "q4_0": 4.64,
-    "q4_k_s": 4.67,
-    "q4_k_m": 4.89,
-    "q4_k": 4.89,
-    "q5_k_s": 5.57,
-    "q5_k_m": 5.7,
-    "q5_k": 5.7,
-    "q6_k": 6.56,
-    "q8_0": 8.5,
+    "q2": {"k": 3.16},
+    "q3": {"k_s": 3.64, "k_m": 4.0, "k": 4.0, "k_l": 4.3},
+    "q4": {"0": 4.64, "k_s": 4.67, "k_m": 4.89, "k": 4.89},
+    "q5": {"k_s": 5.57, "k_m": 5.7, "k": 5.7},
+    "q6": {"k": 6.56},
+    "q8": {"0": 8.5},
+    "iq2": {"m": 2.93},
+    "iq3": {"m": 3.76},
+    "iq4": {"xs": 4.46, "nl": 4.68},
 }
 """Bits of a weight by type, of all tensors with the embedding (ggml-org/llama.cpp tools/quantize/README.md, Llama 3.1 8B)."""
 GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
@@ -470,24 +446,24 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     moe = shape.experts > 0
     experts = moe and "experts" in words
     if packed := GGUF_TYPE.search(text):
-        return _gguf(shape, packed[0]) if packed[0] in GGUF_BITS else None
+        return _gguf(shape, packed[0])
     if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
         return WeightFormat("BF16", float(shape.element_bytes))
     if "fbgemm" in words:
         ends = frozenset({0, shape.layers - 1})
         return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", ends, None)))
     if {"native", "fp4"} <= words or text == "deepseek_v4_fp8":
-        return WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
+        return NATIVE_FP4
     if words & {"nvfp4", "fp4"}:
         return _usual_nvfp4(shape, moe, "mixed" in words)
     if "mxfp4" in words:
         return replace(MXFP4, experts_only=moe)
     if "mxfp8" in words:
         return MXFP8
+    if "fp8" in words and "block" in text:
+        return FP8_BLOCK
     if words & {"fp8", "float8", "modelopt"}:  # `modelopt` is vLLM's name for NVIDIA's checkpoints in FP8
-        return (
-            FP8_BLOCK if "fp8" in words and "block" in text else replace(FP8, experts_only=experts and words & {"fp8", "float8"} != set())
-        )
+        return replace(FP8, experts_only=experts and not words.isdisjoint({"fp8", "float8"}))
     if words & {"int8", "w8a8", "8bit", "w8a16"}:
         return replace(INT8, experts_only=experts)
     if words & {"bitsandbytes", "bnb", "nf4"}:
@@ -501,11 +477,12 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     return None
 
 
-def _gguf(shape: ModelShape, name: str) -> WeightFormat:
+def _gguf(shape: ModelShape, name: str) -> WeightFormat | None:
     """Return a GGUF format: nearly all tensors are quantized, including the embedding, to several types."""
-    size = GGUF_BITS[name] / 8
+    kind, _, variant = name.partition("_")
+    size = GGUF_BITS.get(kind, {}).get(variant, 0.0) / 8
     outside = tuple((each.name, round(each.total * size)) for each in shape.modules if each.shard is Shard.VOCABULARY)
-    return WeightFormat(name.upper(), size, outside=outside)
+    return WeightFormat(name.upper(), size, outside=outside) if size else None
 
 
 def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
@@ -541,12 +518,9 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
         measured.setdefault((family, round(size, DIGITS)), set()).add(layer)
     rules = tuple(Rule(family, frozenset(own), size) for (family, size), own in measured.items())
     outside = tuple((module.name, size) for module in shape.modules if (size := sizes[module.name, OUTSIDE]))
-    drafted = {family for family, _ in _elements(shape.drafts)}
-    own_drafts = sizes[DRAFTS, OUTSIDE] + sum(
-        size for (family, layer), size in sizes.items() if layer >= shape.layers and family in drafted
-    )
-    elements = sum(module.total for module in shape.drafts)
-    size = own_drafts / elements if elements else 0.0
+    drafted, elements = {family for family, _ in _elements(shape.drafts)}, sum(module.total for module in shape.drafts)
+    own = sizes[DRAFTS, OUTSIDE] + sum(size for (family, layer), size in sizes.items() if layer >= shape.layers and family in drafted)
+    size = own / elements if elements else 0.0
     return replace(form, measured=rules, outside=outside, draft_size=size if LEAST <= size <= MOST else None, assumed=False)
 
 

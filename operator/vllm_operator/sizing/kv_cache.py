@@ -21,9 +21,10 @@ LONGEST = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers with one block table. `window` is the maximum of a request's kept tokens, None for all; `states` are blocks of a state.
+    """Layers with one block table.
 
-    `page` is the size in bytes of its layers in a block if groups differ; 0 if they are equal.
+    `window` is the maximum of a request's kept tokens, None for all; `states` are blocks of a state. `page` is the size in bytes of its
+    layers in a block if groups differ; 0 if they are equal.
     """
 
     layers: int
@@ -38,10 +39,8 @@ class _Group:
 class CacheLayout:
     """The groups of a model's KV cache on one GPU, and the bytes of one block of each group.
 
-    Attributes:
-        in_flight: Tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0.
-        context_parallel: `--decode-context-parallel-size`.
-        needed_bytes: Bytes of a block in vLLM's check whether one request fits, if they differ; else 0.
+    `in_flight` are the tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0. `needed_bytes` are
+    those of a block in vLLM's check whether one request fits, if they differ.
     """
 
     groups: tuple[_Group, ...]
@@ -91,8 +90,7 @@ class CacheLayout:
 def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> CacheLayout | None:
     """Return the layout of the KV cache on one GPU; None if its type or some layers are unknown, or no layer has a cache.
 
-    `in_flight` are the tokens that are scheduled at a time, `share` is the fraction of the layers in the pipeline stage; None if the stages
-    are equal.
+    `share` is the fraction of the layers in the pipeline stage; None if the stages are equal.
     """
     shape = engine.shape
     name, facts = engine.options.cache_dtype.lower(), engine.facts.kv_cache
@@ -103,17 +101,16 @@ def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> Cache
         return None  # a type that is not modelled
     builder = _Builder(engine, in_flight, kept)
     if shape.compressed is not None:
-        made = None if builder.wide_ends else _lay_out_compressed(builder, shape.compressed)
+        made = None if builder.wide_ends else _lay_out_compressed(builder, shape.compressed, shape.layers)
     else:
         made = builder.lay_out(1 / engine.parallel.pipeline if share is None else share) if shape.cache_known and shape.cached else None
     return made if made is not None and made.block_bytes > 0 else None
 
 
 class _Builder:
-    """The layout of one engine's KV cache, by the type of its elements."""
+    """The layout of one engine's KV cache. `kept` are the facts about `--kv-cache-dtype`; None for the model's type."""
 
     def __init__(self, engine: Engine, in_flight: int, kept: CacheType | None) -> None:
-        """`kept` are the facts about `--kv-cache-dtype`; None for the model's type."""
         self.engine, self.in_flight = engine, in_flight
         shape, facts = engine.shape, engine.facts.kv_cache
         self.element_bytes = shape.element_bytes if kept is None else kept.element
@@ -124,7 +121,6 @@ class _Builder:
         self.block = engine.options.block or (latent if shape.latent else facts.block)
 
     def make(self, groups: Iterable[_Group], block_bytes: int, needed_bytes: int = 0) -> CacheLayout:
-        """Return the layout with these groups."""
         by_concurrency = self.engine.release >= self.engine.facts.kv_cache.tokens_by_concurrency_since
         context = self.engine.options.context_parallel
         return CacheLayout(tuple(groups), block_bytes, self.in_flight, context, by_concurrency or bool(needed_bytes), needed_bytes)
@@ -156,7 +152,8 @@ class _Builder:
             group = _Group(layers, block, first.reach or None, chunk=first.kind is Cache.CHUNK)
             return self.make([group], sum(each.count * page for each, page in zip(attention, pages, strict=True)))
         page = max(*pages, *state_pages, 0)
-        size = _group_size([each.count for each in types], value_at(facts.group_ratio, engine.release))
+        smallest, largest = min(counts := [each.count for each in types]), max(counts)
+        size = largest if largest < smallest * value_at(facts.group_ratio, engine.release) else smallest  # padding may cost less
         usual = engine.release >= facts.state_prefix_caching_since
         states = (2 if (usual if options.prefix_caching is None else options.prefix_caching) else 1) + options.speculative
         groups: list[_Group] = []
@@ -206,17 +203,11 @@ class _Builder:
         return ceil((conv + each.state * (shape.state_bytes or shape.element_bytes)) / self.engine.parallel.tensor)
 
 
-def _group_size(counts: list[int], ratio: float) -> int:
-    """Return the group size: the smallest layer count, or the largest if padding costs less than `ratio`."""
-    smallest, largest = min(counts), max(counts)
-    return largest if largest < smallest * ratio else smallest
-
-
 COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
 STATE_BLOCKS = {4: 4, 128: 8}
 
 
-def _lay_out_compressed(builder: _Builder, model: CompressedAttention) -> CacheLayout:
+def _lay_out_compressed(builder: _Builder, model: CompressedAttention, layers: int) -> CacheLayout:
     """Return the layout of DeepSeek V4: full blocks of compressed tokens, windows, and states of the compressors.
 
     States are padded to the pages of the layers that compress four tokens. Source: vllm/models/deepseek_v4 (attention.py, compressor.py)
@@ -228,11 +219,11 @@ def _lay_out_compressed(builder: _Builder, model: CompressedAttention) -> CacheL
     row = narrow if builder.element_bytes <= 1 else 2 * model.width
     sizes = (COMPRESSED_BLOCK // 4 * row, COMPRESSED_BLOCK // 4 * (model.index_width + 4), COMPRESSED_BLOCK // 128 * row)
     page, index_page, many_page = (-(-size // alignment) * alignment for size in sizes)
-    counts = [model.by_four, model.layers, model.by_four, model.by_many]
+    counts = [model.by_four, layers, model.by_four, model.by_many]
     size = min(range(counts[0], max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size))
-    windows = ceil(model.layers / size)
-    slots = max(model.by_four, ceil(model.layers / windows), model.by_many)
-    shares = [len(range(start, model.layers, windows)) for start in range(windows)]
+    windows = ceil(layers / size)
+    slots = max(model.by_four, ceil(layers / windows), model.by_many)
+    shares = [len(range(start, layers, windows)) for start in range(windows)]
     many = [len(range(start, model.by_many, groups)) for groups in [ceil(model.by_many / size)] for start in range(groups)]
     groups = [
         _Group(size, COMPRESSED_BLOCK, page=model.by_four * (page + index_page) + model.by_many * many_page),

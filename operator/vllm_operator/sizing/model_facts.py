@@ -18,7 +18,7 @@ from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantizatio
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.sizing.formats import requested_cache
+from vllm_operator.sizing.formats import read_quantization, requested_cache
 from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.text.wording import listed
@@ -52,13 +52,7 @@ VALUE_LIMIT = 128
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Files of a LoRA adapter on the hub.
-
-    Attributes:
-        config: Content of adapter_config.json; None if it was not read.
-        trouble: Why it could not be read, as a sentence; None if it was read or not requested.
-        refused: Whether the hub reported that the adapter does not exist, or that this token has no access to it.
-    """
+    """Files of a LoRA adapter on the hub: the content of adapter_config.json, or why it could not be read, as in `ModelFiles`."""
 
     config: Mapping[str, Any] | None = None
     trouble: str | None = None
@@ -71,10 +65,10 @@ class ModelFiles:
 
     Attributes:
         config: Content of config.json; None if it was not read.
-        weight_bytes: Size of the weight files in bytes, from their index or the hub; None if unknown.
-        tensors: Tensor sizes from their headers; None if not all of them were read.
+        weight_bytes: Size of the weight files, from their index or the hub; None if unknown.
         trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
         refused: Whether the hub reported that the model does not exist, or that this token has no access to it.
+        tensors: Tensor sizes from their headers; None if not all of them were read.
         adapters: Files of the adapters of `spec.adapters`, by name.
     """
 
@@ -109,32 +103,21 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     name = model_name(model)
     read = replace(read_config(files.config), weight_bytes=files.weight_bytes) if files.config else remembered or NO_FACTS
     family = models.find(name) or (models.find_type(read.model_type) if read.model_type else None)
-    given = _given(model.facts)
+    given = model.facts or ModelFacts()
     known: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for fact in FACTS:  # the size of the weights comes last: an estimate of it needs the quantization
         from_files = FROM_WEIGHTS if fact == "weight_bytes" else FROM_CONFIG
         tabled = _tabled(fact, name, family, models, known)
-        layers = ((getattr(given, fact), FROM_SPEC), (getattr(read, fact), from_files), (tabled, FROM_TABLE))
-        value, source = next(((value, source) for value, source in layers if value is not None), (None, ""))
-        if value is not None:
-            known[fact], sources[fact] = value, source
+        stated = read_bytes(given.weight_size) if fact == "weight_bytes" else getattr(given, fact, None)
+        for value, source in ((stated, FROM_SPEC), (getattr(read, fact), from_files), (tabled, FROM_TABLE)):
+            if value is not None:
+                known[fact], sources[fact] = value, source
+                break
     if "routing" not in known and known.get("routing_groups"):
         known["routing"] = "DeepSeekV3"  # only this router has expert groups
         sources["routing"] = sources["routing_groups"]
     return ResolvedFacts(family=family.name if family else None, sources=sources, **known)
-
-
-def _given(facts: ModelFacts | None) -> Facts:
-    if facts is None:
-        return NO_FACTS
-    return Facts(
-        attention=facts.attention,
-        experts=facts.experts,
-        quantization=facts.quantization,
-        routing_groups=facts.routing_groups,
-        weight_bytes=read_bytes(facts.weight_size) if facts.weight_size else None,
-    )
 
 
 def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:
@@ -170,19 +153,15 @@ def recall_facts(plan: Plan) -> Facts:
 def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
     """Return notes about unknown facts, and about a hub that refuses the model."""
     unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
-    severity = Severity.FAILURE if files.refused else Severity.INFO
-    sentences = [files.trouble] if files.trouble is not None else []
-    if files.trouble is not None and files.refused:
+    refused = files.refused and files.trouble is not None
+    sentences = [files.trouble] if files.trouble is not None and (unknown or refused) else []
+    if refused:
         sentences.append("The engine will probably get the same answer.")
     if unknown:
-        verb = "is" if len(unknown) == 1 else "are"
-        sentences.append(
-            f"{listed(unknown, 'and').capitalize()} of the model {verb} unknown, so vLLM chooses the backends that depend on it."
-        )
+        what, verb = listed(unknown, "and").capitalize(), "is" if len(unknown) == 1 else "are"
+        sentences.append(f"{what} of the model {verb} unknown, so vLLM chooses the backends that depend on it.")
         sentences.append(f"Set {listed([f'spec.model.facts.{name}' for name in unknown], 'and')}.")
-    elif not (files.refused and files.trouble):
-        return []
-    return [Note(severity, " ".join(sentences))]
+    return [Note(Severity.FAILURE if files.refused else Severity.INFO, " ".join(sentences))] if sentences else []
 
 
 def _text(value: Any) -> str:
@@ -220,7 +199,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     read = ModelConfig(config)
     heads, experts = read_integer(read.text.get("num_attention_heads")), read.first(*EXPERT_KEYS)
     groups = read.first("n_group")
-    quantization = mapping(read.text.get("quantization_config")) or mapping(config.get("quantization_config"))
+    quantization = read_quantization(config)
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
         model_type=text(read.text, "model_type") or None,
@@ -282,7 +261,7 @@ def _quantization(config: Mapping[str, Any], written: Mapping[str, Any]) -> Quan
         if form is Quantization.FP8 and weights.get("strategy") == "block":
             return Quantization.FP8_BLOCK
         return Quantization.INT8 if form is Quantization.INT4 and weights.get("num_bits", 4) != 4 else form
-    return QUANTIZATIONS.get(method) or QUANTIZATIONS.get(_algorithm(written).lower())
+    return QUANTIZATIONS.get(method) or QUANTIZATIONS.get(text(written, "quant_algo").lower())
 
 
 def _scheme(written: Mapping[str, Any]) -> str | None:
@@ -300,7 +279,7 @@ def _scheme(written: Mapping[str, Any]) -> str | None:
         case "gptq" | "awq" | "mxfp8" as method:
             return method
         case _:
-            return "modelopt" if _algorithm(written) in ("FP8", "NVFP4", "MXFP8") else None
+            return "modelopt" if text(written, "quant_algo") in ("FP8", "NVFP4", "MXFP8") else None
 
 
 def _desc_act(written: Mapping[str, Any]) -> bool | None:
@@ -320,7 +299,3 @@ def _group_size(written: Mapping[str, Any]) -> int | None:
 def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the weights of the first group of compressed-tensors."""
     return mapping(next(iter(mapping(written.get("config_groups")).values()), None), "weights")
-
-
-def _algorithm(written: Mapping[str, Any]) -> str:
-    return text(written, "quant_algo") or text(written, "quantization", "quant_algo")

@@ -28,14 +28,11 @@ class Shard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Weights of one kind in a range of layers.
+    """Weights of one kind.
 
-    Attributes:
-        name: Path inside a layer, such as `self_attn.k_proj`, or of the module itself outside of layers (`lm_head`).
-        elements: Elements in one layer; of all experts together.
-        layers: The layers that have it; empty outside of layers.
-        linear: Whether it may be quantized.
-        width: Side of a dense module that the tensor-parallel size must divide; 0 if that is not checked.
+    `name` is the path inside a layer, such as `self_attn.k_proj`, and outside of layers that of the module itself (`lm_head`). `elements`
+    are those of one layer, of all experts together. `layers` is empty outside of layers, `linear` says whether it may be quantized, and
+    `width` is the side that the tensor-parallel size must divide; 0 if that is not checked.
     """
 
     name: str
@@ -70,15 +67,10 @@ class Cache(Enum):
 class CachedLayers:
     """Layers with equal caches.
 
-    Attributes:
-        kv_heads: KV heads in the whole model.
-        width: Elements of key and value together, of one token and KV head; of one token for MLA.
-        reach: Tokens of the window or chunk; 0 without one.
-        index_bytes: Bytes per token of the indexer of sparse MLA; 0 without one.
-        index_share: Fraction of the layers with a separate indexer.
-        conv, state: Elements of one state in the whole model: of the convolution, which is also sharded, and of the recurrence.
-        conv_kernel: Width of the convolution minus 1; `conv` has this many rows.
-        wide: Whether keys and values have the model's type, regardless of the type of the KV cache.
+    `kv_heads` are those of the whole model, `width` the elements of key and value of one token and KV head; of one token for MLA. `reach`
+    is the tokens of the window or chunk. Sparse MLA has `index_bytes` for a token in the fraction `index_share` of the layers. `conv` and
+    `state` are the elements of one state in the whole model: of the convolution, with `conv_kernel` rows (its width minus 1), and of the
+    recurrence. `wide` keys and values have the model's type, regardless of that of the KV cache.
     """
 
     kind: Cache
@@ -98,17 +90,12 @@ class CachedLayers:
 class CompressedAttention:
     """Attention of DeepSeek V4: every layer has a window, and most also compress 4 or 128 tokens into one.
 
-    Attributes:
-        by_four, by_many: Layers that compress 4 tokens (these have an indexer), and 128.
-        layers: All layers.
-        width: Elements of one token.
-        index_width: The same of the indexer.
-        window: Tokens of the window.
+    `by_four` and `by_many` are the numbers of these layers; those with 4 have an indexer. `width` and `index_width` are elements of a
+    token.
     """
 
     by_four: int
     by_many: int
-    layers: int
     width: int
     index_width: int
     window: int
@@ -116,27 +103,23 @@ class CompressedAttention:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Facts in a model's config.json about its memory.
+    """Facts in a model's config.json about its memory. Sizes of what the model does not have are 0.
 
     Attributes:
-        vocabulary, hidden, layers, heads: Sizes.
         max_length: Longest context of the model in tokens; None if unknown.
         usual_length: vLLM's default context length if it is shorter (LongRoPE since 0.11.1).
-        intermediate: Width of the dense MLP; 0 without one.
-        experts, experts_per_token, expert_width: Sizes of the routed experts; 0 without.
-        cached: The layers with a cache. Empty for a model without one.
-        cache_known: Whether all layers with a cache are understood.
+        intermediate: Width of the dense MLP.
+        expert_width: Width of a routed expert.
+        cached: The layers with a cache; `cache_known` if all of them are understood.
         compressed: Set for DeepSeek V4, which has no other cache.
-        recurrent_width: Width of the recurrent layers; 0 without.
         rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
         sections: Whether positions have a time, a height and a width, so that the rotary table is longer than the context.
         state_bytes: Bytes per element of a recurrent state; None for that of the model.
-        vision: Whether the model has an encoder for images or similar input.
-        vision_width: Size of a patch in it; 0 if unknown.
+        vision: Whether the model has an encoder for images or similar input; a patch in it has `vision_width` elements (0: unknown).
         latent: Whether attention is MLA.
         projected: Elements of one token that MLA projects from the latent vector: keys and values of all heads.
         streams: Copies of the hidden state of a token between layers (hyper connections).
-        index_top: Tokens that sparse attention looks at; 0 without.
+        index_top: Tokens that sparse attention looks at.
         drafts: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
         heads_by_kind: Numbers of heads and groups, except attention heads, that vLLM divides by the tensor-parallel size.
     """
@@ -187,6 +170,8 @@ LARGEST = 1 << 40
 MOST_LAYERS, MOST_WIDTH, MOST_STREAMS, LONGEST = 4096, 1 << 16, 64, 1 << 30
 MOST_STRETCHED, MOST_SCALED = 64, 1024
 """Maximum accepted factors: of the rotary table with linear scaling, and of the context."""
+NESTED = ("text_config", "llm_config", "language_config")
+"""Keys of config.json under which multimodal models have the language model."""
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of config.json for the number of routed experts."""
 CHUNKED_EVERY = 4
@@ -218,7 +203,7 @@ class ModelConfig:
     """The language model's part of a config.json, with the sizes that every part of a model depends on."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        nested = next((part for key in ("text_config", "llm_config", "language_config") if (part := mapping(config.get(key)))), {})
+        nested = next((part for key in NESTED if (part := mapping(config, key))), {})
         self.whole, self.text = config, {**config, **nested}
         self.architecture = self._architecture()
         self.rope = mapping(self.text, "rope_parameters") or mapping(self.text, "rope_scaling")
@@ -269,10 +254,11 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         return None
     if not (read.width or read.experts) or any("no_op" in kind for kind in read.kinds):
         return None  # layers of different widths, or a file of another kind
-    attention, cached, known = _attention(read)
-    blocks = (*attention, *_feed_forward(read))
-    vision = _vision_elements(read)
     compressed = _read_compression(read)
+    attention, cached, known = _attention(read, compressed)
+    blocks = (*attention, *_feed_forward(read))
+    vision, vision_width = _read_encoder(read)
+    max_length, usual_length = _read_lengths(read)
     return ModelShape(
         architecture=read.architecture,
         vocabulary=vocabulary,
@@ -281,8 +267,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         heads=read.heads,
         kv_heads=read.kv_heads,
         intermediate=read.width,
-        max_length=_max_length(read) or None,
-        usual_length=_usual_length(read),
+        max_length=max_length or None,
+        usual_length=usual_length,
         experts=read.experts,
         experts_per_token=read.size("num_experts_per_tok", "top_k_experts", "moe_topk", default=1),
         expert_width=(read.size("moe_latent_size") and read.size("moe_intermediate_size"))
@@ -298,10 +284,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         cache_known=known,
         state_bytes=_state_bytes(read),
         vision=bool(vision) or "vision_config" in config,
-        vision_width=min(ModelConfig(mapping(config.get("vision_config"))).size("hidden_size", "embed_dim"), MOST_WIDTH),
+        vision_width=min(vision_width, MOST_WIDTH),
         latent=bool(read.latent),
         projected=read.heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if read.latent else 0,
-        streams=_read_streams(read, compressed),
+        streams=_read_streams(read),
         index_top=read.size("index_topk"),
         heads_by_kind=_heads_by_kind(read),
         element_bytes=4 if (read.text.get("torch_dtype") or read.text.get("dtype")) == "float32" else 2,
@@ -386,32 +372,30 @@ def _heads_by_kind(read: ModelConfig) -> tuple[tuple[str, int], ...]:
 # The context, and the tables of rotary embeddings, which vLLM computes for all positions of a model and keeps on every GPU.
 
 
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _factor(scaling: Mapping[str, Any], most: int, *kinds: str) -> float | None:
     """Return the factor of a scaling of one of these kinds; None for another kind, or an implausible factor."""
-    factor = scaling.get("factor")
-    if scaling.get("rope_type", scaling.get("type")) not in kinds or isinstance(factor, bool) or not isinstance(factor, int | float):
-        return None
-    return factor if 1 <= factor <= most else None
+    factor = _number(scaling.get("factor")) if scaling.get("rope_type", scaling.get("type")) in kinds else None
+    return factor if factor is not None and 1 <= factor <= most else None
 
 
-def _max_length(read: ModelConfig) -> int:
-    """Return the longest context that vLLM accepts: with YaRN the original length times its factor, else the length in the file.
+def _read_lengths(read: ModelConfig) -> tuple[int, int | None]:
+    """Return the longest context that vLLM accepts, and the default one if it is shorter: with LongRoPE the length before scaling.
 
-    Linear and dynamic scaling multiply the length in the file, except for Gemma 3.
-    Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
+    The longest is that in the file. YaRN multiplies the original length with its factor, linear and dynamic scaling the length in the file,
+    except for Gemma 3. Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
     """
     length = read.size("max_position_embeddings", "n_positions", "max_sequence_length")
     yarn = _factor(read.rope, MOST_SCALED, "yarn")
     original = read_integer(read.rope.get("original_max_position_embeddings")) if yarn else length
     scaled = yarn if yarn or "gemma3" in str(read.text.get("model_type"))[:40] else _factor(read.rope, MOST_SCALED, "linear", "dynamic")
-    return int(original * scaled) if scaled and original and 0 < original < LONGEST else length
-
-
-def _usual_length(read: ModelConfig) -> int | None:
-    """Return vLLM's default context if it is not the longest one: with LongRoPE the length before scaling."""
-    original = read_integer(read.text.get("original_max_position_embeddings"))
+    longest = int(original * scaled) if scaled and original and 0 < original < LONGEST else length
+    before = read_integer(read.text.get("original_max_position_embeddings"))
     longer = read.rope.get("rope_type", read.rope.get("type")) in ("longrope", "su")
-    return original if longer and original and 0 < original < LONGEST else None
+    return longest, before if longer and before and 0 < before < LONGEST else None
 
 
 def _rotary_width(read: ModelConfig, compressed: CompressedAttention | None) -> int:
@@ -422,30 +406,23 @@ def _rotary_width(read: ModelConfig, compressed: CompressedAttention | None) -> 
     """
     width = read.size("qk_rope_head_dim") if read.latent or compressed else 0
     if compressed:
-        width *= WIDE * (2 if compressed.by_four + compressed.by_many < compressed.layers else 1)
+        width *= WIDE * (2 if compressed.by_four + compressed.by_many < read.layers else 1)
     if not width and "nemotronh" not in read.architecture:
-        width = int(read.head_dim * _rotary_share(read))
+        places = (read.text, read.rope, mapping(read.rope, "full_attention"))
+        shares = (share for place in places if (share := _number(place.get("partial_rotary_factor"))) is not None and 0 < share <= 1)
+        width = int(read.head_dim * next(shares, 1.0))
     stretched = _factor(mapping(read.rope, "full_attention") or read.rope, MOST_STRETCHED, "linear") or 1
     second = read.size("global_head_dim", default=read.head_dim) if len(set(read.kinds)) > 1 and read.is_like(*TWO_TABLES) else 0
     return width * ceil(stretched) + second
 
 
-def _rotary_share(read: ModelConfig) -> float:
-    """Return the fraction of a head that is rotated."""
-    for place in (read.text, read.rope, mapping(read.rope, "full_attention")):
-        value = place.get("partial_rotary_factor")
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
-            return float(value)
-    return 1.0
-
-
 # Attention: weights and caches by the kind of layer.
 
 
-def _attention(read: ModelConfig) -> tuple[list[Module], tuple[CachedLayers, ...], bool]:
+def _attention(read: ModelConfig, compressed: CompressedAttention | None) -> tuple[list[Module], tuple[CachedLayers, ...], bool]:
     """Return the weights of attention, its caches, and whether all of them are understood."""
     if read.text.get("compress_ratios"):
-        return _compressed_modules(read), (), _read_compression(read) is not None
+        return _compressed_modules(read), (), compressed is not None
     if read.latent:
         layers = tuple(layer for layer, kind in enumerate(read.kinds) if kind not in LINEAR_KINDS)
         latent, cache = _latent_attention(read, layers)
@@ -549,33 +526,30 @@ def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module]
     """Return weights and state of a request for a gated delta net (Qwen3-Next) or Mamba 2."""
     hidden, value_heads = read.hidden, read.size("linear_num_value_heads")
     if value_heads:
-        key_width = read.size("linear_num_key_heads") * read.size("linear_key_head_dim")
-        value_width = value_heads * read.size("linear_value_head_dim")
-        kernel, conv = read.size("linear_conv_kernel_dim", default=4), 2 * key_width + value_width
-        modules = [
-            Module("linear_attn.in_proj_qkvz", hidden * 2 * (key_width + value_width), Shard.TENSOR, layers),
-            Module("linear_attn.in_proj_ba", hidden * 2 * value_heads, Shard.TENSOR, layers, linear=False),
-            Module("linear_attn.conv1d", conv * kernel, Shard.TENSOR, layers, linear=False),
-            Module("linear_attn.out_proj", value_width * hidden, Shard.TENSOR, layers),
-            Module("norm", 2 * hidden, Shard.REPLICATED, layers, linear=False),
-        ]
-        state = value_width * read.size("linear_key_head_dim")
+        width, inner = read.size("linear_key_head_dim"), value_heads * read.size("linear_value_head_dim")
+        key_width = read.size("linear_num_key_heads") * width
+        kernel, conv, norm = read.size("linear_conv_kernel_dim", default=4), 2 * key_width + inner, 2 * hidden
+        name, modules = (
+            "linear_attn",
+            [
+                Module("linear_attn.in_proj_qkvz", hidden * 2 * (key_width + inner), Shard.TENSOR, layers),
+                Module("linear_attn.in_proj_ba", hidden * 2 * value_heads, Shard.TENSOR, layers, linear=False),
+            ],
+        )
     else:
-        heads = read.size("mamba_num_heads", "mamba_n_heads")
-        inner = heads * read.size("mamba_head_dim", "mamba_d_head")
-        groups, width = read.size("n_groups", "mamba_n_groups", default=1), read.size("ssm_state_size", "mamba_d_state")
-        kernel, conv = read.size("conv_kernel", "mamba_d_conv", default=4), inner + 2 * groups * width
-        modules = [
-            Module("mixer.in_proj", hidden * (inner + conv + heads), Shard.TENSOR, layers),
-            Module("mixer.conv1d", conv * kernel, Shard.TENSOR, layers, linear=False),
-            Module("mixer.out_proj", inner * hidden, Shard.TENSOR, layers),
-            Module("norm", hidden + inner, Shard.REPLICATED, layers, linear=False),
-        ]
-        state = inner * width
-    if not state or not conv:
+        heads, width = read.size("mamba_num_heads", "mamba_n_heads"), read.size("ssm_state_size", "mamba_d_state")
+        inner, groups = heads * read.size("mamba_head_dim", "mamba_d_head"), read.size("n_groups", "mamba_n_groups", default=1)
+        kernel, conv, norm = read.size("conv_kernel", "mamba_d_conv", default=4), inner + 2 * groups * width, hidden + inner
+        name, modules = "mixer", [Module("mixer.in_proj", hidden * (inner + conv + heads), Shard.TENSOR, layers)]
+    if not inner * width or not conv:
         return [], None
+    modules += [
+        Module(f"{name}.conv1d", conv * kernel, Shard.TENSOR, layers, linear=False),
+        Module(f"{name}.out_proj", inner * hidden, Shard.TENSOR, layers),
+        Module("norm", norm, Shard.REPLICATED, layers, linear=False),
+    ]
     rows = max(kernel - 1, 1)
-    return modules, CachedLayers(Cache.STATE, len(layers), conv=conv * rows, state=state, conv_kernel=rows)
+    return modules, CachedLayers(Cache.STATE, len(layers), conv=conv * rows, state=inner * width, conv_kernel=rows)
 
 
 def _state_bytes(read: ModelConfig) -> int | None:
@@ -603,11 +577,11 @@ def _read_compression(read: ModelConfig) -> CompressedAttention | None:
     if not by_four:
         return None
     window = read.size("sliding_window", default=DEFAULT_WINDOW)
-    return CompressedAttention(by_four, by_many, read.layers, read.size("head_dim"), read.size("index_head_dim"), window)
+    return CompressedAttention(by_four, by_many, read.size("head_dim"), read.size("index_head_dim"), window)
 
 
-def _read_streams(read: ModelConfig, compressed: CompressedAttention | None) -> int:
-    return min(read.size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS)
+def _read_streams(read: ModelConfig) -> int:
+    return min(read.size("hc_mult", default=DEFAULT_STREAMS if BY_FOUR in _ratios(read) else 1) or 1, MOST_STREAMS)
 
 
 def _compressed_modules(read: ModelConfig) -> list[Module]:
@@ -617,7 +591,7 @@ def _compressed_modules(read: ModelConfig) -> list[Module]:
     hidden, heads = read.hidden, read.heads
     head_dim, query, rank = read.size("head_dim"), read.size("q_lora_rank"), read.size("o_lora_rank")
     index_heads, index_dim = read.size("index_n_heads"), read.size("index_head_dim")
-    streams = _read_streams(read, _read_compression(read))
+    streams = _read_streams(read)
     mixed = 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
     return [
         Module("attn.wq_a", hidden * query, Shard.REPLICATED, every),
@@ -705,20 +679,16 @@ def _drafts(read: ModelConfig, blocks: tuple[Module, ...]) -> tuple[Module, ...]
     return (*made, Module("eh_proj", 2 * read.hidden * read.hidden, Shard.REPLICATED, own, linear=False))
 
 
-def _vision_elements(read: ModelConfig) -> int:
-    """Return the parameters of the image encoder: from its sizes, or from the table of well-known models."""
-    stated = read.size("vision_params")
-    if stated:
-        return stated
+def _read_encoder(read: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of the image encoder, from its sizes or from the table of well-known models, and its width."""
     vision = ModelConfig(mapping(read.whole.get("vision_config")))
-    hidden = vision.size("hidden_size", "embed_dim")
-    depth = vision.size("num_hidden_layers", "depth")
-    width = vision.size("intermediate_size", default=4 * hidden)
-    if not 0 < depth <= MOST_LAYERS or not hidden:
-        return 0
+    hidden, depth = vision.size("hidden_size", "embed_dim"), vision.size("num_hidden_layers", "depth")
+    width, stated = vision.size("intermediate_size", default=4 * hidden), read.size("vision_params")
+    if stated or not 0 < depth <= MOST_LAYERS or not hidden:
+        return stated, hidden
     gated = "silu" in str(vision.text.get("hidden_act", ""))[:32]
     patch = vision.size("patch_size", default=14)
     out = vision.size("out_hidden_size")
     merged = hidden * vision.size("spatial_merge_size", default=1) ** 2
     merger = merged * merged + merged * out if out else 0
-    return depth * (4 * hidden * hidden + (3 if gated else 2) * hidden * width) + 3 * hidden * patch * patch + merger
+    return depth * (4 * hidden * hidden + (3 if gated else 2) * hidden * width) + 3 * hidden * patch * patch + merger, hidden

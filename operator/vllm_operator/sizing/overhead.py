@@ -5,14 +5,14 @@ The constants and their sources are in `catalog/data/memory.yaml`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_operator.catalog.memory import rules_at, value_at
 from vllm_operator.sizing.engine import GIB, Engine
 from vllm_operator.sizing.model_shape import Cache
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Tokens and requests of one step: `--max-num-batched-tokens`, `--max-num-seqs`."""
 
     tokens: int
@@ -21,14 +21,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The profiling run of one pipeline stage.
-
-    Attributes:
-        batch: Tokens and requests.
-        max_length: Longest context in tokens.
-        first, last: Whether this is the first or last stage.
-        v2: Whether the engine has model runner V2.
-    """
+    """The profiling run of the first, last or another pipeline stage. `v2`: with model runner V2."""
 
     batch: Batch
     max_length: int
@@ -40,12 +33,11 @@ class Run:
 def choose_batch(engine: Engine, max_length: int) -> Batch:
     """Return the tokens and requests of a step: the flags, or the version's defaults for the GPU, whose memory must be known."""
     shape, options, release, known = engine.shape, engine.options, engine.release, engine.facts.engine_v0
-    usual = default_batch(engine)
-    sequences = options.sequences or usual.sequences
-    usual_tokens = usual.tokens
+    usual_tokens, usual_sequences = default_batch(engine)
+    sequences = options.sequences or usual_sequences
     if release < known.before:
         divided = max_length > known.long_context and release >= known.long_context_tokens[0].since and not (shape.vision or shape.latent)
-        usual_tokens = int(value_at(known.long_context_tokens, release)) if divided else max(usual.tokens, max_length)
+        usual_tokens = int(value_at(known.long_context_tokens, release)) if divided else max(usual_tokens, max_length)
     tokens = options.batched_tokens or min(max(usual_tokens, sequences if options.sequences else 0), sequences * max_length)
     return Batch(tokens, min(sequences, tokens))
 
@@ -53,12 +45,15 @@ def choose_batch(engine: Engine, max_length: int) -> Batch:
 def default_batch(engine: Engine) -> Batch:
     """Return vLLM's defaults for a GPU."""
     device, memory = engine.device, engine.device.memory_gib or 0.0
-    for each in rules_at(engine.facts.batches, engine.release, device.architecture):
-        current = each.before is None or engine.release < each.before
-        if current and memory >= each.memory_gib and (each.other_than or "-") not in device.title.upper():
-            return Batch(each.tokens, each.sequences)
-    last = engine.facts.batches[-1]
-    return Batch(last.tokens, last.sequences)
+    fitting = (
+        each
+        for each in rules_at(engine.facts.batches, engine.release, device.architecture)
+        if (each.before is None or engine.release < each.before)
+        and memory >= each.memory_gib
+        and (each.other_than or "-") not in device.title.upper()
+    )
+    chosen = next(fitting, engine.facts.batches[-1])
+    return Batch(chosen.tokens, chosen.sequences)
 
 
 def activation_bytes(engine: Engine, run: Run) -> float:

@@ -40,10 +40,7 @@ class Shape:
 
     @property
     def shards(self) -> int:
-        """Number of GPUs that one copy of the weights is spread over.
-
-        Each data-parallel rank has a separate copy, except of the experts with expert parallelism.
-        """
+        """Number of GPUs that one copy of the weights is spread over; each data-parallel rank has a copy, except of spread experts."""
         spread = self.parallel.tensor * self.parallel.pipeline
         return spread * self.parallel.data if self.parallel.expert else spread
 
@@ -55,16 +52,13 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     """
     given = spec.parallelism or ParallelismSpec()
     accelerator = spec.accelerator or AcceleratorSpec()
-    pipeline, data = given.pipeline or 1, given.data or 1
-    tensor = given.tensor
+    tensor, pipeline, data = given.tensor or 1, given.pipeline or 1, given.data or 1
     notes: list[Note] = []
-    if tensor is None:
-        tensor = 1
-        spare = (accelerator.count or 0) // (pipeline * data)
-        if spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
-            tensor = spare
-            text = f"spec.parallelism.tensor is not set. The operator uses {tensor}, so that no GPU of spec.accelerator.count stays idle."
-            notes.append(Note(Severity.INFO, text))
+    spare = (accelerator.count or 0) // (pipeline * data)
+    if given.tensor is None and spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
+        tensor = spare
+        text = f"spec.parallelism.tensor is not set. The operator uses {tensor}, so that no GPU of spec.accelerator.count stays idle."
+        notes.append(Note(Severity.INFO, text))
     needed = tensor * pipeline * data
     if accelerator.sliced and tensor * pipeline > 1:
         return _contradiction(
@@ -167,11 +161,7 @@ def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | 
 def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
     """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed."""
     found = []
-    for tensor in TENSOR_SIZES:
-        if tensor > most:
-            break
-        for parallel in (ParallelShape(tensor), ParallelShape(tensor, expert=True)):
-            if allowed(shape, form, parallel) is None and (not parallel.expert or (shape.experts and tensor > 1)):
-                found.append(parallel)
-                break
+    for tensor in (size for size in TENSOR_SIZES if size <= most):
+        sizes = (ParallelShape(tensor), ParallelShape(tensor, expert=True))
+        found += [each for each in sizes[: 2 if shape.experts and tensor > 1 else 1] if allowed(shape, form, each) is None][:1]
     return found

@@ -8,13 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs, Product
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.engine import Device, Engine, Options
+from vllm_operator.sizing.engine import GIB, Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
 from vllm_operator.sizing.formats import NO_NAME, OF_CHECKPOINT, WeightFormat, find_format, measure_format, name_format, read_format
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
@@ -22,7 +23,6 @@ from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.sizing.weights import weigh
 
-GIB = 1 << 30
 FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
 """Sources of a model's sizes."""
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
@@ -33,8 +33,7 @@ STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
 class SizedModel:
     """Known facts about the memory of a model: its sizes with their source, and the format of its weights.
 
-    `known` is its entry in the table of well-known models, `label` the name of the format, if given, and `checkpoint_bytes` the size of all
-    tensors; None if unknown.
+    `known` is its entry in the table, `label` the name of the format, if given, and `checkpoint_bytes` the size of all tensors, if known.
     """
 
     shape: ModelShape
@@ -49,9 +48,9 @@ class SizedModel:
         """Size of the weight files, with layers for multi-token prediction: the known size, else that of all tensors."""
         if self.checkpoint_bytes is not None:
             return self.checkpoint_bytes
-        wide = self.shape.element_bytes
-        held = sum(self.form.bytes_of(module, wide) for module in self.shape.modules)
-        return int(held + sum(self.form.draft_bytes_of(module, wide) for module in self.shape.drafts))
+        shape, form = self.shape, self.form
+        held = sum(form.bytes_of(module, shape.element_bytes) for module in shape.modules)
+        return int(held + sum(form.draft_bytes_of(module, shape.element_bytes) for module in shape.drafts))
 
     def measured_weights(self, parallel: ParallelShape, expected: float) -> float | None:
         """Return the weights on one GPU in GiB from a start-up log, for a format whose layers are unknown; None without one.
@@ -61,10 +60,8 @@ class SizedModel:
         stated = STATED.search(self.label.lower()[:200])
         if stated:
             return float(stated[1])
-        if self.known is None or not self.form.assumed or parallel.pipeline > 1:
-            return None
-        for loaded in self.known.loaded:
-            if loaded.format == self.label and loaded.tensor == parallel.tensor and loaded.expert == parallel.expert:
+        for loaded in self.known.loaded if self.known is not None and self.form.assumed and parallel.pipeline == 1 else ():
+            if loaded.format == self.label and (loaded.tensor, loaded.expert) == (parallel.tensor, parallel.expert):
                 return float(loaded.gib)
             if loaded.format == self.label and loaded.tensor == 1 and not parallel.expert and expected > 0:
                 return float(loaded.gib) / expected
@@ -160,15 +157,13 @@ def device_of(product: Product | None, architecture: str | None, memory_mebibyte
     known = facts.usable_memory
     title = product.title if product else ""
     family = gpus.architectures.get(architecture or "")
-    unified = family is not None and family.unified_memory
-    if unified:
+    if family is not None and family.unified_memory:
         stated = known.unified_gib.get(title)
         return Device(float(stated) if stated is not None else None, architecture, title, unified=True)
     mebibytes = memory_mebibytes or (product.memory_mebibytes if product else None)
-    if mebibytes is None:
-        return Device(None, architecture, title)
-    reported = mebibytes / MIB_PER_GIB
-    return Device(max(reported - known.reserve_gib - known.reserve_share * reported, 0.0), architecture, title)
+    reported = mebibytes / MIB_PER_GIB if mebibytes is not None else None
+    usable = None if reported is None else max(reported - known.reserve_gib - known.reserve_share * reported, 0.0)
+    return Device(usable, architecture, title)
 
 
 def find_product(name: str, gpus: GPUs) -> Product | None:
@@ -177,14 +172,13 @@ def find_product(name: str, gpus: GPUs) -> Product | None:
     if exact is not None:
         return exact
     words, sizes = _words(name)
-    best: tuple[int, int, int, Product] | None = None
-    for product in (*gpus.products_by_name.values(), *gpus.cards) if words else ():
-        for own, own_sizes in (_words(product.title), _words(product.name)):
-            if own and (words <= own or own <= words):
-                score = (len(words & own), len(sizes & own_sizes), -len(own ^ words))
-                if best is None or score > best[:3]:
-                    best = (*score, product)
-    return best[3] if best else None
+    found = [
+        ((len(words & own), len(sizes & own_sizes), -len(own ^ words)), product)
+        for product in (*gpus.products_by_name.values(), *gpus.cards)
+        for own, own_sizes in (_words(product.title), _words(product.name))
+        if words and own and (words <= own or own <= words)
+    ]
+    return max(found, key=itemgetter(0))[1] if found else None
 
 
 def stated_mebibytes(name: str, product: Product | None) -> int | None:

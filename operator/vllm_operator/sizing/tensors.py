@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from vllm_operator.api.reading import read_integer
+from vllm_operator.api.reading import mapping, read_integer, sequence
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 2 * 1024 * 1024
@@ -62,8 +62,8 @@ def read_header(header: bytes) -> dict[str, int] | None:
         return None
     found = {}
     for name, about in content.items():
-        offsets = about.get("data_offsets") if isinstance(about, dict) and len(name) <= NAME_LIMIT else None
-        if isinstance(offsets, list) and len(offsets) == 2:
+        offsets = sequence(mapping(about).get("data_offsets"))
+        if len(name) <= NAME_LIMIT and len(offsets) == 2:
             begin, end = (read_integer(offset) for offset in offsets)
             if begin is not None and end is not None and 0 <= begin <= end < SIZE_LIMIT:
                 found[name] = (end - begin) // (2 if about.get("dtype") == "F32" and name.endswith("weight") else 1)

@@ -54,16 +54,12 @@ def weigh_stages(engine: Engine) -> list[float]:
             stages[0] += held
             if module.name == "embed_tokens" and parallel.pipeline > 1 and tied:
                 stages[-1] += held
-    extra = _positions(engine) * shape.rotary * wide + (facts.parallel_gib * GIB if parallel.tensor > 1 else 0)
+    rules = rules_at(facts.section_positions, engine.release, None)
+    factors = [rule.factor for rule in rules if not rule.models or any(name in shape.architecture for name in rule.models)]
+    positions = (shape.max_length or 0) * (factors[-1] if shape.sections and factors else 1)
+    extra = positions * shape.rotary * wide + (facts.parallel_gib * GIB if parallel.tensor > 1 else 0)
     repacked = facts.repacked_mib * MIB if form.group else 0
     return [held + extra + repacked * own for held, own in zip(stages, layers, strict=True)]
-
-
-def _positions(engine: Engine) -> int:
-    """Return the positions in a rotary table."""
-    rules = rules_at(engine.facts.weights.section_positions, engine.release, None)
-    factors = [rule.factor for rule in rules if not rule.models or any(name in engine.shape.architecture for name in rule.models)]
-    return (engine.shape.max_length or 0) * (factors[-1] if engine.shape.sections and factors else 1)
 
 
 def buffer_bytes(shape: ModelShape, tokens: int) -> int:
@@ -110,13 +106,9 @@ def _correction(engine: Engine) -> float:
     encoder = sum(form.bytes_of(module, wide) for module in shape.modules if module.name == ENCODER)
     drafts = sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
     contents = (language + encoder + drafts, language + encoder, language + drafts, language)
-    if language <= 0:
-        return 1.0
-    factor = min((checkpoint / held for held in contents), key=lambda ratio: abs(log(ratio)))
-    if factor > MOST_LARGER:
-        copies = factor / 2
-        return copies if 1 / MOST_LARGER <= copies <= MOST_LARGER else 1.0
-    return factor
+    factor = min((checkpoint / held for held in contents), key=lambda ratio: abs(log(ratio))) if language > 0 else 1.0
+    copies = factor if factor <= MOST_LARGER else factor / 2
+    return copies if factor <= MOST_LARGER or 1 / MOST_LARGER <= copies <= MOST_LARGER else 1.0
 
 
 def _share(module: Module, engine: Engine) -> float:
