@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_operator.catalog.startup import FailureKind, Severity, Signature
+from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.lines import WARNING, Line
 from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source
@@ -88,10 +88,10 @@ _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "lit
 class Evidence:
     """A line that may explain the crash. `signature` is None for an exception that matches no signature.
 
-    `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
-    of a traceback, whose exception says more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
-    crashes were ended from outside, according to this line. `kind`: for an exception that matches no signature.
-    `because`: the first exception of a chain whose last one is `text`.
+    `frames`: the end of the traceback. `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation
+    alone. `provisional`: a source line of a traceback, whose exception says more. `records`: the number of records below ERROR before it.
+    `overrules`: signatures whose crashes were ended from outside, according to this line. `because`: the first exception of a chain whose
+    last one is `text`.
     """
 
     signature: Signature | None
@@ -105,7 +105,6 @@ class Evidence:
     provisional: bool = False
     records: int = 0
     overrules: tuple[str, ...] = ()
-    kind: FailureKind | None = None
     because: str = ""
 
     @property
@@ -117,7 +116,7 @@ class Evidence:
     @property
     def quality(self) -> tuple[bool, bool, bool, int]:
         """The line of a signature with the highest quality is shown, the first of several."""
-        return (bool(self.overrules), not (self.weak or self.warned), not self.provisional, len(self.captures))
+        return (bool(self.overrules), not self.is_doubtful, not self.provisional, len(self.captures))
 
     @property
     def is_error(self) -> bool:
@@ -144,29 +143,23 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
     )
 
 
-def _to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
+def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recognizer) -> Crash:
     """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
     line = present(evidence.text.strip(), LINE_LIMIT)
-    excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
+    frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
+    excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
     if evidence.signature is not None:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
         return describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
     if _REFUSED.search(excerpt) is not None:
         cause, remedy = _REFUSED_CAUSE, REFUSED_REMEDY
-    elif evidence.kind is not None:
-        cause, remedy = evidence.kind.cause, evidence.kind.remedy
+    elif (kind := recognizer.kind(evidence.text, evidence.frames)) is not None:
+        cause, remedy = kind.cause, kind.remedy
     else:
         cause, remedy = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY
-    return Crash(
-        signature=UNKNOWN,
-        cause=f"{cause}: {line}" + (f" (caused by {present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""),
-        remedy=remedy,
-        reference=None,
-        line=line,
-        line_number=evidence.number,
-        excerpt=excerpt,
-    )
+    because = f" (caused by {present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
+    return Crash(UNKNOWN, f"{cause}: {line}{because}", remedy, None, line, line_number=evidence.number, excerpt=excerpt)
 
 
 def _best(evidence: Iterable[Evidence]) -> Evidence | None:
@@ -177,10 +170,12 @@ def _best(evidence: Iterable[Evidence]) -> Evidence | None:
 class _Findings:
     """Evidence since the current stage began or the server became ready.
 
-    `evidence`: by signature. The first exception that matches no signature is `unknown`, `echoed` if it only reports a failure elsewhere,
-    or `quoted` if a record quotes its message. `beside`: an error of a program beside the engine. `survived` and `survived_unknown`:
-    evidence of earlier stages. `failed`: a process has failed, at line `failed_at`, after `failed_records` records below ERROR.
-    `records`: the number of records below ERROR so far.
+    `records`: the number of records below ERROR so far. `evidence`: by signature. The first exception that matches no signature is
+    `unknown`, `echoed` if it only reports a failure elsewhere, or `quoted` if a record quotes its message. `beside`: an error of a program
+    beside the engine. `survived` and `survived_unknown`: evidence of earlier stages. `failed`: a process has failed, at line `failed_at`,
+    after `failed_records` records below ERROR, and in a way that only reports the death of another one (`only_death`). `failure_at`: the
+    line that surely says so. `wrapped`: the latest exception, to which following lines may belong: its process, text, line, and the number
+    of them. `chained`: the exception whose handler the next one comes from.
     """
 
     records: int = 0
@@ -194,18 +189,20 @@ class _Findings:
     failed: bool = False
     failed_at: int = 0
     failed_records: int = 0
-
-    def fail(self, number: int) -> None:
-        """Note that a process has failed, at this line."""
-        self.failed, self.failed_at, self.failed_records = True, number, self.records
+    failure_at: int | None = None
+    only_death: bool = False
+    wrapped: tuple[str, str, int, int] | None = None
+    chained: Evidence | None = None
 
     def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
         """Forget all other evidence."""
         self.evidence = {name: each for name, each in self.evidence.items() if is_kept(each)}
 
     def add(self, name: str, evidence: Evidence) -> None:
-        """Add evidence for a signature. Only the best few signatures are kept."""
-        self.evidence[name] = evidence
+        """Add evidence for a signature, unless there is better evidence for it. Only the best few signatures are kept."""
+        before = self.evidence.get(name)
+        if before is None or before.quality < evidence.quality:
+            self.evidence[name] = evidence
         if len(self.evidence) > _KEPT:
             del self.evidence[max(self.evidence, key=lambda each: self.evidence[each].rank)]
 
@@ -265,7 +262,7 @@ class _Findings:
 
 
 class CrashTracker:
-    """Collects evidence and decides whether there is a crash, and which.
+    """Collects evidence and decides whether there is a crash, and which. `recent`: the latest lines of the log, which the caller adds.
 
     Attributes:
         stage: Stage of the start, which the caller sets with `advanced`.
@@ -274,7 +271,6 @@ class CrashTracker:
     """
 
     def __init__(self, recognizer: Recognizer, recent: deque[Line]) -> None:
-        """Create it without evidence. `recent`: the latest lines of the log, which the caller adds."""
         self._recognizer = recognizer
         self.tracebacks = Tracebacks(recent)
         self.notices: dict[str, Evidence] = {}
@@ -282,14 +278,7 @@ class CrashTracker:
         self.settings: dict[str, str] = {}
         self._ready = False
         self._stopping = False
-        self._reset(_Findings())
-
-    def _reset(self, findings: _Findings) -> None:
-        self._found = findings
-        self._failure_at: int | None = None
-        self._wrapped: tuple[str, str, int, int] | None = None
-        self._chained: Evidence | None = None
-        self._only_death = False
+        self._found = _Findings()
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -306,28 +295,27 @@ class CrashTracker:
         found = self._found
         if ready:
             self._ready = True
-            self._reset(_Findings(found.records))
+            self._found = _Findings(found.records)
             self.tracebacks.forget()
         elif not found.failed:
             survived, unknown = found.evidence or found.survived, found.unknown or found.survived_unknown
-            self._reset(_Findings(found.records, survived=survived, survived_unknown=unknown))
+            self._found = _Findings(found.records, survived=survived, survived_unknown=unknown)
 
     def stopping(self, number: int) -> None:
         """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
         if not self._ready:
             return
-        orderly = self._only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
+        orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
             self._stopping = True
-            self._reset(_Findings(self._found.records))
+            self._found = _Findings(self._found.records)
 
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
         for match in self._recognizer.find(text):
-            if match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED:
-                self._notice(self._matched(match, text, number))
-            elif level == WARNING and not (self._stopping or match.pattern.errors_only):
-                self._collect(None, self._matched(match, text, number, warned=True))
+            is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
+            if is_notice or (level == WARNING and not (self._stopping or match.pattern.errors_only)):
+                self._collect(match.signature, self._seen(None, text, number, match, warned=True))
         if self._ready and level == WARNING and not self._stopping:
             # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.
             self._look_for_failure("", text, number)
@@ -336,39 +324,36 @@ class CrashTracker:
         """Read a line of an error record, or raw output. It is the last of `tracebacks.recent`."""
         text = ungrouped(text)
         part = self.tracebacks.take(process, text, number, raw=level is None)
-        if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
+        if self._stopping and (failure := self._recognizer.look(text).failure) is not None and failure.unbidden:
             self._stopping = False  # the other processes were told to stop because this one had died
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
                 # The line ends of a copied log were lost.
                 self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
             return
-        if part is Part.OTHER and self._wrapped is None and self._says_nothing(text):
+        if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if self._is_unrelated(process, level, part, text, number, harmless=harmless):
             return
-        if level is None and part is not Part.EXCEPTION and self._is_source(process, text):
-            if self._wrapped is not None:
-                self._continue(process, text)
+        is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not _PYDANTIC.match(text)
+        if is_code and not self.tracebacks.follows_frames(process):
+            self._continue(process, text)
             return
         self._explain(process, level, part, text, number, uncaught=traceback is not None and traceback.uncaught)
 
-    def _says_nothing(self, text: str) -> bool:
-        # True for most lines that are no records, and cheap.
-        return not (
-            self._recognizer.is_known(text) or "with error '" in text or "method" in text or _PANIC.match(text) or _PYDANTIC.match(text)
-        )
-
-    def _is_source(self, process: str, text: str) -> bool:
-        return is_source(text) and not (_PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
+    def _may_matter(self, text: str) -> bool:
+        # False for most lines that are no records, and cheap.
+        seen = self._recognizer.look(text)
+        is_known = seen.patterns or seen.failure or "with error '" in text or "method" in text
+        return bool(is_known or _PANIC.match(text) or _PYDANTIC.match(text))
 
     def _is_unrelated(self, process: str, level: int | None, part: Part, text: str, number: int, *, harmless: bool) -> bool:
         """Return whether the line reports an error that does not belong to the start."""
         recent = self.tracebacks.recent
         beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
-        failure = self._recognizer.failure(text)
+        failure = self._recognizer.look(text).failure
         if failure is None and (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))):
             if harmless and _DEVICE.search(text):
                 self._match(process, text, number, weak=True)  # this process survived it, but the engine needs the GPU too
@@ -386,7 +371,7 @@ class CrashTracker:
         if any(ASIDE in frame for frame in frames):
             # It imports vLLM and reports errors of the import. That vLLM is not installed means nothing.
             for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
-                self._found.beside = self._found.beside or self._matched(match, text, number, process=process)
+                self._found.beside = self._found.beside or self._seen(process, text, number, match)
             return True
         # In a shortened traceback, the command before it remains.
         return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)].text
@@ -399,20 +384,20 @@ class CrashTracker:
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
             frames = self.tracebacks.frames(process, 1)
             known = bool(frames) and self._match(process, frames[-1].strip(), number)
-        if part is Part.OTHER and not known and self._wrapped is not None:
+        if part is Part.OTHER and not known:
             self._continue(process, text)
         if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
-            self._found.quoted = self._found.quoted or self._seen(process, None, text, number)
+            self._found.quoted = self._found.quoted or self._seen(process, text, number)
         if part is Part.EXCEPTION:
-            self._wrapped = None if known else (process, text, number, 0)
+            self._found.wrapped = None if known else (process, text, number, 0)
         elif not known and _PANIC.match(text):
-            self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
-            self._wrapped = (process, text, number, 0)
+            self._found.unknown = self._found.unknown or self._seen(process, text, number)
+            self._found.wrapped = (process, text, number, 0)
         unknown = self._found.unknown
         if text.startswith(_CHAINED) and unknown is not None and unknown.process == process:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
             # without a message says nothing alone.
-            self._chained = unknown if text.startswith(_CHAINED[0]) or ":" not in unknown.text else None
+            self._found.chained = unknown if text.startswith(_CHAINED[0]) or ":" not in unknown.text else None
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=uncaught)
 
@@ -424,59 +409,50 @@ class CrashTracker:
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or browser may have wrapped the message of an exception.
-        assert self._wrapped is not None
-        writer, begun, number, lines = self._wrapped
-        if process not in (writer, ""):
+        writer, begun, number, lines = self._found.wrapped or ("", "", 0, 0)
+        if self._found.wrapped is None or process not in (writer, ""):
             return
         if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
-            self._wrapped = None
+            self._found.wrapped = None
             return
         # The message of a panic, and of an exception without text on its own line, is on the next line.
         bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
         if not lines and bare and self._found.unknown is not None and self._found.unknown.number == number:
             self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
-        self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
+        self._found.wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
 
     def _look_for_failure(self, process: str, text: str, number: int, *, sure: bool = True) -> None:
-        failure = self._recognizer.failure(text)
+        failure = self._recognizer.look(text).failure
         if failure is None or (self._ready and not failure.serving):
             return
-        if failure.native and not self._recognizer.is_echo(text) and self._found.unknown is None:
+        if failure.native and not self._recognizer.look(text).is_echo and self._found.unknown is None:
             # It replaces an exception. A weak signature may match it, which explains less than any other signature.
-            match = next((each for each in self._recognizer.find(text) if each.pattern.weak), None)
-            seen = self._matched(match, text, number, process=process) if match else self._seen(process, None, text, number)
-            self._found.unknown = seen
+            weak = next((each for each in self._recognizer.find(text) if each.pattern.weak), None)
+            self._found.unknown = self._seen(process, text, number, weak)
         if sure:
-            self._failure_at = self._failure_at or number
+            self._found.failure_at = self._found.failure_at or number
         self._fail(number, death=failure.death)
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._found.failed:
-            self._found.fail(number)
-            self._only_death = death
+            self._found.failed, self._found.failed_at, self._found.failed_records = True, number, self._found.records
+            self._found.only_death = death
             if self._ready:
                 self._found.keep(lambda each: number - each.number < _SERVING_WINDOW)
         elif not death:
-            self._only_death = False
+            self._found.only_death = False
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False, weak: bool = False, sure: bool = True) -> bool:
         """Collect the signatures that the line matches. Return whether one of them explains the crash."""
         known = False
-        for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, self._context())):
+        stage = f"stage {self.stage} after "
+        for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, stage + " ".join(self._found.evidence))):
             if not (sure or match.is_reported_by(text)):
                 continue
-            signature, pattern = match.signature, match.pattern
-            marks: dict[str, Any] = {"weak": weak or pattern.weak, "provisional": provisional, "overrules": pattern.overrules or ()}
-            evidence = self._matched(match, text, number, **marks)
-            if signature.severity is Severity.FATAL or signature.id == TERMINATED:
-                self._collect(process, evidence)
-                known = known or not (signature.is_echo or provisional)
-            else:
-                self._notice(self._with_frames(process, evidence))
+            marks = {"weak": weak or match.pattern.weak, "provisional": provisional, "overrules": match.pattern.overrules or ()}
+            is_evidence = self._collect(match.signature, self._seen(process, text, number, match, **marks))
+            known = known or (is_evidence and not (match.signature.is_echo or provisional))
         return known
-
-    def _context(self) -> str:
-        return f"stage {self.stage} after {' '.join(self._found.evidence)}"
 
     def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
         if text.startswith("KeyboardInterrupt"):
@@ -485,44 +461,40 @@ class CrashTracker:
             # After an interrupt, the processes end too.
             self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
         if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)):
-            self._failure_at = None
+            self._found.failure_at = None
             return
-        if not known and self._recognizer.is_echo(text):
-            self._found.echoed = self._found.echoed or self._seen(process, None, text, number)
+        if not known and self._recognizer.look(text).is_echo:
+            self._found.echoed = self._found.echoed or self._seen(process, text, number)
         elif not known:
-            first = self._chained
+            first = self._found.chained
             if first is not None and first is self._found.unknown and first.process == process:
-                self._found.unknown = replace(self._seen(process, None, text, number), because=first.because or first.text)
-            self._found.unknown = self._found.unknown or self._seen(process, None, text, number)
-        if self._chained is not None and self._chained.process == process:
-            self._chained = None
+                self._found.unknown = replace(self._seen(process, text, number), because=first.because or first.text)
+            self._found.unknown = self._found.unknown or self._seen(process, text, number)
+        if self._found.chained is not None and self._found.chained.process == process:
+            self._found.chained = None
         if uncaught and not self._ready:
             self._fail(number)
 
-    def _notice(self, evidence: Evidence) -> None:
-        assert evidence.signature is not None
-        self.notices.setdefault(evidence.signature.id, evidence)
-
-    def _collect(self, process: str | None, evidence: Evidence) -> None:
-        """Add evidence, unless there is better evidence for the same signature."""
-        assert evidence.signature is not None
-        name = evidence.signature.id
-        before = self._found.evidence.get(name)
-        if before is None or before.quality < evidence.quality:
-            self._found.add(name, self._with_frames(process, evidence))
+    def _collect(self, signature: Signature, evidence: Evidence) -> bool:
+        """Add evidence for this signature. Return whether it may explain a crash, and is no notice."""
+        if signature.severity is not Severity.FATAL and signature.id != TERMINATED:
+            self.notices.setdefault(signature.id, evidence)
+            return False
+        self._found.add(signature.id, evidence)
+        return True
 
     def crash(self, *, ended: bool) -> Crash | None:
         """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
         if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
         chosen = self._found.cause(self._titled() if ended else None)
-        return _to_crash(chosen, self._facts()) if chosen is not None else None
+        return self._described(chosen) if chosen is not None else None
 
     def of_source_line(self, text: str) -> Crash | None:
         """Return the crash for a text that is a single source line. In a log, such a line would be part of a traceback."""
-        found = [self._matched(each, text, 1, weak=each.pattern.weak) for each in self._recognizer.find(text)] if is_source(text) else []
-        chosen = _best(each for each in found if each.signature is not None and each.signature.severity is Severity.FATAL)
-        return _to_crash(chosen, {}) if chosen is not None else None
+        found = self._recognizer.find(text) if is_source(text) else ()
+        chosen = _best(self._seen(None, text, 1, each) for each in found if each.signature.severity is Severity.FATAL)
+        return _to_crash(chosen, {}, self._recognizer) if chosen is not None else None
 
     @property
     def cut_off_at(self) -> int | None:
@@ -530,38 +502,28 @@ class CrashTracker:
         if self._ready or self._stopping or self.tracebacks.mention((*CLIENTS, ASIDE)):
             return None
         broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
-        return next(broken, self._failure_at)
+        return next(broken, self._found.failure_at)
 
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
         shown = (each for each in self.notices.values() if each.signature is not None and each.signature.is_shown_beside(name))
-        return tuple(_to_crash(each, self._facts()) for each in shown)
+        return tuple(self._described(each) for each in shown)
 
-    def _facts(self) -> dict[str, str]:
-        return {**self.settings, "stage": self.stage}
+    def _described(self, evidence: Evidence) -> Crash:
+        return _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)
 
     def _titled(self) -> Evidence | None:
         # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
         for traceback in self.tracebacks.unfinished():
             text = _TITLE.sub("", traceback.title, count=1)
-            if any(map(str.isalnum, text)) and self._recognizer.failure(text) is None:
-                return self._seen(None, None, text, traceback.number)
+            if any(map(str.isalnum, text)) and self._recognizer.look(text).failure is None:
+                return self._seen(None, text, traceback.number)
         return None
 
-    def _matched(self, match: Match, text: str, number: int, *, process: str | None = None, **marks: Any) -> Evidence:
-        """Return the evidence of a match. `marks` are fields of the evidence."""
-        captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures)
-        return self._seen(process, match.signature, text, number, captures=captures, **marks)
-
-    def _seen(self, process: str | None, signature: Signature | None, text: str, number: int, **marks: Any) -> Evidence:
-        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", records=self._found.records, **marks)
-        return self._with_frames(process, evidence)
-
-    def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
-        """Add the last frames of the traceback of the process. Without a process there are none."""
-        frames = (
-            self.tracebacks.frames(process, _KIND_FRAMES if evidence.signature is None else _EXCERPT_FRAMES) if process is not None else ()
-        )
-        kind = self._recognizer.kind(evidence.text, frames) if evidence.signature is None else None
-        return replace(evidence, frames=frames[-_EXCERPT_FRAMES:], kind=kind) if frames or kind else evidence
+    def _seen(self, process: str | None, text: str, number: int, match: Match | None = None, **marks: Any) -> Evidence:
+        """Return evidence with the last frames of the process; without a process there are none. `marks` are fields of the evidence."""
+        signature, most = (match.signature, _EXCERPT_FRAMES) if match is not None else (None, _KIND_FRAMES)
+        captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
+        frames = self.tracebacks.frames(process, most) if process is not None else ()
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, captures, records=self._found.records, **marks)

@@ -109,8 +109,11 @@ def _tidy(value: str) -> str:
     return value.removesuffix(".") if " " not in value else value
 
 
-class _Seen(NamedTuple):
-    """The strings of the catalog that a line contains."""
+class Seen(NamedTuple):
+    """What a line may be about, according to its strings.
+
+    `failure`: a process has failed. `is_echo`: an exception that only reports a failure elsewhere. `patterns`: those that it may match.
+    """
 
     failure: Failure | None = None
     is_echo: bool = False
@@ -130,25 +133,22 @@ class Recognizer:
         self._echoes = frozenset(stages.echoes)
         self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
         self._kinds = tuple(kinds)
-        self._latest: tuple[str, _Seen] = ("", _Seen())
+        self._latest = "", Seen()
 
-    def failure(self, text: str) -> Failure | None:
-        """Return what the line says about a process that has failed, or None."""
-        return self._look(text).failure
-
-    def is_echo(self, text: str) -> bool:
-        """Whether an exception only reports a failure elsewhere."""
-        return self._look(text).is_echo
-
-    def is_known(self, text: str) -> bool:
-        """Whether the line may be about a crash or a process that has failed."""
-        seen = self._look(text)
-        return bool(seen.patterns) or seen.failure is not None
+    def look(self, text: str) -> Seen:
+        """Return what the line may be about."""
+        if self._latest[0] != text:
+            found = self._literals.find(text)
+            failures = [each for each in found if each in self._failures]
+            failure = self._failures[min(failures, key=text.find)] if failures else None
+            patterns = sorted((pattern for each in found for pattern in self._patterns.get(each, ())), key=attrgetter("order"))
+            self._latest = text, Seen(failure, not self._echoes.isdisjoint(found), tuple(patterns))
+        return self._latest[1]
 
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
         """Return the signatures that the line matches, each once. `context` returns the frames of the traceback that the line ends."""
         found_before: set[str] = set()
-        for each in self._look(text).patterns:
+        for each in self.look(text).patterns:
             if each.signature.id not in found_before and (match := each.match(text, context)) is not None:
                 found_before.add(each.signature.id)
                 yield match
@@ -156,25 +156,9 @@ class Recognizer:
     def kind(self, text: str, frames: Sequence[str]) -> FailureKind | None:
         """Return the kind of failure of an exception that matches no signature, by its innermost frame that tells one, or None."""
         fitting = [kind for kind in self._kinds if kind.message is None or _compiled(kind.message).search(text)]
-        for line in (each for each in reversed(frames) if each.lstrip().startswith("File ")):
-            if (found := next((kind for kind in fitting if kind.frames and _compiled(kind.frames).search(line)), None)) is not None:
-                return found
-        return next((kind for kind in fitting if kind.frames is None), None)
-
-    def _look(self, text: str) -> _Seen:
-        if self._latest[0] != text:
-            found = self._literals.find(text)
-            failures = [each for each in found if each in self._failures]
-            patterns = [pattern for each in found for pattern in self._patterns.get(each, ())]
-            self._latest = (
-                text,
-                _Seen(
-                    self._failures[min(failures, key=text.find)] if failures else None,
-                    not self._echoes.isdisjoint(found),
-                    tuple(sorted(patterns, key=attrgetter("order"))),
-                ),
-            )
-        return self._latest[1]
+        lines = (each for each in reversed(frames) if each.lstrip().startswith("File "))
+        found = (kind for line in lines for kind in fitting if kind.frames and _compiled(kind.frames).search(line))
+        return next(found, None) or next((kind for kind in fitting if kind.frames is None), None)
 
 
 @cache

@@ -23,16 +23,12 @@ _UPDATES = 3
 
 
 class StartupParser:
-    """Parses the log of one run of a container. It never raises, and its state is bounded.
-
-    Not for concurrent use. Parsers of the same knowledge share its prepared form.
-    """
+    """Parses the log of one run of a container. It never raises, and its state is bounded. Parsers of the same knowledge share it."""
 
     def __init__(self, knowledge: StartupKnowledge) -> None:
         self._heartbeats = tuple(line.text.encode() for line in knowledge.stages.heartbeats)
         self._reader = LineReader()
         self._clock = LogClock()
-        self._number = 0
         self._recent: deque[Line] = deque(maxlen=LINES_KEPT)
         self._start = StartTracker(prepare(knowledge), self._recent, self._clock)
 
@@ -63,17 +59,13 @@ class StartupParser:
 
     @property
     def state(self) -> StartupState:
-        """Return the state while the process may still run."""
-        return self._start.state(self._number)
+        """The state while the process may still run."""
+        return self._start.state
 
     @property
     def final_state(self) -> StartupState:
-        """Return the state if the process ended where the log ends.
-
-        This includes errors that a running process may survive. If the log contains several starts, and the last one neither failed nor
-        became ready, the crash is the one of the start before.
-        """
-        return self._start.final_state(self._number)
+        """The state if the process ended where the log ends."""
+        return self._start.final_state
 
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return relevant notices in addition to this crash, or without a crash."""
@@ -81,7 +73,7 @@ class StartupParser:
 
     def _read(self, lines: list[str]) -> None:
         for raw in lines:
-            self._number += 1
+            self._start.lines += 1
             raw = raw.rstrip("\r")  # vLLM ends the inner lines of a record with \r, and Windows may add another one
             if not raw:
                 continue
@@ -113,9 +105,9 @@ class StartupParser:
 
     def _text(self, process: str, level: int | None, text: str) -> None:
         if level is not None and level < ERROR:
-            self._start.record(level, text, self._number)
+            self._start.record(level, text)
         elif text and not (level is None and "%" in text and self._bar(text, process)):
-            self._start.error(process, level, text, self._number)
+            self._start.error(process, level, text)
 
     def _bar(self, text: str, process: str) -> bool:
         """Parse a progress bar, and the following line if the bar did not finish and so has no line end."""

@@ -72,12 +72,16 @@ prepare = lru_cache(maxsize=4)(PreparedKnowledge)
 
 
 class StartTracker:
-    """Tracks the latest start in a log. `recent`: the latest lines of the log, which the parser adds; `clock`: the times of the log."""
+    """Tracks the latest start in a log.
+
+    The caller adds the latest lines of the log to `recent`, sets its `clock`, and counts its `lines`.
+    """
 
     def __init__(self, knowledge: PreparedKnowledge, recent: deque[Line], clock: LogClock) -> None:
         self._knowledge = knowledge
         self._recent = recent
         self._clock = clock
+        self.lines = 0
         self._earlier: Crash | None = None
         self._reset()
 
@@ -94,33 +98,33 @@ class StartTracker:
         if begun is None:
             self._seen = replace(self._seen, entered=((stage, self._clock.now()), *later))
 
-    def error(self, process: str, level: int | None, text: str, number: int) -> None:
+    def error(self, process: str, level: int | None, text: str) -> None:
         """Process an error record, or raw output that is not a bar."""
         # The logo and old tools print known lines without a level.
         word = text.lstrip().split(" ", 1)[0] if level is None else ""
-        if not (word in self._knowledge.words and self._meaning(word, text, number)):
-            self.crashes.error(process, level, text, number)
+        if not (word in self._knowledge.words and self._meaning(word, text)):
+            self.crashes.error(process, level, text, self.lines)
 
-    def record(self, level: int, text: str, number: int) -> None:
+    def record(self, level: int, text: str) -> None:
         """Process a record below ERROR."""
         self.begin()
         self.crashes.count()
         text = text.lstrip()
         word = text.split(" ", 1)[0]
         if word in self._knowledge.words:
-            if self._meaning(word, text, number):
+            if self._meaning(word, text):
                 return
         elif word[:1] == "[" and (tag := _TAG.match(text)):
             text = text[tag.end() :]
-            self._meaning(text.split(" ", 1)[0], text, number)
+            self._meaning(text.split(" ", 1)[0], text)
         elif "=" in word:
-            self._meaning(word.split("=", 1)[0] + "=", text, number)
+            self._meaning(word.split("=", 1)[0] + "=", text)
         elif level == INFO and word[:1].isdigit() and not self.crashes.failed and _ACCESS.search(text):
             self._enter(Stage.READY)
         elif level == INFO and "throughput: " in text:
-            self._meaning("Avg", text, number)
+            self._meaning("Avg", text)
         if level == WARNING or word in _NOTICES or "NvFp4" in text:
-            self.crashes.record(level, text, number)
+            self.crashes.record(level, text, self.lines)
 
     def bar(self, text: str, process: str) -> str | None:
         """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
@@ -133,13 +137,13 @@ class StartTracker:
             self._count(stage, progress, process)
         return rest.strip()
 
-    def _meaning(self, word: str, text: str, number: int) -> bool:
+    def _meaning(self, word: str, text: str) -> bool:
         found = self._knowledge.meaning(word, text)
         if found is not None:
-            self._apply(*found, number)
+            self._apply(*found)
         return found is not None
 
-    def _apply(self, meaning: LineMeaning, found: re.Match[str], number: int) -> None:
+    def _apply(self, meaning: LineMeaning, found: re.Match[str]) -> None:
         has_begun = _ORDER[self._seen.stage] > _ORDER[Stage.CONFIGURATION]
         is_later_engine = meaning.engine and self.crashes.failed and self._seen.stage is Stage.READY
         if is_later_engine or (meaning.banner and (has_begun or self.crashes.failed)):
@@ -154,7 +158,7 @@ class StartTracker:
                 self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
         self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
-            self.crashes.stopping(number)
+            self.crashes.stopping(self.lines)
         if meaning.progress is not None:
             completed, total = int(found["completed"][:9]), int(found["total"][:9])
             self._count(self._seen.stage, Progress(min(completed, total), total, meaning.progress), "")
@@ -202,28 +206,28 @@ class StartTracker:
         least = self._counts.update(process, progress, self._clock.now(), is_of_earlier_stage=earlier)
         self._seen = replace(self._seen, progress=least)
 
-    def state(self, lines: int) -> StartupState:
-        """Return the state while the process may still run. `lines` is the number of lines of the log."""
-        return self._state(self.crashes.crash(ended=False), lines)
+    @property
+    def state(self) -> StartupState:
+        """The state while the process may still run."""
+        return self._state(self.crashes.crash(ended=False))
 
-    def final_state(self, lines: int) -> StartupState:
-        """Return the state if the process ended where the log ends."""
+    @property
+    def final_state(self) -> StartupState:
+        """The state if the process ended where the log ends.
+
+        This includes errors that a running process may survive. If the log contains several starts, and the last one neither failed nor
+        became ready, the crash is the one of the start before.
+        """
         crash = self.crashes.crash(ended=True)
         if crash is None and self._seen.stage is not Stage.READY:
-            crash = self._earlier or (self.crashes.of_source_line(self._recent[0].text) if lines == len(self._recent) == 1 else None)
-        return replace(self._state(crash, lines), is_final=True, cut_off_at=self.crashes.cut_off_at if crash is None else None)
+            is_one_line = self.lines == len(self._recent) == 1
+            crash = self._earlier or (self.crashes.of_source_line(self._recent[0].text) if is_one_line else None)
+        return replace(self._state(crash), is_final=True, cut_off_at=self.crashes.cut_off_at if crash is None else None)
 
-    def _state(self, crash: Crash | None, lines: int) -> StartupState:
-        entered = self._seen.entered
-        return replace(
-            self._seen,
-            stage_since=entered[-1][1],
-            started_at=entered[0][1],
-            last_line_at=self._clock.now(),
-            crash=crash,
-            lines=lines,
-            notices=tuple(self.crashes.notices),
-        )
+    def _state(self, crash: Crash | None) -> StartupState:
+        entered, now = self._seen.entered, self._clock.now()
+        times: dict[str, Any] = {"stage_since": entered[-1][1], "started_at": entered[0][1], "last_line_at": now}
+        return replace(self._seen, **times, crash=crash, lines=self.lines, notices=tuple(self.crashes.notices))
 
 
 def _fullest(figure: str, logged: str, known: MeasuredMemory) -> float:

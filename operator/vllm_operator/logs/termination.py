@@ -42,15 +42,9 @@ def diagnose_termination(
 ) -> Crash | None:
     """Return why a container ended, or None if it ended without an error.
 
-    Args:
-        knowledge: The signatures.
-        exit_code: Exit code of the main process, or 128 plus the number of the signal that ended it.
-        signal: Signal in the status of the container.
-        reason: Reason in the status of the container, such as OOMKilled, Error, Completed, StartError.
-        message: Termination message: the last lines of the log, or the error of the container runtime.
-        log_crash: Crash found in the log (`StartupParser.final_state.crash`).
-        stage: Stage of the start according to the log; empty if unknown.
-        unread: Clause with the reason why the log could not be read; empty if it was read.
+    `exit_code` is that of the main process, or 128 plus the number of the signal that ended it. `signal` and `reason` (OOMKilled, Error,
+    Completed, StartError) are those in the status of the container. `message` has the last lines of the log, or the error of the container
+    runtime. `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
@@ -59,7 +53,10 @@ def diagnose_termination(
         return describe(by_id[_OOM], said, (("stage", stage),))
     if log_crash is not None and _is_specific(log_crash, by_id):
         return log_crash
-    from_message = _from_message(knowledge, message)
+    parser = StartupParser(knowledge)
+    parser.feed(message or "")
+    parser.end()
+    from_message = parser.final_state.crash
     if from_message is not None and (_is_specific(from_message, by_id) or log_crash is None):
         return from_message
     named = by_id.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
@@ -77,15 +74,6 @@ def diagnose_termination(
 def _is_specific(crash: Crash, by_id: dict[str, Signature]) -> bool:
     signature = by_id.get(crash.signature)
     return signature is not None and not signature.is_echo
-
-
-def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | None:
-    if not message:
-        return None
-    parser = StartupParser(knowledge)
-    parser.feed(message)
-    parser.end()
-    return parser.final_state.crash
 
 
 def _unexplained(said: str, number: int | None, message: str | None, about_log: str) -> Crash:
