@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from support import fake_fields
 from vllm_operator.kube.client import (
@@ -22,6 +22,7 @@ from vllm_operator.kube.client import (
     LogRequest,
     Manifest,
     NotFound,
+    Query,
     kind_of,
 )
 
@@ -129,37 +130,22 @@ class FakeCluster:
             raise NotFound("the server could not find the requested resource")
         return _copied(self.documents[path])
 
-    async def find(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-        cached: bool = False,
-    ) -> Sequence[Manifest]:
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
         """List objects."""
         await self._enter("find", kind)
         if kind in self.absent:
             raise NotFound("the server could not find the requested resource")
         items = [item for key, item in self._objects.items() if key[0] == kind.kind and namespace in (None, key[1])]
-        if labels:
+        if labels := query.get("labels"):
             items = [item for item in items if labels.items() <= (item["metadata"].get("labels") or {}).items()]
-        for path, value in (fields or {}).items():
+        for path, value in query.get("fields", {}).items():
             steps, equal = tuple(f"f:{step}" for step in path.rstrip("!").split(".")), not path.endswith("!")
             items = [item for item in items if ((fake_fields.read(item, steps)[1] or "") == value) is equal]
         return _copied(items)
 
-    async def pages(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Sequence[Manifest]]:
+    async def pages(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> AsyncIterator[Sequence[Manifest]]:
         """List objects in pages of `page` objects."""
-        items = await self.find(kind, namespace, labels=labels, fields=fields)
+        items = await self.find(kind, namespace, **query)
         for begin in range(0, len(items) or 1, self.page):
             if begin:
                 await self._enter("page", kind)

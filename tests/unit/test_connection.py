@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_operator.controller.settings import LogFormat, Settings, SettingsError
+from vllm_operator.controller.settings import Settings, SettingsError
 from vllm_operator.kube.connection import MissingConnectionError, load_configuration, proxy_for
 
 
@@ -62,7 +62,7 @@ def test_settings_have_defaults_and_are_read_by_type() -> None:
     read = Settings.from_environment(
         {"VLLM_OPERATOR_NAMESPACES": "a, b,", "VLLM_OPERATOR_WORKERS": "3", "VLLM_OPERATOR_LOG_FORMAT": "json", "HOME": "/"}
     )
-    assert (read.namespaces, read.workers, read.log_format) == (("a", "b"), 3, LogFormat.JSON)
+    assert (read.namespaces, read.workers, read.log_format) == (("a", "b"), 3, "json")
 
 
 def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_setting() -> None:

@@ -343,7 +343,7 @@ class FailingOnce(PlainParser):
 
     failed = False
 
-    def feed(self, data: bytes, timestamp: Any = None) -> None:
+    def feed(self, data: Any, timestamp: Any = None) -> None:
         if b"Boom" in data and not FailingOnce.failed:
             FailingOnce.failed = True
             raise IndexError("a bug")
@@ -384,7 +384,7 @@ async def test_a_log_whose_task_was_ended_is_followed_again(world: World) -> Non
 class FailingAtItsEnd(PlainParser):
     """A parser with a bug that shows on the last line, which has no newline."""
 
-    def feed(self, data: bytes, timestamp: Any = None) -> None:
+    def feed(self, data: Any, timestamp: Any = None) -> None:
         if b"unfinished" in data:
             raise IndexError("a bug")
         super().feed(data, timestamp)

@@ -8,9 +8,11 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
 
 GPU_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"nvidia.com/gpu.present": "true"}}}
+ONE = Inventory(node_count=1)
 
 
 class SlowCluster(FakeCluster):
@@ -33,9 +35,11 @@ class World:
         self.now = 0.0
         self.cluster = SlowCluster()
         self.cluster.put(GPU_NODE)
-        self.cache = InventoryCache(self.cluster, lambda nodes, slices, node_pools: len(nodes), seconds=30, clock=lambda: self.now)
+        self.cache = InventoryCache(
+            self.cluster, lambda nodes, slices, node_pools: Inventory(node_count=len(nodes)), seconds=30, clock=lambda: self.now
+        )
 
-    async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[int]]:
+    async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[Inventory]]:
         """Reads that have begun."""
         tasks = [asyncio.create_task(self.cache.read(max_age=max_age)) for _ in range(number)]
         await asyncio.sleep(0)
@@ -51,7 +55,7 @@ async def world() -> World:
 async def test_all_who_wait_share_one_read(world: World) -> None:
     tasks = await world.waiting(24)
     world.cluster.answers.set()
-    assert await asyncio.gather(*tasks) == [1] * 24
+    assert await asyncio.gather(*tasks) == [ONE] * 24
     assert world.cluster.asked == 1
 
 
@@ -63,14 +67,14 @@ async def test_they_share_its_error_and_do_not_wait_for_one_time_out_each(world:
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(each) for each in found} == {type(error)}
     assert world.cluster.asked == 1
-    assert await world.cache.read() == 1, "the next one asks again"
+    assert await world.cache.read() == ONE, "the next one asks again"
 
 
 async def test_where_reading_takes_long_it_is_done_less_often(world: World) -> None:
     [first] = await world.waiting(1)
     world.now += 0.5
     world.cluster.answers.set()
-    assert await first == 1
+    assert await first == ONE
     world.now += 4
     await world.cache.read(max_age=1.0)
     assert world.cluster.asked == 1
@@ -84,7 +88,7 @@ async def test_that_one_is_cancelled_does_not_concern_the_others(world: World) -
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     world.cluster.answers.set()
-    assert await second == 1
+    assert await second == ONE
 
 
 async def test_a_read_that_began_too_long_ago_is_followed_by_another(world: World) -> None:
@@ -92,14 +96,14 @@ async def test_a_read_that_began_too_long_ago_is_followed_by_another(world: Worl
     world.now += 5
     [second] = await world.waiting(1, max_age=1.0)
     world.cluster.answers.set()
-    assert (await first, await second) == (1, 1)
+    assert (await first, await second) == (ONE, ONE)
     assert world.cluster.asked == 2
 
 
 async def test_what_is_fresh_enough_is_not_read_again(world: World) -> None:
     world.cluster.answers.set()
     for _ in range(3):
-        assert await world.cache.read() == 1
+        assert await world.cache.read() == ONE
     assert world.cluster.asked == 1
     world.cluster.absent.add(NODE)
     world.now += 31

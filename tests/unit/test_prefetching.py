@@ -453,8 +453,8 @@ async def test_a_job_that_may_not_be_created_is_reported(bench: Bench, fleet: Fl
     assert bench.cluster.all(VLLM_DEPLOYMENT)
 
 
-async def test_the_log_of_the_job_is_followed_although_its_pod_is_ready_as_soon_as_it_runs() -> None:
-    world = World()
+async def test_the_log_of_the_job_is_followed_although_its_pod_is_ready_as_soon_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
     world.cluster.script_log("default", "p", [line(1, "progress 1/4"), FOREVER])
     pod = engine_pod(state=RUNNING, ready=True)
     pod["metadata"]["labels"] = {labels.COMPONENT_LABEL: Role.FETCHING.value}

@@ -70,7 +70,7 @@ async def test_no_two_workers_hold_the_same_key(queue: WorkQueue[str]) -> None:
             handled.append(key)
             held.remove(key)
             queue.done(key)
-            if not len(queue):
+            if len(queue) + queue.delayed() == 0:
                 finished.set()
 
     queue.add("0")

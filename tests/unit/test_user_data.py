@@ -136,7 +136,7 @@ async def test_what_follows_from_a_change_is_tried_until_it_succeeds(operator: O
         if tries < 3:
             raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(operator.source, "_changed", changed)
+    monkeypatch.setattr(operator.source, "changed", changed)
     operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     async with running(operator):
         await eventually(lambda: tries == 3)

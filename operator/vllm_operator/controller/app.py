@@ -43,7 +43,7 @@ from vllm_operator.controller.preconditions import Preconditions, WatchesOutdate
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.queue import Priority, WorkQueue
 from vllm_operator.controller.reconciler import Reconciler
-from vllm_operator.controller.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
+from vllm_operator.controller.settings import PREFIX, Settings, SettingsError
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
 from vllm_operator.controller.watches import Watches
 from vllm_operator.controller.workers import Workers
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
-    configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
+    configure(as_json=settings.log_format == "json", level=settings.log_level)
     gc.freeze()  # objects loaded so far are never garbage
     try:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -158,7 +158,7 @@ class Operator:
             changed=self.queue.add,
             streams=settings.log_streams,
             restarted=lambda: self.metrics.restarted("log"),
-            share=LogShare(parsed=self.metrics.parsed),
+            share=LogShare(parsed=self.metrics.log_parse_seconds.inc),
             skipped=self.metrics.skipped,
         )
         self.configs = (
@@ -175,7 +175,7 @@ class Operator:
             logs=self.followers,
             metrics=self.metrics,
             configs=self.configs,
-            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
+            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming == "digest"),
             presets=self.presets,
             integrations=settings.integrations,
             namespaces=settings.namespaces,

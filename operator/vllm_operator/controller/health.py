@@ -52,11 +52,7 @@ class HealthServer:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
 
     async def start(self, host: str, port: int) -> int:
-        """Start to listen. Return the port, which the system chooses if `port` is 0.
-
-        Raises:
-            OSError: The port is in use.
-        """
+        """Start to listen. Return the port, which the system chooses if `port` is 0. Raises OSError if the port is in use."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         return int(self._runner.addresses[0][1])

@@ -6,6 +6,7 @@ share the result. The nodes are listed in pages, and only the required fields ar
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -23,7 +24,9 @@ from vllm_operator.kube.client import (
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     ClusterClient,
+    ClusterError,
     Forbidden,
+    Kind,
     Manifest,
     NotFound,
     Unavailable,
@@ -68,63 +71,48 @@ Content = TypeVar("Content")
 
 
 class SharedRead(Generic[Content]):
-    """Cached content of the cluster. Concurrent callers share one read and its error.
+    """Cached content of the cluster. Callers that wait for a read share it and its error: otherwise each would wait for its own timeout."""
 
-    Otherwise each caller would wait for its own timeout.
-    """
-
-    def __init__(self, read: Callable[[], Awaitable[Content]], clock: Callable[[], float], name: str) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Content]], clock: Callable[[], float]) -> None:
         self._read = read
         self._clock = clock
-        self._name = name
-        self._reading: asyncio.Task[None] | None = None
-        self._read_at: float | None = None
-        self._took = 0.0
-        self._begun, self._kept = 0, 0  # number of the last started read, and of the cached one
+        self._reading = asyncio.Lock()
+        self._reads = 0  # number of completed reads, also of failed ones
+        self._kept, self._read_at, self._took = 0, -math.inf, 0.0  # number, begin and duration of the last successful read
         self._content: Content | None = None
+        self._error: Exception | None = None
 
     async def get(self, max_age: float, limit: float, *, or_last: bool = False) -> Content:
         """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
 
-        `or_last`: return the last content, of any age, while the API server is unavailable.
-
-        Raises:
-            ClusterError: The content cannot be read.
+        `or_last`: return the last content, of any age, while the API server is unavailable. Raises ClusterError.
         """
-        age, begun = min(max(max_age, REST_FACTOR * self._took), limit), self._begun
-        while self._kept <= begun and self._is_older(age):
-            if self._reading is None:
-                self._begun += 1
-                self._reading = asyncio.create_task(self._refresh(), name=self._name)
-                self._reading.add_done_callback(self._has_read)
-            try:
-                await asyncio.shield(self._reading)  # if one caller is cancelled, the others continue
-            except Unavailable:
-                if not or_last or self._content is None:
-                    raise
-                break
+        age, before = min(max(max_age, REST_FACTOR * self._took), limit), self._reads
+        fresh = before + self._reading.locked() + 1  # the first read that begins from now on
+        async with self._reading:
+            if self._kept < fresh and self._clock() - self._read_at >= age:
+                if self._reads == before or self._error is None:
+                    await self._try()
+                if self._error is not None and not (or_last and isinstance(self._error, Unavailable) and self._content is not None):
+                    raise self._error
         assert self._content is not None
         return self._content
 
-    def _is_older(self, age: float) -> bool:
-        return self._read_at is None or self._clock() - self._read_at >= age
-
-    async def _refresh(self) -> None:
-        asked_at = self._clock()
-        content = await self._read()
-        self._took = self._clock() - asked_at
-        if content != self._content:  # otherwise keep the object: callers compare by identity
-            self._content = content
-        self._read_at, self._kept = asked_at, self._begun
-
-    def _has_read(self, task: asyncio.Task[None]) -> None:
-        self._reading = None
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved: there may be no caller left
+    async def _try(self) -> None:
+        began = self._clock()
+        try:
+            content = await self._read()
+        except ClusterError as error:
+            self._error = error
+        else:
+            self._kept, self._read_at, self._took, self._error = self._reads + 1, began, self._clock() - began, None
+            if content != self._content:  # otherwise keep the object: callers compare by identity
+                self._content = content
+        self._reads += 1
 
 
-class InventoryCache(Generic[Content]):
-    """A cache of the result of `read` for the nodes with GPUs, the ResourceSlices and Karpenter's NodePools.
+class InventoryCache:
+    """A cache of the GPUs, from the nodes that may have one, the ResourceSlices and Karpenter's NodePools.
 
     Pods are listed only when a new plan depends on the free devices (`held`), and not watched: a watch would deliver every change of every
     Pod of the cluster all the time.
@@ -133,7 +121,7 @@ class InventoryCache(Generic[Content]):
     def __init__(
         self,
         client: ClusterClient,
-        read: Callable[..., Content],
+        read: Callable[..., Inventory],
         *,
         seconds: float = 30.0,
         sees_all_pods: bool = True,
@@ -148,30 +136,23 @@ class InventoryCache(Generic[Content]):
         self._seconds = seconds
         self._sees_all_pods = sees_all_pods
         self._clock = clock
-        self._seen: tuple[Sequence[Manifest], Sequence[Manifest], tuple[Manifest, ...]] | None = None
+        self._seen: tuple[Sequence[Manifest], ...] = ((), (), ())  # the nodes, ResourceSlices and NodePools of the last read
         self._node_pools_from = 0.0
-        self._made: Content | None = None
-        self._inventory = SharedRead(self._read_inventory, clock, "nodes")
-        self._held = SharedRead(self._read_held, clock, "pods")
-        self._gpu_nodes: tuple[str, ...] = ()
+        self._made: Inventory | None = None
+        self._inventory = SharedRead(self._read_inventory, clock)
+        self._held = SharedRead(self._read_held, clock)
 
-    async def read(self, *, max_age: float | None = None) -> Content:
-        """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
+    async def read(self, *, max_age: float | None = None) -> Inventory:
+        """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache). Raises ClusterError.
 
         Without `max_age`, no new plan depends on the inventory, so the last one is returned while the API server is unavailable.
-
-        Raises:
-            ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
         """
         return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds, or_last=max_age is None)
 
     async def held(self, *, insist: bool = True) -> HeldDevices | None:
-        """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Concurrent callers share a read.
+        """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
-
-        Raises:
-            ClusterError: The Pods cannot be listed.
         """
         if not (insist or self._sees_all_pods):
             return None
@@ -182,24 +163,16 @@ class InventoryCache(Generic[Content]):
 
     async def _read_held(self) -> HeldDevices:
         """List the Pods on the nodes with GPUs, and ResourceClaims. The number of requests does not grow with the number of nodes."""
-        claims = await self._claims()
-        if len(self._gpu_nodes) > NODE_LISTS:
+        nodes, slices, _ = self._seen
+        claims = await self._find(RESOURCE_CLAIM) if slices else None
+        if len(nodes) > NODE_LISTS:
             pages = self._client.pages(POD, fields=ON_NODES)
             return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
-        lists = [self._client.find(POD, fields={"spec.nodeName": node}, cached=True) for node in self._gpu_nodes]
+        lists = [self._client.find(POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
         return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
-    async def _claims(self) -> Sequence[Manifest] | None:
-        """Return the ResourceClaims of the cluster if it has devices for them; None if they cannot be listed."""
-        if self._seen is None or not self._seen[1]:
-            return None
-        try:
-            return await self._client.find(RESOURCE_CLAIM, cached=True)
-        except (NotFound, Forbidden):
-            return None
-
-    async def _read_inventory(self) -> Content:
-        slices = await self._slices()
+    async def _read_inventory(self) -> Inventory:
+        slices = await self._find(RESOURCE_SLICE) or ()
         with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
         nodes = [
             _node_part(node)
@@ -209,28 +182,28 @@ class InventoryCache(Generic[Content]):
         ]
         seen = nodes, slices, await self._node_pools()
         if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
-            self._made = self._make(nodes, seen[1], node_pools=seen[2])
-            self._gpu_nodes = tuple(node["metadata"]["name"] for node in nodes)
+            self._made = self._make(nodes, slices, node_pools=seen[2])
             self._seen = seen
         return self._made
 
-    async def _slices(self) -> tuple[Manifest, ...]:
+    async def _find(self, kind: Kind) -> Sequence[Manifest] | None:
+        """List all objects of a kind; return None if the API server does not serve it, or the operator may not list it."""
         try:
-            return tuple(await self._client.find(RESOURCE_SLICE, cached=True))
+            return await self._client.find(kind, cached=True)
         except (NotFound, Forbidden):
-            return ()  # dynamic resource allocation is not available, or not allowed
+            return None
 
-    async def _node_pools(self) -> tuple[Manifest, ...]:
+    async def _node_pools(self) -> Sequence[Manifest]:
         if self._clock() < self._node_pools_from:
             return ()
         try:
-            found = await self._client.find(NODE_POOL, cached=True)
-        except (NotFound, Forbidden):
+            found = await self._find(NODE_POOL)
+        except Unavailable:
+            return self._seen[2]  # the webhook of this CRD may be down, which does not concern nodes
+        if found is None:
             self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
             return ()
-        except Unavailable:
-            return self._seen[2] if self._seen is not None else ()  # the webhook of this CRD may be down, which does not concern nodes
-        return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
+        return [{"metadata": _picked(each["metadata"], "name", "deletionTimestamp"), "spec": each.get("spec") or {}} for each in found]
 
 
 class FreeDevices:
@@ -239,7 +212,7 @@ class FreeDevices:
     The result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go.
     """
 
-    def __init__(self, inventories: InventoryCache[Inventory]) -> None:
+    def __init__(self, inventories: InventoryCache) -> None:
         self._inventories = inventories
         # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
         self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
@@ -247,14 +220,8 @@ class FreeDevices:
     async def count(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, listed_pools: int = 0) -> Inventory:
         """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
 
-        Args:
-            resource: The VLLMDeployment to plan.
-            inventory: The GPUs of the cluster.
-            pods: Its Pods.
-            listed_pools: Node pools in the administrator's ConfigMap.
-
-        Raises:
-            ClusterError: The Pods cannot be listed.
+        `pods` are those of the VLLMDeployment to plan; `listed_pools` is the number of node pools in the administrator's ConfigMap. Raises
+        ClusterError if the Pods cannot be listed.
         """
         metadata = resource.metadata
         if not needs_usage(resource, inventory, listed_pools=listed_pools):
@@ -287,28 +254,28 @@ def _device_part(pod: Manifest) -> Manifest | None:
     """Return the parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster request none."""
     if not requested_devices(pod):
         return None
-    metadata, spec = pod["metadata"], pod["spec"]
+    spec = pod["spec"]
     containers = {
         field: [{"resources": container.get("resources")} for container in spec.get(field) or ()]
         for field in ("containers", "initContainers")
     }
     return {
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences") if key in metadata},
+        "metadata": _picked(pod["metadata"], "name", "namespace", "labels", "ownerReferences"),
         "spec": {"nodeName": spec.get("nodeName"), **containers},
         "status": {"phase": (pod.get("status") or {}).get("phase")},
     }
 
 
-def _named(metadata: Manifest) -> Manifest:
-    return {key: metadata[key] for key in ("name", "deletionTimestamp") if key in metadata}
-
-
 def _node_part(node: Manifest) -> Manifest:
     """Return the parts of a node that matter here, without the fields that change with every heartbeat."""
-    metadata, status = node["metadata"], node.get("status") or {}
+    status = node.get("status") or {}
     conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
     return {
-        "metadata": {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata},
+        "metadata": _picked(node["metadata"], "name", "labels", "annotations"),
         "spec": node.get("spec") or {},
-        "status": {**{key: status[key] for key in ("capacity", "allocatable", "nodeInfo") if key in status}, "conditions": conditions},
+        "status": {**_picked(status, "capacity", "allocatable", "nodeInfo"), "conditions": conditions},
     }
+
+
+def _picked(value: Manifest, *keys: str) -> Manifest:
+    return {key: value[key] for key in keys if key in value}

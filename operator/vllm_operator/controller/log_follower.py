@@ -169,8 +169,7 @@ class LogLines:
     def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
         """Read bytes. Yield lines with their newlines and their time (None if it is invalid).
 
-        Raises:
-            LogUnavailableError: The kubelet returned an error text.
+        Raises LogUnavailableError if the kubelet returned an error text.
         """
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:

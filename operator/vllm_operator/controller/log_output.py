@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +15,6 @@ log = logging.getLogger(__name__)
 
 LIBRARIES = ("kopf", "aiohttp.access", "asyncio", "kubernetes")
 """Loggers of libraries that write only warnings and errors."""
-
 _key: ContextVar[str] = ContextVar("key", default="")
 
 
@@ -35,8 +35,8 @@ class TextFormatter(logging.Formatter):
         """Format a record."""
         key = _key.get()
         line = _escape(f"{_time(record)} {record.levelname:<7} {key + '  ' if key else ''}{record.getMessage()}")
-        traceback = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
-        return "\n".join((line, *map(_escape, traceback)))
+        exception = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
+        return "\n".join((line, *map(_escape, exception)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -97,15 +97,9 @@ def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
         case "Fatal error on SSL protocol":
             return isinstance(error, RuntimeError) and str(error).endswith("the handler is closed")
         case "Future exception was never retrieved":
-            return isinstance(error, ConnectionError) and _file_of(error).endswith("uvloop/sslproto.pyx")
+            frames = traceback.extract_tb(error.__traceback__) if isinstance(error, ConnectionError) else []
+            return bool(frames) and frames[-1].filename.endswith("uvloop/sslproto.pyx")
     return False
-
-
-def _file_of(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_code.co_filename if trace is not None else ""
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -1,7 +1,6 @@
 """Metrics of the operator in Prometheus format."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -28,32 +27,16 @@ WarmStarts = Sequence[tuple[datetime, int]]
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class _Savings:
-    """The warm starts that this process has counted: the end of the last one, their number and the sum of the saved seconds."""
-
-    until: datetime
-    starts: int = 0
-    seconds: int = 0
-
-    def add(self, warm_starts: WarmStarts) -> "_Savings":
-        """Count starts that ended later."""
-        new = [(ended, seconds) for ended, seconds in warm_starts if ended > self.until]
-        until = max((ended for ended, _ in new), default=self.until)
-        return _Savings(until, self.starts + len(new), self.seconds + sum(seconds for _, seconds in new))
-
-
 class Metrics(Collector):
     """The metrics, in a separate registry, not in the global one of prometheus_client.
 
     It collects the samples of VLLMDeployments itself: all samples of an object are replaced together, so that no outdated one remains.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
-        self._reconciles = Counter(
-            f"{PREFIX}_reconcile", f"Number of reconciliations by result: {', '.join(RESULTS)}.", ["result"], registry=self.registry
-        )
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._reconciles = self._counter("reconcile", f"Number of reconciliations by result: {', '.join(RESULTS)}.", "result")
         # create each series at 0, because `increase` does not see a series that begins with 1
         for result in RESULTS:
             self._reconciles.labels(result)
@@ -61,39 +44,32 @@ class Metrics(Collector):
             f"{PREFIX}_reconcile_seconds",
             "Duration of reconciliations in seconds.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
-            registry=self.registry,
+            registry=self._registry,
         )
-        self._writes = Counter(
-            f"{PREFIX}_writes", "Number of writes to the API server by verb and kind.", ["verb", "kind"], registry=self.registry
+        self._writes = self._counter("writes", "Number of writes to the API server by verb and kind.", "verb", "kind")
+        self._watch_events = self._counter("watch_events", "Number of watch events by kind.", "kind")
+        self._restarts = self._counter(
+            "task_restarts", "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.", "task"
         )
-        self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
-        self._reasons = documented_reasons()
-        self._samples: dict[Key, tuple[_Sample, ...]] = {}
-        self._savings: dict[tuple[str, str], _Savings] = {}
-        self.registry.register(self)
-        self._restarts = Counter(
-            f"{PREFIX}_task_restarts",
-            "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.",
-            ["task"],
-            registry=self.registry,
-        )
-        self._parsed = Counter(
-            f"{PREFIX}_log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.", registry=self.registry
-        )
-        self._skipped = Counter(
-            f"{PREFIX}_log_skipped_seconds",
-            "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.",
-            ["namespace"],
-            registry=self.registry,
+        self.log_parse_seconds = self._counter("log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.")
+        self._skipped = self._counter(
+            "log_skipped_seconds", "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.", "namespace"
         )
         self._user_data = {
-            what: self._gauge(f"user_{what}", f"Number of the users' own {what.replace('_', ' ')} by state: used or ignored.", "state")
+            what: self._gauge(f"user_{what}", f"Number of custom {what.replace('_', ' ')} by state: used or ignored.", "state")
             for what in ("rules", "signatures", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
+        self._reasons = documented_reasons()
+        self._samples: dict[Key, tuple[_Sample, ...]] = {}
+        self._warm_starts: dict[Key, tuple[datetime, int, int]] = {}
+        """The counted warm starts of each object: the end of the last one, their number and the sum of the saved seconds."""
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", documentation, labels, registry=self._registry)
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
+        return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self._registry)
 
     def reconciled(self, result: str, seconds: float) -> None:
         """Count a completed reconciliation and its duration in seconds."""
@@ -112,16 +88,12 @@ class Metrics(Collector):
         """Count the restart of a task that ended unexpectedly."""
         self._restarts.labels(task).inc()
 
-    def parsed(self, seconds: float) -> None:
-        """Count seconds of log parsing."""
-        self._parsed.inc(seconds)
-
     def skipped(self, namespace: str, seconds: float) -> None:
         """Count seconds of a Pod's log that were skipped."""
         self._skipped.labels(namespace).inc(seconds)
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
-        """Set the numbers of used and ignored rules or signatures of users."""
+        """Set the numbers of used and ignored entries of a ConfigMap."""
         self._user_data[what].labels("used").set(used)
         self._user_data[what].labels("ignored").set(ignored)
 
@@ -146,20 +118,22 @@ class Metrics(Collector):
         """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, the start in progress, and its warm starts."""
         key = (namespace, name)
         # the process before this one has counted the starts before the first report
-        before = self._savings.get(key) or _Savings(max((ended for ended, _ in warm_starts), default=_BEGINNING))
-        savings = self._savings[key] = before.add(warm_starts)
+        until, number, seconds = self._warm_starts.get(key) or (max((ended for ended, _ in warm_starts), default=_BEGINNING), 0, 0)
+        new = [(ended, saved) for ended, saved in warm_starts if ended > until]
+        number, seconds = number + len(new), seconds + sum(saved for _, saved in new)
+        self._warm_starts[key] = max((ended for ended, _ in new), default=until), number, seconds
         # including 0, because `increase` needs an earlier sample
-        counters: tuple[_Sample, ...] = (("warm_starts_total", (), savings.starts), ("saved_seconds_total", (), savings.seconds))
+        counters: tuple[_Sample, ...] = (("warm_starts_total", (), number), ("saved_seconds_total", (), seconds))
         self._samples[key] = (*_samples(status, start, self._reasons), *counters)
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove the samples of a deleted VLLMDeployment."""
         self._samples.pop((namespace, name), None)
-        self._savings.pop((namespace, name), None)
+        self._warm_starts.pop((namespace, name), None)
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of VLLMDeployments, for the registry."""
@@ -188,10 +162,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
     "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
     "warm_starts_total": ("Number of starts that loaded all their compiled caches, where a cold start was measured.", ()),
-    "saved_seconds_total": (
-        "Seconds that these starts took less than the cold start with the same caches.",
-        (),
-    ),
+    "saved_seconds_total": ("Seconds that these starts took less than the cold start with the same caches.", ()),
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
 }
 """Help text and labels of each metric of a VLLMDeployment, without the labels of the object."""

@@ -19,15 +19,15 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from vllm_operator.api import labels as names
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, children_of, kind_of, selector_of
+from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, Query, children_of, kind_of, selector_of
 from vllm_operator.pods.owner import instance_of
 
 log = logging.getLogger(__name__)
@@ -130,23 +130,16 @@ class ObjectCache:
         manifest = known.manifest() if known is not None else None
         return manifest if manifest is not None else await self._client.get(kind, name, namespace)
 
-    async def find(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-        cached: bool = False,
-    ) -> Sequence[Manifest]:
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
         """List objects. VLLMDeployments, presets and the children of one VLLMDeployment come from memory."""
-        if self.is_complete(kind) and not fields:
+        labels = query.get("labels")
+        if self.is_complete(kind) and not query.get("fields"):
             if kind in _KEYS and not labels:
                 return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
             instance = (labels or {}).get(names.INSTANCE_LABEL)
             if namespace is not None and instance is not None and labels == children_of(kind, instance):
                 return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))
-        return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
+        return await self._client.find(kind, namespace, **query)
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""

@@ -153,7 +153,7 @@ class Observer:
     plans: PlanStore
     presets: Presets
     created: CreatedObjects
-    inventory: InventoryCache[Inventory]
+    inventory: InventoryCache
     free_devices: FreeDevices
     pod_schema: PodSchemas
     logs: Logs

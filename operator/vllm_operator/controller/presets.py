@@ -27,8 +27,7 @@ class Presets:
     async def merge(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict:
         """Merge the preset that an object names into its spec, or return a verdict why that is not possible.
 
-        Raises:
-            ClusterError: The API server does not answer. A retry may help.
+        Raises ClusterError if the API server does not answer. A retry may help.
         """
         reference, key = resource.spec.preset_ref, (resource.metadata.namespace, resource.metadata.name)
         if reference is None:

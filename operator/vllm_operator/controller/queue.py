@@ -129,18 +129,12 @@ class WorkQueue(Generic[Key]):
         """End the processing of a key. If it was added in between, it is handed out again after its rest."""
         del self._processing[key]
         now = self._clock()
-        if self._debounce:
-            self._rested.pop(key, None)
-            self._rested[key] = now + self._debounce
-            while next(iter(self._rested.values())) <= now:  # in order of time
-                del self._rested[next(iter(self._rested))]
-        if key not in self._dirty:
-            return
-        if self._debounce:
-            del self._dirty[key]
-            self._delay(key, self._rested[key])
-        else:
-            self._make_ready(key, now)
+        self._rested.pop(key, None)
+        self._rested[key] = until = now + self._debounce
+        while self._rested and next(iter(self._rested.values())) <= now:  # in order of time
+            del self._rested[next(iter(self._rested))]
+        if self._dirty.pop(key, None) is not None:
+            self._delay(key, until)
 
     def oldest_seconds(self) -> float:
         """Return the seconds since the oldest waiting or processing key was added."""

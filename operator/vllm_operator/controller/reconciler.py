@@ -27,7 +27,6 @@ from vllm_operator.controller.report import Reporter, Result
 from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
-from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
 from vllm_operator.kube.events import EventRecorder
 from vllm_operator.planning.validation import ArtifactTrust
@@ -44,7 +43,7 @@ class Reconciler:
     crashes: KnownCrashes
     """The known crashes, with users' signatures."""
     _: KW_ONLY
-    inventory: InventoryCache[Inventory]
+    inventory: InventoryCache
     logs: Logs
     metrics: Metrics
     presets: Presets

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any
 
 from vllm_operator.api.labels import is_namespace
@@ -21,20 +20,13 @@ SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|U
 MAY_BE_ZERO = frozenset({"hub_wait_seconds", "priming_patience_seconds", "http_port"})
 """Settings for which zero is valid: it means "immediately" or "any". All other numbers must be greater than zero."""
 MAX_PORT = 65535
-
-
-class LogFormat(StrEnum):
-    """Format of the operator's log."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class ArtifactNaming(StrEnum):
-    """How `spec.cache.artifact` must name what is fetched."""
-
-    TAG = "tag"
-    DIGEST = "digest"
+_FORMS = {
+    "HUB_ENDPOINT": (re.compile(r"(https?://[^\s/@]+(/[^\s@?#]*)?)?"), "must be an address such as https://huggingface.co, or empty"),
+    "ARTIFACT_NAMING": (re.compile("tag|digest"), "can be tag or digest"),
+    "LOG_FORMAT": (re.compile("text|json"), "can be text or json"),
+    "LOG_LEVEL": (re.compile("DEBUG|INFO|WARNING|ERROR", re.IGNORECASE), "can be DEBUG, INFO, WARNING or ERROR"),
+}
+"""What texts must match, and how a message says it."""
 
 
 class SettingsError(ValueError):
@@ -59,9 +51,9 @@ class Settings:
     hub_wait_seconds: float = 3.0
     """Maximum time that a new plan waits for the hub. A plan is made once and pinned, so a wait of 3 s for better kernels pays."""
     rules_config_map: str = ""
-    """Name of a ConfigMap with your own rules, in the operator's namespace or as `namespace/name`. None if empty."""
+    """Name of a ConfigMap with custom rules, in the operator's namespace or as `namespace/name`. None if empty."""
     signatures_config_map: str = ""
-    """Name of a ConfigMap with your own crash signatures, in the operator's namespace or as `namespace/name`. None if empty."""
+    """Name of a ConfigMap with custom crash signatures, in the operator's namespace or as `namespace/name`. None if empty."""
     instance_types_config_map: str = ""
     """Name of a ConfigMap with node pools that a cluster autoscaler would add nodes to, in the operator's namespace or as
     `namespace/name`. None if empty."""
@@ -84,7 +76,7 @@ class Settings:
     artifact_repositories: tuple[str, ...] = ()
     """Repositories from which caches may be fetched and to which they may be published, separated by commas, each with everything below
     it: `registry.example/team`. All if empty. An artifact is code that runs in engines."""
-    artifact_naming: ArtifactNaming = ArtifactNaming.TAG
+    artifact_naming: str = "tag"
     """With `digest`, `spec.cache.artifact.reference` is required, so that whoever can push to the repository cannot change what runs.
     With `tag`, `repository` is enough."""
     tools_image: str = TOOLS_IMAGE
@@ -97,7 +89,7 @@ class Settings:
     stuck_seconds: int = 120
     """The liveness probe fails if a reconciliation takes longer than this, or if keys are due and no worker has taken one for
     this long. Keys that wait for a retry or for the next resync do not count."""
-    log_format: LogFormat = LogFormat.TEXT
+    log_format: str = "text"
     """Log format: `text` or `json`."""
     log_level: str = "INFO"
     """Log level: DEBUG, INFO, WARNING or ERROR."""
@@ -111,35 +103,25 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Read the settings from environment variables, by default those of the process.
 
-        Raises:
-            SettingsError: A variable has an invalid value or is not a setting.
+        Raises SettingsError if a variable has an invalid value or is not a setting.
         """
-        environment = os.environ if environment is None else environment
         known = {f"{PREFIX}{field.name.upper()}": field for field in fields(cls)}
         values: dict[str, Any] = {}
-        for variable, text in environment.items():
-            if not variable.startswith(PREFIX):
-                continue
-            if variable not in known and SERVICE_LINK.search(variable):
-                continue
-            if variable not in known:
+        for variable, text in (os.environ if environment is None else environment).items():
+            if variable in known:
+                values[known[variable].name] = _read(variable, text.strip(), known[variable].default)
+            elif variable.startswith(PREFIX) and not SERVICE_LINK.search(variable):
                 raise SettingsError(f"{variable} is not a setting. Known are: {', '.join(sorted(known))}.")
-            field = known[variable]
-            values[field.name] = _read(variable, text.strip(), field.default)
         return cls(**values)
 
 
 def _read(variable: str, text: str, default: object) -> Any:
     """Parse a value of the same type as the default."""
+    name = variable.removeprefix(PREFIX)
     match default:
-        case LogFormat() | ArtifactNaming():
-            known = type(default)
-            if text not in list(known):
-                raise SettingsError(f"{variable} is {text!r}; it can be {' or '.join(known)}.")
-            return known(text)
         case tuple():
             parts = tuple(part.strip() for part in text.split(",") if part.strip())
-            if variable == f"{PREFIX}NAMESPACES" and not all(map(is_namespace, parts)):
+            if name == "NAMESPACES" and not all(map(is_namespace, parts)):
                 raise SettingsError(f"{variable} is {text!r}; it must be names of namespaces, separated by commas, such as team-a,team-b.")
             return parts
         case int() | float():
@@ -147,15 +129,14 @@ def _read(variable: str, text: str, default: object) -> Any:
                 number = type(default)(text)
             except ValueError:
                 raise SettingsError(f"{variable} is {text!r}; it must be a number such as {default}.") from None
-            may_be_zero = variable.removeprefix(PREFIX).lower() in MAY_BE_ZERO
+            may_be_zero = name.lower() in MAY_BE_ZERO
             if not (number > 0 or (number == 0 and may_be_zero)) or number == math.inf:
                 raise SettingsError(f"{variable} is {text}; it must be {'0 or more' if may_be_zero else 'more than 0'}, such as {default}.")
-            if variable == f"{PREFIX}HTTP_PORT" and number > MAX_PORT:
+            if name == "HTTP_PORT" and number > MAX_PORT:
                 raise SettingsError(f"{variable} is {text}; it must be at most {MAX_PORT}, such as {default}.")
             return number
         case _:
-            if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):
-                raise SettingsError(f"{variable} is {text!r}; it must be an address such as {default}, or empty.")
-            if variable == f"{PREFIX}LOG_LEVEL" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-                raise SettingsError(f"{variable} is {text!r}; it can be DEBUG, INFO, WARNING or ERROR.")
+            form, meaning = _FORMS.get(name, (None, ""))
+            if form is not None and not form.fullmatch(text):
+                raise SettingsError(f"{variable} is {text!r}; it {meaning}.")
             return text

@@ -91,8 +91,7 @@ class StartReader:
     ) -> Starts:
         """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod. `states` are the states of the logs.
 
-        Raises:
-            ClusterError: The Pods that keep a PVC cannot be read. Anything else may be missing.
+        Raises ClusterError if the Pods that keep a PVC cannot be read. Anything else may be missing.
         """
         events, look_again = await self._events.read([pod.manifest for pod in pods], claims, jobs)
         holders = await self._holders(resource.metadata.namespace, claims)

@@ -7,7 +7,7 @@ last content stays in use: plans must not depend on whether the API server answe
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,47 +86,35 @@ class KnownCrashes:
         return read
 
 
+@dataclass(slots=True)
 class UserData:
-    """Reads a ConfigMap at intervals."""
+    """Reads a ConfigMap at intervals.
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        use: Callable[[Mapping[str, str]], UserEntries[Any]],
-        *,
-        what: str,
-        config_map: str,
-        metrics: Metrics,
-        changed: Callable[[], Awaitable[None]],
-        poll_seconds: float = POLL_SECONDS,
-    ) -> None:
-        """Initialize without reading. `use` replaces the entries in use with entries parsed from texts.
+    Attributes:
+        use: Replaces the entries in use with entries parsed from texts.
+        what: `rules`, `signatures` or `instance_types`.
+        config_map: The ConfigMap as `namespace/name`.
+        changed: Called when the texts have changed in a running operator.
+    """
 
-        `what` is `rules`, `signatures` or `instance_types`, `config_map` is `namespace/name`, and `changed` is called when the texts have
-        changed in a running operator.
-        """
-        self._client = client
-        self._use = use
-        self._name_of_metric, self._what = what, what.replace("_", " ")
-        self._namespace, _, self._name = config_map.rpartition("/")
-        self._config_map = f"ConfigMap {config_map}"
-        self._metrics = metrics
-        self._changed = changed
-        self._poll_seconds = poll_seconds
-        self._recorder = EventRecorder(client)
-        self._texts: dict[str, str] = {}
-        self._used = 0
-        self._unreported: list[str] = []
-        self._failures = 0
+    client: ClusterClient
+    use: Callable[[Mapping[str, str]], UserEntries[Any]]
+    _: KW_ONLY
+    what: str
+    config_map: str
+    metrics: Metrics
+    changed: Callable[[], Awaitable[None]]
+    poll_seconds: float = POLL_SECONDS
+    _texts: dict[str, str] = field(default_factory=dict, init=False)
+    _used: int = field(default=0, init=False)
+    _unreported: list[str] = field(default_factory=list, init=False)
+    _failures: int = field(default=0, init=False)
 
     async def load(self) -> bool:
-        """Read the ConfigMap; return whether its texts have changed.
-
-        Raises:
-            Unavailable: The API server does not answer.
-        """
+        """Read the ConfigMap; return whether its texts have changed. Raises Unavailable if the API server does not answer."""
+        namespace, _, name = self.config_map.rpartition("/")
         try:
-            manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
+            manifest = await self.client.get(CONFIG_MAP, name, namespace)
         except NotFound:
             manifest = {}
         except Unavailable:
@@ -149,60 +137,65 @@ class UserData:
         """Read the ConfigMap at intervals, until cancelled. The caller reads it once before."""
         is_due = False
         while True:
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(self.poll_seconds)
             try:
                 is_due = await self.load() or is_due
                 if is_due:
-                    await self._changed()
+                    await self.changed()
                     is_due = False
             except ClusterError as error:
-                log.debug("the %s cannot be read: %s", self._config_map, error)
+                log.debug("the ConfigMap %s cannot be read: %s", self.config_map, error)
             except Exception:
-                log.exception("the %s cannot be followed; retrying", self._config_map)
-                self._metrics.restarted("user data")
+                log.exception("the ConfigMap %s cannot be followed; retrying", self.config_map)
+                self.metrics.restarted("user data")
+
+    @property
+    def _entries(self) -> str:
+        return self.what.replace("_", " ")
 
     async def _take(self, texts: Mapping[str, str]) -> None:
         try:
             # In a thread, because texts of a megabyte take up to a second.
-            read = await asyncio.to_thread(self._use, texts)
+            read = await asyncio.to_thread(self.use, texts)
         except Exception as error:  # no content may stop the operator; the previous content stays in use
-            log.exception("%s cannot be used", self._config_map)
-            problems = [
-                f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
-            ]
+            log.exception("ConfigMap %s cannot be used", self.config_map)
+            failure = (
+                f"The {self._entries} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
+            )
+            problems = [failure]
         else:
             problems = list(read.problems)
             self._used = len(read.added)
-        self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
+        self.metrics.user_data(self.what, used=self._used, ignored=len(problems))
         for problem in problems:
-            log.warning("%s: %s", self._config_map, problem)
+            log.warning("ConfigMap %s: %s", self.config_map, problem)
         self._unreported = problems[:EVENTS_LIMIT]
         if (more := len(problems) - EVENTS_LIMIT) > 0:
-            self._unreported.append(f"{more} more {self._what} or texts are ignored; the operator's log names them.")
+            self._unreported.append(f"{more} more {self._entries} or texts are ignored; the operator's log names them.")
 
     async def _report(self, manifest: Manifest) -> None:
         """Write an event for each new problem. If the API server is unavailable, the next read writes the rest."""
-        reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
+        reason = f"{self._entries.removesuffix('s').title().replace(' ', '')}Ignored"
         while self._unreported and manifest:
             problem = self._unreported[0]
             occurrence = EventDraft(type=WARNING, reason=reason, message=problem, key=problem)
             try:
-                await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
+                await EventRecorder(self.client).record(manifest, occurrence, now=datetime.now(UTC))
             except Unavailable:
                 return
             self._unreported.pop(0)
 
     def _describe(self, error: ClusterError) -> str:
+        config_map, entries = f"ConfigMap {self.config_map}", self._entries
         if isinstance(error, Forbidden):
-            return f"The operator may not get the {self._config_map}, so it does not use the {self._what} in it. Grant get in a Role."
-        return f"The {self._config_map} cannot be read, so the operator does not use the {self._what} in it: {error}"
+            return f"The operator may not get the {config_map}, so it does not use the {entries} in it. Grant get in a Role."
+        return f"The {config_map} cannot be read, so the operator does not use the {entries} in it: {error}"
 
 
 def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
     """Complete a name to `namespace/name`; the default is the operator's own namespace.
 
-    Raises:
-        ValueError: The operator's own namespace is unknown, because this is not a Pod.
+    Raises ValueError if the operator's own namespace is unknown, because this is not a Pod.
     """
     if not config_map or "/" in config_map:
         return config_map

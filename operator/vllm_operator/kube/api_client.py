@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
 import aiohttp
@@ -37,6 +37,7 @@ from vllm_operator.kube.client import (
     Manifest,
     NotFound,
     NotLeading,
+    Query,
     Unauthorized,
     Unavailable,
     kind_of,
@@ -108,11 +109,7 @@ class Fence:
         return self.clock() < self.writes_until
 
     def seconds_left(self) -> float:
-        """Return the seconds for which the operator may still write.
-
-        Raises:
-            NotLeading: It may not write.
-        """
+        """Return the seconds for which the operator may still write. Raises NotLeading if it may not write."""
         left = self.writes_until - self.clock()
         if left <= 0:
             raise NotLeading("This operator does not hold its Lease now, so it writes nothing.")
@@ -132,8 +129,8 @@ class KubeClient:
     ) -> None:
         """Create without opening a connection.
 
-        `timeout_seconds` limits each request, and each call of `reload`, which loads the configuration again after a 401: a kubeconfig may
-        name a program that prints a token. `fence` limits the time for which this process may write.
+        `timeout_seconds` limits each request and each call of `reload`, which loads the configuration again after a 401 (a kubeconfig may
+        name a program that prints a token). `fence` limits the time for which this process may write.
         """
         self.configuration = configuration
         self.refused: Callable[[], None] = lambda: None
@@ -156,35 +153,19 @@ class KubeClient:
         """Read a JSON document that is not an object, for example `/version`."""
         return await self._call("GET", path, None)
 
-    async def find(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-        cached: bool = False,
-    ) -> Sequence[Manifest]:
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
         """List objects."""
-        return [item async for page in self.pages(kind, namespace, labels=labels, fields=fields, cached=cached) for item in page]
+        return [item async for page in self.pages(kind, namespace, **query) for item in page]
 
-    async def pages(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-        cached: bool = False,
-    ) -> AsyncIterator[Sequence[Manifest]]:
-        """List objects page by page. A list from the watch cache (`cached`) has one page."""
-        query: dict[str, Any] = {"resourceVersion": "0"} if cached else {"limit": PAGE}  # the watch cache serves no pages
-        if labels:
-            query["labelSelector"] = _selector(labels)
-        if fields:
-            query["fieldSelector"] = _selector(fields)
+    async def pages(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> AsyncIterator[Sequence[Manifest]]:
+        """List objects page by page."""
+        options: dict[str, Any] = {"resourceVersion": "0"} if query.get("cached") else {"limit": PAGE}  # the watch cache serves no pages
+        if labels := query.get("labels"):
+            options["labelSelector"] = _selector(labels)
+        if fields := query.get("fields"):
+            options["fieldSelector"] = _selector(fields)
         while True:
-            page = await self._call("GET", kind.path(namespace), kind, query=query, verb="list")
+            page = await self._call("GET", kind.path(namespace), kind, query=options, verb="list")
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             token = metadata.get("continue") or "" if isinstance(metadata, dict) else None
             if not (isinstance(token, str) and isinstance(found, list) and all(isinstance(item, dict) for item in found)):
@@ -199,7 +180,7 @@ class KubeClient:
             found.clear()  # at most one page is in memory, even if the reader still holds it
             if not token:
                 return
-            query["continue"] = token
+            options["continue"] = token
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
@@ -245,13 +226,15 @@ class KubeClient:
     async def stream_log(self, request: LogRequest) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a log."""
         options = {
+            "container": request.container,
+            "timestamps": "true",
             "follow": "true" if request.follow else None,
             "previous": "true" if request.previous else None,
             "sinceTime": request.since,
             "limitBytes": request.limit_bytes,
             "tailLines": request.tail_lines,
         }
-        query = {"container": request.container, "timestamps": "true"} | {name: value for name, value in options.items() if value}
+        query = {name: value for name, value in options.items() if value}
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None if request.follow else self._timeout)
         path = POD.path(request.namespace, request.pod, "log")
@@ -259,11 +242,7 @@ class KubeClient:
             yield _chunks(response)
 
     async def watch_connection(self) -> None:
-        """Check the certificates every ten seconds, until cancelled. Unusable certificates are assumed to be incompletely written.
-
-        Raises:
-            ConnectionOutdated: The process must restart.
-        """
+        """Check the certificates every ten seconds. Raises ConnectionOutdated to restart. Unusable ones may be half-written."""
         while not self._is_outdated:
             await asyncio.sleep(CHECK_SECONDS)
             try:
@@ -297,7 +276,7 @@ class KubeClient:
         verb: str | None = None,
     ) -> Manifest:
         """Send a request and return the JSON response."""
-        resource = f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path
+        resource = ".".join(filter(None, (kind.plural, kind.group))) if kind else path
         # the Lease is written only if it has not changed since it was read
         is_fenced = self.fence is not None and method != "GET" and kind not in (ACCESS_REVIEW, LEASE)
         async with self._open(
@@ -334,7 +313,10 @@ class KubeClient:
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         check = self.fence.seconds_left if self.fence is not None and is_fenced else None
         for attempt in (1, 2):
-            credentials = await self._authorization()
+            try:
+                credentials = await authorization(self.configuration)
+            except (ConfigException, OSError, ValueError) as error:
+                raise Unauthorized(f"The token of the ServiceAccount cannot be read: {_describe(error)}") from error
             try:
                 response = await self._session.request(
                     method,
@@ -360,13 +342,6 @@ class KubeClient:
             finally:
                 response.close()
 
-    async def _authorization(self) -> str | None:
-        """Return the Authorization header. Raises Unauthorized if the token cannot be read."""
-        try:
-            return await authorization(self.configuration)
-        except (ConfigException, OSError, ValueError) as error:
-            raise Unauthorized(f"The token of the ServiceAccount cannot be read: {_describe(error)}") from error
-
     async def _refresh(self, refused: str | None) -> bool:
         """Reload credentials that were refused, at most every ten seconds; return whether they have changed. Raises Unauthorized."""
         if self._reload is None:
@@ -390,11 +365,36 @@ class KubeClient:
         return True
 
     def _error(self, response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+        """Return the error for an unsuccessful response."""
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")
             self.refused()
-        return _error_of(response, data, verb, resource)
+        try:
+            status = json.loads(data)
+        except (ValueError, RecursionError):
+            status = {}  # the kubelet and proxies respond with plain text
+        message = reading.text(status, "message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
+        match response.status:
+            case 404:
+                return NotFound(message)
+            case 409:
+                return Conflict(message)
+            case 401:
+                return Unauthorized(f"{REJECTED} It says: {message}")
+            case 403:
+                return Forbidden(message, verb=verb, resource=resource)
+            case 400 | 405 | 413 | 415 | 422:
+                causes = reading.objects(status, "details", "causes")
+                return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
+            case 500 if message.startswith(_MALFORMED):
+                return Invalid(_OBJECT_NAME.sub("", message))
+            case _ if found := _KUBELET.match(message):
+                return Unavailable(message[found.end() :])
+            case _:
+                after = response.headers.get("Retry-After") or ""
+                is_seconds = re.fullmatch(r"[0-9]{1,9}", after)
+                return Unavailable(message, retry_after=min(float(after), LONGEST_RETRY_SECONDS) if is_seconds else None)
 
 
 @contextmanager
@@ -416,35 +416,6 @@ def _describe(error: Exception) -> str:
     return "The API server did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
-def _error_of(response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
-    """Return the error for an unsuccessful response."""
-    try:
-        status = json.loads(data)
-    except (ValueError, RecursionError):
-        status = {}  # the kubelet and proxies respond with plain text
-    message = reading.text(status, "message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
-    match response.status:
-        case 404:
-            return NotFound(message)
-        case 409:
-            return Conflict(message)
-        case 401:
-            return Unauthorized(f"{REJECTED} It says: {message}")
-        case 403:
-            return Forbidden(message, verb=verb, resource=resource)
-        case 400 | 405 | 413 | 415 | 422:
-            causes = reading.objects(status, "details", "causes")
-            return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
-        case 500 if message.startswith(_MALFORMED):
-            return Invalid(_OBJECT_NAME.sub("", message))
-        case _ if found := _KUBELET.match(message):
-            return Unavailable(message[found.end() :])
-        case _:
-            after = response.headers.get("Retry-After") or ""
-            is_seconds = re.fullmatch(r"[0-9]{1,9}", after)
-            return Unavailable(message, retry_after=min(float(after), LONGEST_RETRY_SECONDS) if is_seconds else None)
-
-
 def _checked_at_sending() -> aiohttp.TraceConfig:
     """Check the fence again when headers and body are sent, because the process may be suspended while it waits for a connection."""
 
@@ -459,11 +430,7 @@ def _checked_at_sending() -> aiohttp.TraceConfig:
 
 
 def _checked(manifest: Manifest, kind: Kind, name: str | None, namespace: str | None) -> Manifest:
-    """Return an object if it is the requested one, because later writes take their target from it. `name` is None for any name.
-
-    Raises:
-        Unavailable: It is another object.
-    """
+    """Return an object. Raises Unavailable if another one was requested (`name` None: any), because it is the target of later writes."""
     metadata = reading.mapping(manifest, "metadata")
     if (name is not None and metadata.get("name") != name) or (kind.namespaced and metadata.get("namespace") != namespace):
         raise Unavailable(f"The response to a request for {kind.path(namespace, name)} is another object. Check whether a proxy sent it.")

@@ -1,7 +1,6 @@
 """The operator's interface to the Kubernetes API: a Protocol, kinds, selectors and errors.
 
-Manifests are plain dictionaries, as on the wire. Typed models would drop fields that they do not know, and writing them back would
-delete these fields.
+Manifests are plain dictionaries. Typed models would drop fields that they do not know, and writing them back would delete these fields.
 
 Every failure is one of these errors. The reconciler decides by their class alone:
 
@@ -19,15 +18,13 @@ Every failure is one of these errors. The reconciler decides by their class alon
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from vllm_operator.api import labels
 from vllm_operator.api.labels import is_name, is_namespace
 
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
-
-
 Key = tuple[str, str]
 """Namespace and name of a VLLMDeployment."""
 
@@ -52,13 +49,10 @@ class Kind:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL path of the collection, of one object, or of one of its subresources.
+        """The URL path of the collection, of one object, or of one of its subresources. Raises InvalidName if no object can have this name.
 
-        Every object path is built here, so that a name from a spec, an annotation or an owner reference cannot address another object, the
+        Every path is built here, so that a name from a spec, an annotation or an owner reference cannot address another object, the
         collection (an empty name would), or the query.
-
-        Raises:
-            InvalidName: No object can have this name.
         """
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and (namespace is not None or name is not None):
@@ -105,11 +99,7 @@ KINDS = tuple(value for value in vars().values() if isinstance(value, Kind))
 
 
 def kind_of(manifest: Mapping[str, Any]) -> Kind:
-    """Return the kind of a manifest.
-
-    Raises:
-        LookupError: The operator does not know this kind.
-    """
+    """Return the kind of a manifest. Raises LookupError if the operator does not know this kind."""
     for kind in KINDS:
         if (kind.api_version, kind.kind) == (manifest.get("apiVersion"), manifest.get("kind")):
             return kind
@@ -199,6 +189,17 @@ class LogRequest:
     tail_lines: int | None = None
 
 
+class Query(TypedDict, total=False):
+    """Which objects a list has: `labels` and `fields` with these values.
+
+    `cached` accepts a result from the watch cache, which may be a moment old, costs less, and has one page.
+    """
+
+    labels: Mapping[str, str]
+    fields: Mapping[str, str]
+    cached: bool
+
+
 class ClusterClient(Protocol):
     """Requests to the API server. All raise `ClusterError`. All except `stream_log` end after the timeout of the client."""
 
@@ -208,37 +209,17 @@ class ClusterClient(Protocol):
     async def get_path(self, path: str) -> Manifest:
         """Read a JSON document that is not an object, for example `/version`."""
 
-    async def find(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-        cached: bool = False,
-    ) -> Sequence[Manifest]:
-        """List objects. `cached` accepts a result from the watch cache, which may be a moment old and costs less."""
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
+        """List objects."""
 
-    def pages(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Sequence[Manifest]]:
-        """List objects page by page, as of one resourceVersion. For callers that keep only a part of each object.
-
-        A page is valid until the next one is requested.
+    def pages(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> AsyncIterator[Sequence[Manifest]]:
+        """List objects page by page, as of one resourceVersion. A page is valid until the next one is requested.
 
         Raises Unavailable also if the resourceVersion of the list has expired. Then list again.
         """
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
-        """Create or change an object by server-side apply; return the result.
-
-        Raises Conflict without `force` if another manager owns a field with another value.
-        """
+        """Server-side apply. Raises Conflict without `force` if another manager owns a field with another value."""
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Apply the status of an object. Raises NotFound if the object is gone."""

@@ -32,11 +32,7 @@ class MissingConnectionError(Exception):
 
 
 async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """Load the configuration of the client.
-
-    Raises:
-        MissingConnectionError: No usable configuration exists.
-    """
+    """Load the configuration of the client. Raises MissingConnectionError if no usable configuration exists."""
     environment = os.environ if environment is None else environment
     configuration = Configuration()
     paths, in_pod = environment.get("KUBECONFIG", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
@@ -58,10 +54,9 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
 
 
 def ssl_context(configuration: Configuration) -> ssl.SSLContext:
-    """Return a context that verifies certificates without the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
+    """Return a context without the strict RFC 5280 checks of Python 3.13, which the certificate authorities of some providers fail.
 
-    Raises:
-        OSError, ValueError: No connection can use the certificates.
+    Raises OSError or ValueError if no connection can use the certificates.
     """
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -80,11 +75,7 @@ def open_session(
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     traces: Sequence[aiohttp.TraceConfig] = (),
 ) -> aiohttp.ClientSession:
-    """Open a session. All connections to the API server are opened here. Callers limit their number.
-
-    Raises:
-        OSError, ValueError: No connection can use the certificates.
-    """
+    """Open a session for all connections to the API server, whose number callers limit. Raises OSError or ValueError, as `ssl_context`."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(configuration)),
         headers={"User-Agent": f"vllm-operator/{__version__}", **(headers or {})},
@@ -100,9 +91,6 @@ async def check_socket(request: aiohttp.ClientRequest, send: aiohttp.ClientHandl
 
     After a cancelled connection attempt, uvloop may remember its file descriptor, and refuse a new socket with the same number
     (https://github.com/MagicStack/uvloop/issues/653). The next attempt succeeds.
-
-    Raises:
-        aiohttp.ClientConnectionError: uvloop refused the socket.
     """
     try:
         return await send(request)
@@ -113,11 +101,7 @@ async def check_socket(request: aiohttp.ClientRequest, send: aiohttp.ClientHandl
 
 
 async def authorization(configuration: Configuration) -> str | None:
-    """The Authorization header; None without a token or a password.
-
-    Raises:
-        ConfigException, OSError, ValueError: The token of the ServiceAccount cannot be read.
-    """
+    """Return the Authorization header; None without credentials. Raises ConfigException, OSError or ValueError for an unreadable token."""
     token: str | None = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     if token or not configuration.username:
         return token

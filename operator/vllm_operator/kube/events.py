@@ -66,10 +66,9 @@ class EventRecorder:
         self._client = client
 
     async def record(self, resource: Manifest, occurrence: EventDraft, *, now: datetime) -> str | None:
-        """Write an event, or count the occurrence in an existing event; return the verb of the request, or None if nothing was written.
+        """Write an event, or count the occurrence in an existing one. Return the verb of the request; None if nothing was written.
 
-        Raises:
-            Unavailable: Try again with the same occurrence.
+        Raises Unavailable. Then try again with the same occurrence.
         """
         event = build_event(resource, occurrence, now=now)
         try:
@@ -113,10 +112,7 @@ class EventRecorder:
 
 
 def build_event(resource: Manifest, occurrence: EventDraft, *, now: datetime) -> Manifest:
-    """Return the manifest of an event about an object. An object without a kind is a VLLMDeployment.
-
-    Events of equal series have equal names; without a series, events of equal keys.
-    """
+    """Return an event about an object (a VLLMDeployment if it has no kind). Its name depends on the series, or else on the key."""
     metadata = resource["metadata"]
     identity = (metadata["uid"], occurrence.reason, occurrence.series or occurrence.key)
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """A dictionary of limited size that drops the least recently used entry."""
 
-from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -11,25 +11,21 @@ class Recent(Generic[Value]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._values: OrderedDict[str, Value] = OrderedDict()
+        self._values: dict[Hashable, Value] = {}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: str) -> Value | None:
+    def get(self, key: Hashable) -> Value | None:
         """Return the value of a key; None if there is none."""
-        if key not in self._values:
-            return None
-        self._values.move_to_end(key)
-        return self._values[key]
+        if key in self._values:
+            self._values[key] = self._values.pop(key)  # the last one is the most recent
+        return self._values.get(key)
 
-    def put(self, key: str, value: Value) -> None:
+    def put(self, key: Hashable, value: Value) -> None:
         """Set the value of a key."""
+        self._values.pop(key, None)
         self._values[key] = value
-        self._values.move_to_end(key)
-        while len(self._values) > self._limit:
-            self._values.popitem(last=False)
+        if len(self._values) > self._limit:
+            del self._values[next(iter(self._values))]
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: Hashable) -> None:
         """Drop a key, if it exists."""
         self._values.pop(key, None)
