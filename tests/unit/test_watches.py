@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -106,7 +107,8 @@ class Seen:
         """Run kopf with the handlers of the operator."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
-        await watches.Watches([POD], lambda: configuration, notice=self, listed=self.listed.append).run(stop)
+        called: dict[str, Any] = {"notice": self, "listed": self.listed.append, "started": AsyncMock(), "stopped": AsyncMock()}
+        await watches.Watches(kinds=[POD], configuration=lambda: configuration, **called).run(stop)
 
     @asynccontextmanager
     async def watching(self, configuration: Configuration) -> AsyncIterator[None]:

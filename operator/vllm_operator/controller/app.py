@@ -60,8 +60,6 @@ STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but a user at a terminal would not."""
 KOPF_SECONDS = 6.0
 """Maximum time that kopf may take to end after the operator's own parts. kopf itself waits up to 5 s for tasks that remain."""
-USER_DATA = ("rules", "signatures", "instance_types")
-"""Kinds of entries that a ConfigMap may add, each with a setting."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
 
@@ -97,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _with_qualified_names(settings: Settings) -> Settings:
     """Complete the names of the ConfigMaps and the Lease with a namespace. Raises SettingsError."""
     names: dict[str, Any] = {}
-    for field in (*(f"{what}_config_map" for what in USER_DATA), "lease"):
+    for field in ("rules_config_map", "signatures_config_map", "instance_types_config_map", "lease"):
         name = getattr(settings, field)
         try:
             names[field] = qualified_name(name)
@@ -195,11 +193,14 @@ class Operator:
             namespaces=settings.namespaces,
             seconds=settings.resync_seconds,
         )
-        uses = (known.use, crashes.use, known.use_instance_types)
-        changes = (self.updater.add_all, self._read_crashes_again, self.updater.add_all)
+        uses = {
+            "rules": (known.use, self.updater.add_all),
+            "signatures": (crashes.use, self._read_crashes_again),
+            "instance_types": (known.use_instance_types, self.updater.add_all),
+        }
         self.user_data = [
             UserData(client, use, what=what, config_map=name, metrics=self.metrics, changed=changed)
-            for what, use, changed in zip(USER_DATA, uses, changes, strict=True)
+            for what, (use, changed) in uses.items()
             if (name := getattr(settings, f"{what}_config_map"))
         ]
 
@@ -254,8 +255,8 @@ class Operator:
     async def _watch(self, kinds: Sequence[Kind]) -> None:
         """Run kopf with the operator's handlers until a signal or until a part ends."""
         watches = Watches(
-            kinds,
-            lambda: self._client.configuration,
+            kinds=kinds,
+            configuration=lambda: self._client.configuration,
             notice=self._notice,
             listed=self.updater.recheck,
             namespaces=self._settings.namespaces,
@@ -297,10 +298,17 @@ class Operator:
         self._tasks.append(task)
 
     def _end_with(self, task: asyncio.Task[object]) -> None:
-        if not self._stop.is_set():
-            _log_end(task)
-            self._has_failed = True
-            self._stop.set()
+        if self._stop.is_set():
+            return
+        self._has_failed = True
+        self._stop.set()
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, LeadershipLost | WatchesOutdated | ConnectionOutdated):  # expected, so a traceback would be misleading
+            role = " as a standby" if isinstance(failure, LeadershipLost) else ""
+            log.warning("%s. The operator exits, to be started again%s", failure, role)
+        else:
+            end = describe_end(task)
+            log.error("the task %r %s; the operator exits, to be started again", task.get_name(), end, exc_info=failure)
 
     async def _end_parts(self, **_: object) -> None:
         """Stop all parts in order. Release the Lease last, because the next operator must be the only one that writes."""
@@ -339,12 +347,3 @@ class Operator:
         if (seconds := self.queue.stalled_seconds()) > limit:
             return f"no key was handed out for {seconds:.0f} s although one is ready"
         return None
-
-
-def _log_end(task: asyncio.Task[object]) -> None:
-    failure = None if task.cancelled() else task.exception()
-    if isinstance(failure, LeadershipLost | WatchesOutdated | ConnectionOutdated):  # expected, so a traceback would be misleading
-        role = " as a standby" if isinstance(failure, LeadershipLost) else ""
-        log.warning("%s. The operator exits, to be started again%s", failure, role)
-        return
-    log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)

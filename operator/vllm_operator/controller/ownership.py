@@ -11,6 +11,7 @@ Labels and owner references alone are no proof: `kubectl get -o yaml | kubectl a
 from collections.abc import Iterable
 
 from vllm_operator.api import labels
+from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import primer_name
 from vllm_operator.caches import claims
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Kind, Manifest
@@ -19,8 +20,7 @@ from vllm_operator.kube.managed_fields import find_applied
 
 def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
     """Return whether an object, by its uid, is the controlling owner of a child."""
-    owners = child["metadata"].get("ownerReferences") or ()
-    return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
+    return bool(controller_of(child).get("uid") == owner["metadata"]["uid"])
 
 
 def find_child(children: Iterable[Manifest], kind: Kind, name: str) -> Manifest | None:
@@ -55,12 +55,10 @@ def is_created_by_operator(child: Manifest, owner: Manifest) -> bool:
 
 
 def may_delete(child: Manifest, owner: Manifest) -> bool:
-    """Return whether the operator may delete a child that is not desired. It may not delete a copy that kept the owner reference."""
-    return find_applied(child) is not None and (is_controlled_by(child, owner) or _is_orphaned_primer(child, owner))
+    """Return whether the operator may delete a child that is not desired. It may not delete a copy that kept the owner reference.
 
-
-def _is_orphaned_primer(child: Manifest, owner: Manifest) -> bool:
-    """Return whether a Deployment is the orphaned primer of an earlier VLLMDeployment. Nothing else would delete it."""
-    metadata = child["metadata"]
-    named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, primer_name(owner["metadata"]["name"]))
-    return named and not metadata.get("ownerReferences")
+    Nothing else would delete the orphaned primer of an earlier VLLMDeployment.
+    """
+    named = (child["kind"], child["metadata"]["name"]) == (DEPLOYMENT.kind, primer_name(owner["metadata"]["name"]))
+    is_orphan = named and not child["metadata"].get("ownerReferences")
+    return find_applied(child) is not None and (is_controlled_by(child, owner) or is_orphan)

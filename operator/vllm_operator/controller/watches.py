@@ -4,7 +4,7 @@ kopf provides list and watch, bookmarks, reconnection and the detection of dead 
 object cache, and its key into the operator's queue. kopf's other handlers are not used: they write annotations and finalizers, and retry
 independently of the queue.
 
-Two settings keep the CPU time of an event low (0.3 to 0.5 ms): `NoDiffBase` stores nothing, because event handlers need no diff, and an
+Two settings keep the CPU time of an event low (0.3 to 0.5 ms): `_NoDiffBase` stores nothing, because event handlers need no diff, and an
 object's task ends soon after its last event instead of keeping the object for 5 s.
 
 Nodes are not watched, because they are large and change with every heartbeat.
@@ -34,46 +34,36 @@ PAGE = 50
 """Page size of a list, in objects."""
 
 
-class NoDiffBase(kopf.DiffBaseStorage):
+class _NoDiffBase(kopf.DiffBaseStorage):
     """Stores nothing. Otherwise kopf copies the object of each event."""
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
-        """Return an empty essence."""
         return kopf.BodyEssence({})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return None: nothing is stored."""
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Store nothing."""
+        pass
 
 
-async def _nothing(**_: object) -> None:
-    """Do nothing."""
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Watches:
-    """Watches of the operator.
-
-    Attributes:
-        kinds: The watched kinds.
-        configuration: Returns the current connection settings.
-        notice: Takes the kind and the object of each watch event, and whether the object was deleted.
-        listed: Called with the kind of each list, which starts a watch.
-        namespaces: The watched namespaces; all if empty.
-        started: Called when kopf has started.
-        stopped: Called before kopf ends.
-    """
+    """Watches of the operator."""
 
     kinds: Sequence[Kind]
     configuration: Callable[[], Configuration]
+    """Returns the current connection settings."""
     notice: Callable[[Kind, Manifest, bool], None]
+    """Takes the kind and the object of each watch event, and whether the object was deleted."""
     listed: Callable[[Kind], None]
+    """Called with the kind of each list, which starts a watch."""
+    started: Callable[..., Awaitable[None]]
+    """Called when kopf has started."""
+    stopped: Callable[..., Awaitable[None]]
+    """Called before kopf ends."""
     namespaces: Sequence[str] = ()
-    started: Callable[..., Awaitable[None]] = _nothing
-    stopped: Callable[..., Awaitable[None]] = _nothing
+    """The watched namespaces; all if empty."""
     _session: aiohttp.ClientSession | None = None
     _opened_at: float = -SESSION_SECONDS
 
@@ -136,7 +126,7 @@ class Watches:
 def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
-    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.diffbase_storage = _NoDiffBase()
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the existing kinds were checked before

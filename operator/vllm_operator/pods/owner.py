@@ -38,10 +38,7 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a LabelSelector selects an object with these labels. An empty selector selects everything, None selects nothing.
-
-    An invalid selector selects nothing.
-    """
+    """Return whether a LabelSelector selects an object with these labels. None and an invalid one select nothing, an empty one all."""
     if selector is None:
         return False
     if any(labels.get(name) != value for name, value in mapping(selector, "matchLabels").items()):

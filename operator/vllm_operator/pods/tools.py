@@ -33,11 +33,7 @@ def tool_command(program: str, *arguments: str, root: str = TOOLS_ROOT) -> list[
 def operator_container(spec: Mapping[str, Any], image: str, program: str, *arguments: str) -> dict[str, Any]:
     """Return the image, command and security context of an unprivileged container that runs a program in the operator's image.
 
-    Args:
-        spec: The Pod spec. If its user is root, the container runs as the image's user.
-        image: The operator's image.
-        program: The program.
-        arguments: Its arguments.
+    If the user of the Pod `spec` is root, the container runs as the image's user.
     """
     is_root = (spec.get("securityContext") or {}).get("runAsUser") == 0
     return {
@@ -55,12 +51,7 @@ def operator_container(spec: Mapping[str, Any], image: str, program: str, *argum
 
 
 def with_tools(spec: dict[str, Any], image: str) -> dict[str, Any]:
-    """Return a Pod spec whose first init container copies the programs to the volume of `TOOLS_MOUNT`.
-
-    Args:
-        spec: The Pod spec. An existing init container of this name is kept.
-        image: The operator's image.
-    """
+    """Return a Pod spec whose first init container copies the programs to the volume of `TOOLS_MOUNT`, unless it has one of this name."""
     present, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
     container = {
         "name": TOOLS_CONTAINER,

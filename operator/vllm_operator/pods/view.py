@@ -33,15 +33,10 @@ class Phase(StrEnum):
     CONTAINER_FAILED = "ContainerFailed"
     """The container cannot be created, or its command cannot run."""
     UNSCHEDULABLE = "Unschedulable"
-    """The Pod fits no node."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
-    """The image cannot be pulled."""
     NODE_LOST = "NodeLost"
-    """The node has stopped reporting."""
     WAITING_FOR_VOLUME = "WaitingForVolume"
-    """A volume is not mounted yet."""
     IMAGE_PULLING = "ImagePulling"
-    """The image is being pulled."""
     SCHEDULING = "Scheduling"
     """The scheduler has not handled the Pod yet."""
     CREATING = "Creating"
@@ -51,48 +46,26 @@ class Phase(StrEnum):
     NOT_RESPONDING = "NotResponding"
     """The Pod was ready, and its readiness probe fails now."""
     TERMINATING = "Terminating"
-    """The Pod is being deleted."""
     READY = "Ready"
-    """The Pod is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """The end of a run of a container.
-
-    `run` is the number of restarts before this run. `message` is the termination message of the container or the end of its log:
-    untrusted text of up to 4096 bytes.
-    """
+    """The end of a run of a container."""
 
     run: int
+    """Number of restarts before this run."""
     exit_code: int | None
     reason: str
     message: str
+    """The termination message of the container or the end of its log: untrusted text of up to 4096 bytes."""
     signal: int | None
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """The state of one Pod.
-
-    Attributes:
-        name: Name of the Pod.
-        uid: UID of the Pod.
-        phase: State of the Pod.
-        reason: The reason of the kubelet or scheduler; may be empty.
-        message: The message of the kubelet or scheduler; may be empty. Untrusted text.
-        container: The container that causes the state, if it is not the engine.
-        image: The image of that container.
-        node: Name of the node; empty without one.
-        restarts: Restarts of that container.
-        since: Start time of this state, if known.
-        started_at: Start time of the current run.
-        ready_at: Time when the Pod became ready.
-        created_at: Creation time of the Pod.
-        termination: End of the last run; None if no run has ended.
-        manifest: The Pod as read.
-    """
+    """The state of one Pod. Reason and message are those of the kubelet or scheduler; the message is untrusted text."""
 
     name: str
     uid: str
@@ -100,15 +73,22 @@ class PodView:
     reason: str = ""
     message: str = ""
     container: str = ""
+    """The container that causes the state, if it is not the engine."""
     image: str = ""
+    """The image of that container."""
     node: str = ""
     restarts: int = 0
+    """Restarts of that container."""
     since: datetime | None = None
+    """Start time of this state, if known."""
     started_at: datetime | None = None
+    """Start time of the current run."""
     ready_at: datetime | None = None
     created_at: datetime | None = None
     termination: Termination | None = None
+    """End of the last run; None if no run has ended."""
     manifest: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The Pod as read."""
 
     @property
     def run(self) -> RunKey:
@@ -124,12 +104,14 @@ class _Found:
     since: datetime | None = None
 
 
-_MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
-_DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
-"""Failures of the driver of a device. The kubelet retries without a limit."""
+_STEPS = {
+    **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), Phase.WAITING_FOR_VOLUME),
+    **dict.fromkeys(("FailedCreatePodSandBox", "FailedSync", "Pulled"), Phase.CREATING),
+    "FailedPrepareDynamicResources": Phase.CONTAINER_FAILED,  # of the driver of a device; the kubelet retries without a limit
+    "Pulling": Phase.IMAGE_PULLING,
+}
+"""The state of a Pod whose container is being created, by the reason of its latest event."""
 _BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
-_PULL_STEPS = frozenset({"Pulling", "Pulled"})
 _PROBE_KILL_WINDOW = timedelta(minutes=5)
 """Maximum time between the event of a kill by a probe and the end of the container: the grace period of the Pod."""
 _PULL_FAILURES = frozenset(
@@ -254,12 +236,11 @@ def _running(status: Manifest, container: Manifest) -> _Found:
 def _termination(container: Manifest) -> Termination | None:
     """Return the end of the last run. While the container runs or is being created, that is the previous run."""
     restarts = max(0, reading.integer(container, "restartCount") or 0)
-    ended = reading.mapping(container, "state", "terminated")
-    run = restarts
+    ended, run = reading.mapping(container, "state", "terminated"), restarts
     if not ended:
         ended = reading.mapping(container, "lastState", "terminated")
-        backing_off = bool(reading.mapping(container, "state", "waiting"))
-        run = restarts if backing_off else max(0, restarts - 1)
+        is_backing_off = bool(reading.mapping(container, "state", "waiting"))
+        run = restarts if is_backing_off else max(0, restarts - 1)
     if not ended:
         return None
     return Termination(
@@ -283,7 +264,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
-    """Core events, indexed by the object that they are about."""
+    """Core events."""
 
     events: tuple[Manifest, ...]
 
@@ -301,20 +282,12 @@ def refine(view: PodView, log: EventLog) -> PodView:
     """Refine the state of a Pod whose container is being created, with the step that it waits for."""
     if view.phase is not Phase.CREATING:
         return view
-    latest = log.latest(
-        uid=view.uid, name=view.name, kind="Pod", reasons=_MOUNT_FAILURES | _CREATION_FAILURES | _DEVICE_FAILURES | _PULL_STEPS
-    )
-    if latest is None:
+    latest = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons=_STEPS)
+    if latest is None or latest.reason == "Pulled":
         return view
-    if latest.reason in _MOUNT_FAILURES:
-        return replace(view, phase=Phase.WAITING_FOR_VOLUME, reason=latest.reason, message=latest.message)
-    if latest.reason in _DEVICE_FAILURES:
-        return replace(view, phase=Phase.CONTAINER_FAILED, reason=latest.reason, message=latest.message)
     if latest.reason == "Pulling":
-        return replace(view, phase=Phase.IMAGE_PULLING, reason="Pulling", message="", since=latest.time)
-    if latest.reason in _CREATION_FAILURES:
-        return replace(view, reason=latest.reason, message=latest.message)
-    return view
+        return replace(view, phase=Phase.IMAGE_PULLING, reason=latest.reason, message="", since=latest.time)
+    return replace(view, phase=_STEPS[latest.reason], reason=latest.reason, message=latest.message)
 
 
 def killed_by_probe(view: PodView, log: EventLog) -> str | None:
@@ -336,11 +309,6 @@ def _is_about(involved: Manifest, uid: str, name: str, kind: str) -> bool:
 
 
 def _occurrence(event: Manifest) -> Occurrence:
-    time = (
-        reading.moment(event, "series", "lastObservedTime")
-        or reading.moment(event, "lastTimestamp")
-        or reading.moment(event, "eventTime")
-        or reading.moment(event, "firstTimestamp")
-        or reading.moment(event, "metadata", "creationTimestamp")
-    )
+    paths = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",), ("firstTimestamp",), ("metadata", "creationTimestamp"))
+    time = next(filter(None, (reading.moment(event, *path) for path in paths)), None)
     return Occurrence(reading.text(event, "reason"), reading.text(event, "message"), time)
