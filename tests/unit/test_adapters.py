@@ -20,7 +20,7 @@ from vllm_operator.kube.client import POD
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
 from vllm_operator.rendering import pod as rendering
-from vllm_operator.sizing.model_facts import AdapterFiles
+from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.sizing.weights import adapter_bytes
@@ -46,7 +46,7 @@ def path_of(adapter: dict[str, Any]) -> str:
     return adapter_path(AdapterSpec.model_validate(adapter))
 
 
-def flags(*adapters: dict[str, Any], files: dict[str, AdapterFiles] | None = None) -> dict[str, str | None]:
+def flags(*adapters: dict[str, Any], files: dict[str, ModelFiles] | None = None) -> dict[str, str | None]:
     planned = plan_adapters(resource(*adapters).spec, files or {}, table(), None)
     return {each.name: each.text for each in planned.arguments}
 
@@ -90,7 +90,7 @@ def test_the_limit_of_ranks_is_the_smallest_that_vllm_accepts_and_an_unknown_ran
     ],
 )
 def test_the_rank_comes_from_the_file_of_the_adapter_whatever_it_contains(config: dict[str, Any], limit: str) -> None:
-    assert flags(SQL, files={"sql": AdapterFiles(config)})["--max-lora-rank"] == limit
+    assert flags(SQL, files={"sql": ModelFiles(config)})["--max-lora-rank"] == limit
 
 
 def test_more_adapters_than_a_batch_may_use_wait_in_the_memory_of_the_host() -> None:
@@ -102,7 +102,7 @@ def test_more_adapters_than_a_batch_may_use_wait_in_the_memory_of_the_host() -> 
 
 def test_a_plan_in_force_keeps_its_limit_because_no_files_are_read_for_it() -> None:
     spec = resource(SQL).spec
-    made = plan_adapters(spec, {"sql": AdapterFiles({"r": 128})}, table(), None)
+    made = plan_adapters(spec, {"sql": ModelFiles({"r": 128})}, table(), None)
     in_force = made_plan(resource(), real_node("h100-sxm")).model_copy(update={"args": list(made.arguments)})
     again = plan_adapters(spec, {}, table(), in_force)
     assert again.arguments == made.arguments
@@ -112,20 +112,20 @@ def test_a_plan_in_force_keeps_its_limit_because_no_files_are_read_for_it() -> N
 @pytest.mark.parametrize(
     ("adapter", "files", "words"),
     [
-        (SQL, AdapterFiles({"r": 8, **BASE}), []),
-        (SQL, AdapterFiles(), ["The rank of the adapter sql is unknown. The engine accepts up to 16."]),
-        (SQL, AdapterFiles({"r": 8, "use_dora": True, **BASE}), ["The adapter sql uses DoRA, which vLLM does not support."]),
-        (SQL, AdapterFiles({"r": 8, "modules_to_save": ["lm_head"], **BASE}), ["The adapter sql replaces whole modules"]),
-        (SQL, AdapterFiles({"r": 1024, **BASE}), ["The adapter sql has rank 1024, but vLLM accepts up to 512."]),
-        (SQL, AdapterFiles({"r": 8, "base_model_name_or_path": "org/other"}), ["was trained for org/other, but the model is unsloth/"]),
+        (SQL, ModelFiles({"r": 8, **BASE}), []),
+        (SQL, ModelFiles(), ["The rank of the adapter sql is unknown. The engine accepts up to 16."]),
+        (SQL, ModelFiles({"r": 8, "use_dora": True, **BASE}), ["The adapter sql uses DoRA, which vLLM does not support."]),
+        (SQL, ModelFiles({"r": 8, "modules_to_save": ["lm_head"], **BASE}), ["The adapter sql replaces whole modules"]),
+        (SQL, ModelFiles({"r": 1024, **BASE}), ["The adapter sql has rank 1024, but vLLM accepts up to 512."]),
+        (SQL, ModelFiles({"r": 8, "base_model_name_or_path": "org/other"}), ["was trained for org/other, but the model is unsloth/"]),
         (
             {**SQL, "rank": 8},
-            AdapterFiles(trouble="adapter_config.json of acme/sql-lora cannot be read.", refused=True),
+            ModelFiles(trouble="adapter_config.json of acme/sql-lora cannot be read.", refused=True),
             ["Adapter sql: adapter_config.json of acme/sql-lora cannot be read."],
         ),
     ],
 )
-def test_the_plan_names_what_is_wrong_with_an_adapter(adapter: dict[str, Any], files: AdapterFiles, words: list[str]) -> None:
+def test_the_plan_names_what_is_wrong_with_an_adapter(adapter: dict[str, Any], files: ModelFiles, words: list[str]) -> None:
     notes = plan_adapters(resource(adapter).spec, {"sql": files}, table(), None).notes
     assert len(notes) == len(words), notes
     for note, expected in zip(notes, words, strict=True):

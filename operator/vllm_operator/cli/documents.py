@@ -16,7 +16,7 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input
 from vllm_operator.sizing.model_facts import ModelFiles
-from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
+from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
 RULES_HELP = "file with custom rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 DEPTH_LIMIT = 200
@@ -230,7 +230,7 @@ def _read_tensors(folder: Path) -> TensorSizes | None:
     """Return the sizes of the tensors in all files; None without such files, or if one of them has no header."""
     paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))[:FILES_LIMIT]
     found = [_sizes_of(path) for path in paths]
-    return combine(each for each in found if each is not None) if found and None not in found else None
+    return sum((each for each in found if each is not None), TensorSizes()) if found and None not in found else None
 
 
 def _sizes_of(path: Path) -> TensorSizes | None:

@@ -22,7 +22,6 @@ from vllm_operator.api.spec import AdapterSpec, ModelSpec
 from vllm_operator.hub.client import HttpHub, HubAnswer
 from vllm_operator.kube.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.planning.pinning import is_in_force
-from vllm_operator.sizing.model_facts import AdapterFiles
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class ModelConfigs:
         if len(found) < len(answers):
             return None
         of_model = found.pop(None, HubAnswer())
-        return replace(of_model, adapters={name: AdapterFiles(it.config, it.trouble, it.refused) for name, it in found.items() if name})
+        return replace(of_model, adapters={name: files for name, files in found.items() if name})
 
     def _answer(self, question: Question, resource: VLLMDeployment) -> HubAnswer | None:
         answer, until = self._answers.get(question, (None, 0.0))

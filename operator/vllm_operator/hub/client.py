@@ -20,7 +20,7 @@ from vllm_operator import __version__
 from vllm_operator.api.reading import mapping
 from vllm_operator.kube.connection import check_socket
 from vllm_operator.sizing.model_facts import ModelFiles
-from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
+from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
 SIZE_LIMIT = 2 * 1024 * 1024
 """Maximum size of a file in bytes. The largest files of well-known models have less than 1 MiB, with lists of layers that are not
@@ -135,7 +135,7 @@ class HttpHub:
                 tasks += [group.create_task(read(name)) for name in files]
         except* (aiohttp.ClientError, OSError, ValueError, _ReadError):
             tasks = []
-        return combine(task.result() for task in tasks) if tasks else None
+        return sum((task.result() for task in tasks), TensorSizes()) if tasks else None
 
     async def _length(self, url: str, token: str | None) -> int | None:
         """Return the size of a file in bytes, which the hub sends with the redirect; None if it is unknown."""

@@ -25,6 +25,7 @@ from vllm_operator.logs.tracebacks import (
     ASIDE,
     BEGINNING,
     BYSTANDERS,
+    CHAINED,
     CLIENTS,
     NATIVE_FRAME,
     Part,
@@ -71,7 +72,6 @@ _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while p
 """An error that reports a failure in another process and quotes its message."""
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
 """An error that the GPU cannot be used, raised by its first user."""
-_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCERPT_FRAMES = 6
 _KIND_FRAMES = 60
 """Lines of a traceback in which the kind of a failure is looked for."""
@@ -334,14 +334,14 @@ class CrashTracker:
         if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
-        traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
+        uncaught = part is Part.EXCEPTION and self.tracebacks.close(process)
         if self._is_unrelated(process, level, part, text, number, harmless=harmless):
             return
         is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not _PYDANTIC.match(text)
         if is_code and not self.tracebacks.follows_frames(process):
             self._continue(process, text)
             return
-        self._explain(process, level, part, text, number, uncaught=traceback is not None and traceback.uncaught)
+        self._explain(process, level, part, text, number, uncaught=uncaught)
 
     def _may_matter(self, text: str) -> bool:
         # False for most lines that are no records, and cheap.
@@ -394,10 +394,10 @@ class CrashTracker:
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
             self._found.wrapped = (process, text, number, 0)
         unknown = self._found.unknown
-        if text.startswith(_CHAINED) and unknown is not None and unknown.process == process:
+        if text.startswith(CHAINED) and unknown is not None and unknown.process == process:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
             # without a message says nothing alone.
-            self._found.chained = unknown if text.startswith(_CHAINED[0]) or ":" not in unknown.text else None
+            self._found.chained = unknown if text.startswith(CHAINED[0]) or ":" not in unknown.text else None
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=uncaught)
 
@@ -507,8 +507,7 @@ class CrashTracker:
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
-        shown = (each for each in self.notices.values() if each.signature is not None and each.signature.is_shown_beside(name))
-        return tuple(self._described(each) for each in shown)
+        return tuple(self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
 
     def _described(self, evidence: Evidence) -> Crash:
         return _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)

@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -116,11 +116,7 @@ class Line:
 
 
 class LineReader:
-    """Splits chunks of any size into lines, and parses lines. Its memory is bounded.
-
-    Attributes:
-        tail: Beginning of a line whose end has not arrived.
-    """
+    """Splits chunks of any size into lines, and parses lines. Its memory is bounded. `tail`: a line whose end has not arrived."""
 
     def __init__(self) -> None:
         self.tail = ""
@@ -151,7 +147,7 @@ class LineReader:
         if raw[0] == " ":  # no prefix begins with a space
             return iter((Line("", None, None, raw),))
         if (found := _header(raw))["time"]:
-            return iter((_line_of(found, LEVELS[found["level"]], None),))
+            return iter((_line_of(found),))
         return self._unwrapped(raw, None, WRAPPINGS_LIMIT)
 
     def _unwrapped(self, raw: str, time: str | None, wrappings: int) -> Iterator[Line]:
@@ -207,8 +203,7 @@ class LineReader:
 def _completed(lines: Iterator[Line], process: str | None, level: int | None) -> Iterator[Line]:
     """Return the lines with what surrounds them, where they say nothing themselves."""
     for line in lines:
-        known = level if line.level is None else line.level
-        yield Line(line.process or process or "", known, line.time, line.text, line.header)
+        yield replace(line, process=line.process or process or "", level=level if line.level is None else line.level)
 
 
 def _header(raw: str) -> re.Match[str]:
@@ -219,14 +214,13 @@ def _header(raw: str) -> re.Match[str]:
 
 def _line(raw: str, time: str | None, level: int | None) -> Line:
     found = _header(raw)
-    if found["level"]:
-        level = LEVELS[found["level"]]
-    elif level is None and (other := _OTHER_LEVEL.match(raw, found.end())):
+    if not found["level"] and level is None and (other := _OTHER_LEVEL.match(raw, found.end())):
         level = LEVELS[other["name"]] if other["name"] else _LETTERS.get(other["letter"], ERROR)
-    return _line_of(found, level, time)
+    return _line_of(found, time, level)
 
 
-def _line_of(header: re.Match[str], level: int | None, time: str | None) -> Line:
+def _line_of(header: re.Match[str], time: str | None = None, level: int | None = None) -> Line:
+    level = LEVELS[header["level"]] if header["level"] else level
     return Line(header["process"] or "", level, time or header["time"], header.string[header.end() :], header[0])
 
 
@@ -368,7 +362,7 @@ _LONG = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)\s?(Z|
 
 
 class LogClock:
-    """The time of the latest line, parsed only on request.
+    """The time of the latest line, parsed only on request. `given` is the time from the log stream, which takes precedence.
 
     vLLM writes `MM-DD HH:MM:SS` in the time zone of the container. Such a time gets the year of the previous time. Differences between
     lines are correct, which is enough for stages and rates.
@@ -376,7 +370,6 @@ class LogClock:
 
     def __init__(self) -> None:
         self.given: datetime | None = None
-        """Time from the log stream, which takes precedence over the times in lines."""
         self._text: str | None = None
         self._known: datetime | None = None
 
@@ -412,9 +405,7 @@ def read_time(text: str, before: datetime | None = None) -> datetime | None:
 def _without_year(text: str, before: datetime | None) -> datetime:
     year = before.year if before is not None else NOMINAL_YEAR
     found = datetime.fromisoformat(f"{year:04}-{text[:5]}T{text[6:14]}+00:00")
-    if before is None:
-        return found
-    if before - found > _HALF_A_YEAR:
-        return found.replace(year=year + 1)
+    if before is None or before - found > _HALF_A_YEAR:
+        return found if before is None else found.replace(year=year + 1)
     # An earlier line may have the same second with a fraction.
     return before if before.microsecond and before.replace(microsecond=0) == found else found

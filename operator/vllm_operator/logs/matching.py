@@ -9,10 +9,7 @@ found, and compiled on first use, so that the command line starts quickly.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from itertools import count
-from operator import attrgetter
 from typing import NamedTuple
 
 from vllm_operator.catalog.startup import Failure, FailureKind, LinePattern, Signature, Stages
@@ -31,10 +28,7 @@ _MEMORY_BYTES_EACH = 128
 
 
 class Literals:
-    """Finds which of hundreds of strings a text contains.
-
-    RE2 builds one automaton for all of them and reads a text once, so the time depends on its length and hardly on the number of strings.
-    """
+    """Finds which of hundreds of strings a text contains, in one pass of an automaton of RE2."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         import re2  # imported only if logs are read
@@ -58,9 +52,9 @@ class Literals:
 
 
 class Match(NamedTuple):
-    """A line matches `pattern` of `signature`. `captures` are the named groups that matched.
+    """A line matches `pattern` of `signature`. `captures`: the named groups that matched; `name`: the matched text if it is one word.
 
-    `name` is the matched text if it is one word. `after` is the character after the matched text and after closing quotation marks.
+    `after`: the character after the matched text and after closing quotation marks.
     """
 
     signature: Signature
@@ -79,27 +73,19 @@ class Match(NamedTuple):
         return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A pattern of a signature. `order` is its position in the catalog."""
-
-    order: int
-    signature: Signature
-    pattern: LinePattern
-
-    def match(self, text: str, context: Callable[[], Iterable[str]]) -> Match | None:
-        prepare = compile_linear if self.signature.is_user_defined else _compiled
-        found = prepare(self.pattern.regex).search(text)
-        if found is None:
+def _match(signature: Signature, pattern: LinePattern, text: str, context: Callable[[], Iterable[str]]) -> Match | None:
+    prepare = compile_linear if signature.is_user_defined else _compiled
+    found = prepare(pattern.regex).search(text)
+    if found is None:
+        return None
+    if pattern.context is not None:
+        frame = prepare(pattern.context)
+        if not any(frame.search(line.rstrip()) for line in context()):
             return None
-        if self.pattern.context is not None:
-            frame = prepare(self.pattern.context)
-            if not any(frame.search(line.rstrip()) for line in context()):
-                return None
-        captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
-        name = found[0] if _NAME.fullmatch(found[0]) else ""
-        after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
-        return Match(self.signature, captures, self.pattern, name, after[:1])
+    captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
+    name = found[0] if _NAME.fullmatch(found[0]) else ""
+    after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
+    return Match(signature, captures, pattern, name, after[:1])
 
 
 def _tidy(value: str) -> str:
@@ -112,26 +98,26 @@ def _tidy(value: str) -> str:
 class Seen(NamedTuple):
     """What a line may be about, according to its strings.
 
-    `failure`: a process has failed. `is_echo`: an exception that only reports a failure elsewhere. `patterns`: those that it may match.
+    `failure`: a process has failed. `is_echo`: an exception that only reports a failure elsewhere. `patterns`: those that it may match, by
+    their positions in the catalog.
     """
 
     failure: Failure | None = None
     is_echo: bool = False
-    patterns: tuple[_Pattern, ...] = ()
+    patterns: tuple[int, ...] = ()
 
 
 class Recognizer:
     """Recognizes lines that may be about a crash. The result for the latest line is kept, because a line is asked about several times."""
 
     def __init__(self, signatures: Iterable[Signature], stages: Stages, kinds: Iterable[FailureKind] = ()) -> None:
-        self._patterns: dict[str, list[_Pattern]] = {}
-        order = count()
-        for signature in signatures:
-            for pattern in signature.patterns:
-                self._patterns.setdefault(pattern.anchor, []).append(_Pattern(next(order), signature, pattern))
+        self._patterns = [(signature, pattern) for signature in signatures for pattern in signature.patterns]
+        self._anchors: dict[str, list[int]] = {}
+        for position, (_, pattern) in enumerate(self._patterns):
+            self._anchors.setdefault(pattern.anchor, []).append(position)
         self._failures = {failure.text: failure for failure in stages.failures}
         self._echoes = frozenset(stages.echoes)
-        self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
+        self._literals = Literals((*self._failures, *self._echoes, *self._anchors))
         self._kinds = tuple(kinds)
         self._latest = "", Seen()
 
@@ -141,16 +127,16 @@ class Recognizer:
             found = self._literals.find(text)
             failures = [each for each in found if each in self._failures]
             failure = self._failures[min(failures, key=text.find)] if failures else None
-            patterns = sorted((pattern for each in found for pattern in self._patterns.get(each, ())), key=attrgetter("order"))
+            patterns = sorted(position for each in found for position in self._anchors.get(each, ()))
             self._latest = text, Seen(failure, not self._echoes.isdisjoint(found), tuple(patterns))
         return self._latest[1]
 
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
         """Return the signatures that the line matches, each once. `context` returns the frames of the traceback that the line ends."""
         found_before: set[str] = set()
-        for each in self.look(text).patterns:
-            if each.signature.id not in found_before and (match := each.match(text, context)) is not None:
-                found_before.add(each.signature.id)
+        for signature, pattern in map(self._patterns.__getitem__, self.look(text).patterns):
+            if signature.id not in found_before and (match := _match(signature, pattern, text, context)) is not None:
+                found_before.add(signature.id)
                 yield match
 
     def kind(self, text: str, frames: Sequence[str]) -> FailureKind | None:

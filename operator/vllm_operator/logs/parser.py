@@ -33,10 +33,8 @@ class StartupParser:
         self._start = StartTracker(prepare(knowledge), self._recent, self._clock)
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
-        """Parse the next part of the log, of any size. `timestamp`: when it was written (UTC), if known.
-
-        Heartbeats are parsed like other lines, but their time is ignored: a start that only repeats them makes no progress.
-        """
+        """Parse the next part of the log, of any size. `timestamp`: when it was written (UTC), if known."""
+        # The time of heartbeats is ignored: a start that only repeats them makes no progress.
         if timestamp is not None and not self._is_heartbeat(data):
             self._clock.given = timestamp
             self._start.begin()
@@ -101,13 +99,11 @@ class StartupParser:
                 self._clock.see(line.time)
             if line.time is not None:
                 self._start.begin()
-            self._text(line.process or process, line.level, line.text)
-
-    def _text(self, process: str, level: int | None, text: str) -> None:
-        if level is not None and level < ERROR:
-            self._start.record(level, text)
-        elif text and not (level is None and "%" in text and self._bar(text, process)):
-            self._start.error(process, level, text)
+            process, text = line.process or process, line.text
+            if line.level is not None and line.level < ERROR:
+                self._start.record(line.level, text)
+            elif text and not (line.level is None and "%" in text and self._bar(text, process)):
+                self._start.error(process, line.level, text)
 
     def _bar(self, text: str, process: str) -> bool:
         """Parse a progress bar, and the following line if the bar did not finish and so has no line end."""

@@ -28,28 +28,25 @@ _BARS_LIMIT = 64
 
 
 class Bars:
-    """Finds the stage of a bar by its label."""
+    """Finds the stage of a bar by its label. Of the bars of the catalog, the first match counts."""
 
     def __init__(self, bars: Iterable[Bar]) -> None:
-        """Initialize with the bars of the catalog. The first match counts."""
         self._bars = tuple((bar.prefix, Stage(bar.stage), bar.label) for bar in bars)
-        self._first = tuple({bar[0][:1] for bar in self._bars})
 
     def read(self, text: str) -> tuple[Stage, Progress | None, str] | None:
         """Return the stage of a bar, its progress, and the text after it; None if the catalog knows no such bar.
 
-        A bar that did not finish ends without a line end, and the next line follows it directly.
+        A bar that did not finish has no line end, so the next line follows it.
         """
         percent = text.find("%")
         found = _BAR.search(text, max(0, percent - 3)) if percent > 0 else None
         if found is None:
             return None
         label = text[: found.start()].strip(" :\t(")
-        kind = next(((stage, name) for prefix, stage, name in self._bars if label.startswith(prefix)), None)
+        fallback = (Stage.WEIGHT_DOWNLOAD, "Downloading files") if _FILE.search(label) else None
+        kind = next(((stage, name) for prefix, stage, name in self._bars if label.startswith(prefix)), fallback)
         if kind is None:
-            if not _FILE.search(label):
-                return None
-            kind = (Stage.WEIGHT_DOWNLOAD, "Downloading files")
+            return None
         stage, name = kind
         rest = text[found.end() :].partition("]")[2]
         if stage is Stage.READY:
@@ -138,9 +135,7 @@ class Counts:
 
 def silence_seconds(state: StartupState, now: datetime) -> float:
     """Return the seconds since the last line; 0 if the times of the log are unknown."""
-    if state.last_line_at is None:
-        return 0.0
-    return max(0.0, (now - state.last_line_at).total_seconds())
+    return 0.0 if state.last_line_at is None else max(0.0, (now - state.last_line_at).total_seconds())
 
 
 def allowed_silence_seconds(stage: Stage, knowledge: StartupKnowledge) -> int | None:
@@ -159,5 +154,5 @@ def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledg
         and any(part in backend.casefold() for _, backend in state.observed_backends for part in stages.silent_backends)
     )
     if not silent:
-        return replace(state, silent_stage_inferred=False) if state.silent_stage_inferred else state
+        return replace(state, silent_stage_inferred=False)
     return replace(state, silent_stage_inferred=True, detail="probably compiling FlashInfer kernels, which logs nothing (inferred)")

@@ -94,10 +94,7 @@ class CacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """Memory of one GPU in GiB, token capacity of its KV cache, and maximum concurrency at full context length, as logged.
-
-    Values that the engine has not logged are None.
-    """
+    """Memory of one GPU in GiB, token capacity of its KV cache, and maximum concurrency at full context length, as logged; None if not."""
 
     weights_gib: float | None = None
     kv_cache_gib: float | None = None

@@ -73,7 +73,7 @@ _NEAR, _MANY = 50, 1000
 _GROUPS = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
 """Prefixes of the lines of an exception group."""
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 ASIDE = "collect_env.py"
 """A program whose output people paste beside the log. Its errors are not vLLM's."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function", "in process_inputs", "in _validate_model_input")
@@ -134,12 +134,10 @@ class Tracebacks:
     """The tracebacks that have begun and not ended. `recent`: the latest lines of the log, which contain their frames."""
 
     def __init__(self, recent: deque[Line]) -> None:
-        """Create it without tracebacks."""
         self.recent = recent
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_before = False
-        self._harmless_since: dict[str, int] = {}
-        self._logging_since: dict[str, int] = {}
+        self._announced: dict[tuple[bool, str], int] = {}  # lines that announce a traceback, by whether logging failed, and process
         self._backward: Iterator[str] | None = None
         self._collected: list[str] = []
         self._follows_frame = False
@@ -165,7 +163,7 @@ class Tracebacks:
             return Part.FRAME
         if text.endswith(_HEADINGS):
             return self._headed(process, text, number, raw=raw)
-        if text.startswith(_MARKS) or (self._harmless_before and text.startswith(_CHAINED)):
+        if text.startswith(_MARKS) or (self._harmless_before and text.startswith(CHAINED)):
             self._mark(process, text, number)
             return Part.OTHER
         if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
@@ -174,9 +172,11 @@ class Tracebacks:
 
     def _mark(self, process: str, text: str, number: int) -> None:
         if text.startswith(_LOGGED):
-            self._logging_since.pop(process, None)
-        else:
-            _remember(self._logging_since if text.startswith(_LOGGING) else self._harmless_since, process, number)
+            self._announced.pop((True, process), None)
+            return
+        if len(self._announced) >= 2 * _PROCESSES_KEPT:
+            self._announced.clear()
+        self._announced[text.startswith(_LOGGING), process] = number
 
     def _headed(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         if text[-1] == ":":
@@ -191,11 +191,11 @@ class Tracebacks:
         """Whether the process wrote frames right before the latest line. Output of `kubectl describe` is indented too."""
         return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
 
-    def close(self, process: str) -> Traceback | None:
-        """Remove and return the traceback that the exception of the process ends, if its beginning was read."""
+    def close(self, process: str) -> bool:
+        """Remove the traceback that the exception of the process ends. Return whether the process ends with it."""
         closed = self._open.pop(process, None)
         self._harmless_before = closed is not None and closed.harmless
-        return closed
+        return closed is not None and closed.uncaught
 
     def is_harmless(self, process: str) -> bool:
         """Whether the process continues after its current traceback."""
@@ -218,8 +218,7 @@ class Tracebacks:
         """Forget all tracebacks."""
         self._open.clear()
         self._harmless_before = False
-        self._harmless_since.clear()
-        self._logging_since.clear()
+        self._announced.clear()
 
     def unfinished(self) -> Iterator[Traceback]:
         """Return tracebacks that end a process of the engine and whose exception is not in the log."""
@@ -240,10 +239,10 @@ class Tracebacks:
     def _start(self, process: str, raw: bool, title: str, number: int) -> None:
         self._open[process] = Traceback(
             raw,
-            harmless=number - self._harmless_since.pop(process, -_NEAR) < _NEAR,
+            harmless=number - self._announced.pop((False, process), -_NEAR) < _NEAR,
             title=title.strip(" ,"),
             number=number,
-            is_of_logging=raw and number - self._logging_since.get(process, -_MANY) < _MANY,
+            is_of_logging=raw and number - self._announced.get((True, process), -_MANY) < _MANY,
         )
         self._open.move_to_end(process)
         if len(self._open) > _PROCESSES_KEPT:
@@ -258,12 +257,6 @@ class Tracebacks:
                 traceback.harmless = _EMITTING.search(text) is not None
             traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
-
-
-def _remember(since: dict[str, int], process: str, number: int) -> None:
-    if len(since) >= _PROCESSES_KEPT:
-        since.clear()
-    since[process] = number
 
 
 def _begins_with_name(text: str) -> bool:

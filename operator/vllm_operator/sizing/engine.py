@@ -113,6 +113,7 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
     length = arguments.get("--max-model-len")
     if length is not None:
         known["max_length"] = 0 if length in ("auto", "-1") else read_size(length)
+    compiled = mapping(_read_json(arguments.get("--compilation-config")), "pass_config")
     speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else (0, False)
     if speculative is None or None in known.values():
         return None
@@ -125,7 +126,7 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         vision="--language-model-only" not in arguments and not _is_text_only(arguments),
         profiled_encoder="--skip-mm-profiling" not in arguments,
         prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
-        fused_reduction=_has_fused_reduction(arguments),
+        fused_reduction=(arguments.get(FUSED) or "").lower() != "false" and compiled.get("fuse_allreduce_rms") is not False,
     )
 
 
@@ -156,12 +157,6 @@ def _read_json(value: str | None) -> Mapping[str, Any]:
         return mapping(json.loads(value or "{}"))
     except (ValueError, RecursionError):
         return {}
-
-
-def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
-    """Return whether all-reduce and norm may be one kernel; False if the user disables it."""
-    written = _read_json(arguments.get("--compilation-config"))
-    return (arguments.get(FUSED) or "").lower() != "false" and mapping(written, "pass_config").get("fuse_allreduce_rms") is not False
 
 
 def _is_text_only(arguments: Mapping[str, str | None]) -> bool:

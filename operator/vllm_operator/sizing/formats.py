@@ -431,16 +431,14 @@ def find_format(name: str, known: str) -> str:
 
 
 def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
-    """Return the format for a name, such as `fp8_block` or `int4 (experts, group 32)`; None if it is empty or unknown.
-
-    The set of quantized modules is the usual one for the format and the kind of model. Layers for multi-token prediction are usually left
-    out where weights have 4 bits.
-    """
+    """Return the format for a name, such as `fp8_block` or `int4 (experts, group 32)`; None if it is empty or unknown."""
     form = _name_format(label, shape)
+    # Layers for multi-token prediction are usually left out where weights have 4 bits.
     return replace(form, wide_drafts=True) if form is not None and form.name in ("NVFP4", "INT4") else form
 
 
 def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
+    """Return the format with the usual set of quantized modules for the format and the kind of model."""
     text = label.lower().strip()[:200].replace("-bit", "bit").replace("auto-round", "autoround")
     words = frozenset(re.findall(r"[a-z0-9]+", text))
     moe = shape.experts > 0
@@ -486,10 +484,7 @@ def _gguf(shape: ModelShape, name: str) -> WeightFormat | None:
 
 
 def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
-    """Return NVIDIA's usual format: experts in 4 bits, the rest in 16; attention in FP8 with mixed precision and for dense hybrids.
-
-    With attention in FP8 the KV cache has FP8 too, ModelOpt's default (hf_ptq.py --kv_cache_qformat).
-    """
+    """Return NVIDIA's usual format: experts in 4 bits, the rest in 16; attention in FP8 with mixed precision and for dense hybrids."""
     hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
     if moe and not mixed:
         return replace(NVFP4, experts_only=True, assumed=True)
@@ -498,6 +493,7 @@ def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
     narrow = ("linear_attn*", "mixer.in_proj*", "mixer.out_proj*", "mixer.shared_experts*")
     rules = [Rule(name, None, FP8_BYTES) for name in narrow]
     rules += [Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None), Rule("mixer.latent_proj", None, None)]
+    # With attention in FP8 the KV cache has FP8 too, ModelOpt's default (hf_ptq.py --kv_cache_qformat).
     return replace(NVFP4, rules=tuple(rules), assumed=True, narrow_cache=True)
 
 

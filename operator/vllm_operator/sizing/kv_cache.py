@@ -88,10 +88,7 @@ class CacheLayout:
 
 
 def lay_out(engine: Engine, in_flight: int, share: float | None = None) -> CacheLayout | None:
-    """Return the layout of the KV cache on one GPU; None if its type or some layers are unknown, or no layer has a cache.
-
-    `share` is the fraction of the layers in the pipeline stage; None if the stages are equal.
-    """
+    """Return the layout on one GPU for this part of the layers (None: equal stages); None if there is no cache, or it is not modelled."""
     shape = engine.shape
     name, facts = engine.options.cache_dtype.lower(), engine.facts.kv_cache
     if name == "auto" and engine.form.narrow_cache and engine.release >= facts.checkpoint_type_since:
@@ -114,8 +111,8 @@ class _Builder:
         self.engine, self.in_flight = engine, in_flight
         shape, facts = engine.shape, engine.facts.kv_cache
         self.element_bytes = shape.element_bytes if kept is None else kept.element
-        self.scale_bytes, self.wide_ends, packed = (kept.scales, kept.wide_ends, kept.packed) if kept is not None else (0, 0, 0)
-        self.packed = packed if shape.index_top > 0 else 0
+        self.scale_bytes, self.wide_ends = (kept.scales, kept.wide_ends) if kept is not None else (0, 0)
+        self.packed = kept.packed if kept is not None and shape.index_top > 0 else 0
         blackwell = (engine.device.architecture or "").startswith("sm_10")
         latent = 128 if blackwell and not shape.index_top else facts.latent_block
         self.block = engine.options.block or (latent if shape.latent else facts.block)

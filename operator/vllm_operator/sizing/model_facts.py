@@ -39,7 +39,6 @@ QUANTIZATIONS = {
 PACKED = {
     "nvfp4-pack-quantized": Quantization.NVFP4,
     "mxfp4-pack-quantized": Quantization.MXFP4,
-    "pack-quantized": Quantization.INT4,
     "float-quantized": Quantization.FP8,
     "int-quantized": Quantization.INT8,
 }
@@ -51,22 +50,13 @@ VALUE_LIMIT = 128
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """Files of a LoRA adapter on the hub: the content of adapter_config.json, or why it could not be read, as in `ModelFiles`."""
-
-    config: Mapping[str, Any] | None = None
-    trouble: str | None = None
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Files of a model on the hub.
+    """Files of a model or of a LoRA adapter on the hub.
 
     Attributes:
-        config: Content of config.json; None if it was not read.
+        config: Content of config.json or adapter_config.json; None if it was not read.
         weight_bytes: Size of the weight files, from their index or the hub; None if unknown.
-        trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
+        trouble: Why `config` could not be read, as a sentence; None if it was read or not requested.
         refused: Whether the hub reported that the model does not exist, or that this token has no access to it.
         tensors: Tensor sizes from their headers; None if not all of them were read.
         adapters: Files of the adapters of `spec.adapters`, by name.
@@ -77,7 +67,7 @@ class ModelFiles:
     trouble: str | None = None
     refused: bool = False
     tensors: TensorSizes | None = None
-    adapters: Mapping[str, AdapterFiles] = field(default_factory=dict)
+    adapters: Mapping[str, "ModelFiles"] = field(default_factory=dict)
 
 
 NO_FILES = ModelFiles()
@@ -199,23 +189,25 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     read = ModelConfig(config)
     heads, experts = read_integer(read.text.get("num_attention_heads")), read.first(*EXPERT_KEYS)
     groups = read.first("n_group")
-    quantization = read_quantization(config)
+    written = read_quantization(config)
+    quantization, scheme = _read_format(read.text, written)
+    unordered = written.get("desc_act") is not True or written.get("group_size") == -1  # with a single group, vLLM ignores the mark
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
         model_type=text(read.text, "model_type") or None,
         attention=_attention(read.text, heads),
         experts=experts if experts is not None else (None if heads is None else 0),
-        quantization=_quantization(read.text, quantization),
-        quantization_scheme=_scheme(quantization),
-        desc_act=_desc_act(quantization),
+        quantization=quantization,
+        quantization_scheme=scheme,
+        desc_act=not unordered if "gptq" in text(written, "quant_method") else None,
         routing=_routing(read.text, groups) if experts else None,
         routing_groups=groups if groups is not None else (0 if experts else None),
         hidden_size=read.first("hidden_size"),
         moe_intermediate_size=read.first("moe_intermediate_size"),
         attention_heads=heads,
         mla_dims=dims if len(dims) == 3 else None,
-        kv_cache=requested_cache(quantization),
-        group_size=_group_size(quantization),
+        kv_cache=requested_cache(written),
+        group_size=_group_size(written),
         image_prefix=True if read.text.get("use_bidirectional_attention") == "vision" else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
@@ -246,47 +238,28 @@ def _routing(config: Mapping[str, Any], groups: int | None) -> str | None:
             return "Renormalize" if config.get("norm_topk_prob") is True else None
 
 
-def _quantization(config: Mapping[str, Any], written: Mapping[str, Any]) -> Quantization | None:
+def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[Quantization | None, str | None]:
+    """Return the number format of the weights, and their publishing format if that is not enough, as named in `hack/oracle/gemm.py`."""
+    method, algorithm, blocks = text(written, "quant_method"), text(written, "quant_algo"), written.get("weight_block_size")
     if not written:
-        return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(text(config, "torch_dtype") or text(config, "dtype"))
-    method = text(written, "quant_method")
+        return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(text(config, "torch_dtype") or text(config, "dtype")), None
     if method == "fp8":
-        if config.get("expert_dtype") == "fp4":
-            return Quantization.MXFP4
-        return Quantization.FP8_BLOCK if written.get("weight_block_size") == list(BLOCK) else Quantization.FP8
+        form = Quantization.FP8_BLOCK if blocks == list(BLOCK) else Quantization.FP8
+        scheme = None if blocks else {"static": "tensor", "dynamic": "token"}.get(text(written, "activation_scheme"))
+        return Quantization.MXFP4 if config.get("expert_dtype") == "fp4" else form, scheme
     if method in INTEGERS:
-        return Quantization.INT4 if written.get("bits", 4) == 4 else Quantization.INT8
+        form = Quantization.INT4 if written.get("bits", 4) == 4 else Quantization.INT8
+        return form, method if method in ("gptq", "awq") else None
     if method == "compressed-tensors":
-        weights, form = _weights(written), PACKED.get(text(written, "format"))
-        if form is Quantization.FP8 and weights.get("strategy") == "block":
-            return Quantization.FP8_BLOCK
-        return Quantization.INT8 if form is Quantization.INT4 and weights.get("num_bits", 4) != 4 else form
-    return QUANTIZATIONS.get(method) or QUANTIZATIONS.get(text(written, "quant_algo").lower())
-
-
-def _scheme(written: Mapping[str, Any]) -> str | None:
-    """Return the publishing format of the weights, as named in `hack/oracle/gemm.py`; None if the number format is sufficient."""
-    match text(written, "quant_method"):
-        case "fp8":
-            schemes = {"static": "tensor", "dynamic": "token"}
-            return None if written.get("weight_block_size") else schemes.get(text(written, "activation_scheme"))
-        case "compressed-tensors":
-            strategy = _weights(written).get("strategy")
-            if written.get("format") == "pack-quantized":
-                return "compressed-packed" if _weights(written).get("num_bits", 4) != 4 else "compressed"
-            is_one_scale = written.get("format") == "float-quantized" and strategy == "tensor"
-            return None if strategy == "block" else "compressed-tensor" if is_one_scale else "compressed"
-        case "gptq" | "awq" | "mxfp8" as method:
-            return method
-        case _:
-            return "modelopt" if text(written, "quant_algo") in ("FP8", "NVFP4", "MXFP8") else None
-
-
-def _desc_act(written: Mapping[str, Any]) -> bool | None:
-    """Return whether weights in GPTQ are ordered by activation; None for other formats. With a single group, vLLM ignores the mark."""
-    if "gptq" not in text(written, "quant_method"):
-        return None
-    return written.get("desc_act") is True and written.get("group_size") != -1
+        packed, weights = text(written, "format"), _weights(written)
+        strategy = weights.get("strategy")
+        if packed == "pack-quantized":
+            return (Quantization.INT4, "compressed") if weights.get("num_bits", 4) == 4 else (Quantization.INT8, "compressed-packed")
+        if strategy == "block":
+            return Quantization.FP8_BLOCK if packed == "float-quantized" else PACKED.get(packed), None
+        return PACKED.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
+    form_of_name = QUANTIZATIONS.get(method) or QUANTIZATIONS.get(algorithm.lower())
+    return form_of_name, method if method == "mxfp8" else "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
 
 
 def _group_size(written: Mapping[str, Any]) -> int | None:

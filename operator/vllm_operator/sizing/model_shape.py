@@ -12,7 +12,7 @@ from enum import Enum
 from math import ceil
 from typing import Any
 
-from vllm_operator.api.reading import mapping, read_integer, sequence
+from vllm_operator.api.reading import mapping, read_integer, sequence, text
 
 
 class Shard(Enum):
@@ -259,6 +259,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     blocks = (*attention, *_feed_forward(read))
     vision, vision_width = _read_encoder(read)
     max_length, usual_length = _read_lengths(read)
+    state = text(read.text, "mamba_ssm_dtype") or text(read.text, "mamba_ssm_cache_dtype")
     return ModelShape(
         architecture=read.architecture,
         vocabulary=vocabulary,
@@ -282,7 +283,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         rotary=_rotary_width(read, compressed),
         sections=bool(read.rope.get("mrope_section")) or read.is_like(*WITH_SECTIONS),
         cache_known=known,
-        state_bytes=_state_bytes(read),
+        state_bytes=(4 if state == "float32" else 2) if state else None,
         vision=bool(vision) or "vision_config" in config,
         vision_width=min(vision_width, MOST_WIDTH),
         latent=bool(read.latent),
@@ -550,11 +551,6 @@ def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module]
     ]
     rows = max(kernel - 1, 1)
     return modules, CachedLayers(Cache.STATE, len(layers), conv=conv * rows, state=inner * width, conv_kernel=rows)
-
-
-def _state_bytes(read: ModelConfig) -> int | None:
-    written = next((text for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if isinstance(text := read.text.get(key), str)), None)
-    return None if written is None else 4 if written == "float32" else 2
 
 
 # Attention of DeepSeek V4: vllm/models/deepseek_v4 (attention.py, compressor.py, common/rope.py, nvidia/model.py), 0.25.0.

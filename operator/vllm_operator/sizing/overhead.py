@@ -136,10 +136,7 @@ def _encoder_bytes(engine: Engine, tokens: int) -> float:
 
 
 def graph_bytes(engine: Engine, layers: int, batch: Batch) -> float:
-    """Return the memory of CUDA graphs on one GPU: piecewise graphs for all sizes, full graphs up to the request limit.
-
-    With adapters there is a second graph without them (`cudagraph_specialize_lora`).
-    """
+    """Return the memory of CUDA graphs on one GPU: piecewise graphs for all sizes, full graphs up to the request limit."""
     known, release, architecture = engine.facts.graphs, engine.release, engine.device.architecture or ""
     if engine.options.eager:
         return 0.0
@@ -150,7 +147,8 @@ def graph_bytes(engine: Engine, layers: int, batch: Batch) -> float:
         largest = min(known.large, batch.tokens)
     captured = _captured_sizes(largest) + _captured_sizes(min(batch.sequences, largest))
     each = known.gib_per_graph_and_layer.get(architecture, known.gib_per_graph_and_layer["default"])
-    return (known.first_gib + each * captured * layers) * GIB * (2 if engine.options.adapters else 1)
+    copies = 2 if engine.options.adapters else 1  # with and without adapters (`cudagraph_specialize_lora`)
+    return (known.first_gib + each * captured * layers) * GIB * copies
 
 
 def _captured_sizes(largest: int) -> int:
@@ -203,12 +201,10 @@ def has_runner_v2(engine: Engine) -> bool:
 
 
 def steps_in_flight(engine: Engine, *, v2: bool) -> int:
-    """Return the number of steps that are scheduled concurrently (vllm/config/vllm.py max_concurrent_batches, 0.26.0).
-
-    Scheduling is asynchronous unless drafts are proposed without a model. V1 has no asynchronous scheduling with a pipeline.
-    """
+    """Return the number of steps that are scheduled concurrently (vllm/config/vllm.py max_concurrent_batches, 0.26.0)."""
     pipeline = engine.parallel.pipeline
     if engine.release < engine.facts.kv_cache.steps_in_flight_since:
         return 1
+    # Asynchronous scheduling needs a model that proposes the drafts, and V1 does not have it with a pipeline.
     asynchronous = not engine.options.drafts_without_model and (v2 or pipeline == 1)
     return pipeline + 1 if asynchronous else pipeline

@@ -46,10 +46,7 @@ class Shape:
 
 
 def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
-    """Return the parallel sizes and the number of GPUs, or a verdict if they contradict each other.
-
-    If the user gives a number of GPUs and no tensor parallel size, the tensor parallel size is such that all GPUs are used.
-    """
+    """Return the parallel sizes and the number of GPUs, or a verdict if they contradict each other. Without sizes, all GPUs are used."""
     given = spec.parallelism or ParallelismSpec()
     accelerator = spec.accelerator or AcceleratorSpec()
     tensor, pipeline, data = given.tensor or 1, given.pipeline or 1, given.data or 1
@@ -101,18 +98,13 @@ TENSOR_SIZES = (1, 2, 4, 8)
 
 
 def divides_blocks(release: Release, architecture: str | None) -> bool:
-    """Return whether vLLM divides the blocks of FP8 scales, so that experts need not be multiples of them.
-
-    Source: vllm/model_executor/layers/fused_moe/oracle/fp8.py resolve_fp8_moe_weight_block_shape (0.29.0).
-    """
+    """Return whether vLLM divides the blocks of FP8 scales, so that experts need not be multiples of them."""
+    # vllm/model_executor/layers/fused_moe/oracle/fp8.py resolve_fp8_moe_weight_block_shape (0.29.0)
     return release >= (0, 29, 0) and (architecture or "").startswith(("sm_90", "sm_100", "sm_103", "sm_12"))
 
 
 def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1, *, divides: bool = False) -> str | None:
-    """Return why vLLM refuses the sizes; None if it accepts them.
-
-    `context` is --decode-context-parallel-size, `divides` the result of `divides_blocks`.
-    """
+    """Return why vLLM refuses the sizes, or None. `context`: --decode-context-parallel-size; `divides`: whether it `divides_blocks`."""
     tensor = parallel.tensor
     if parallel.expert and not shape.experts:
         return "It has no experts to spread. Remove expert parallelism."

@@ -9,7 +9,7 @@ Source: https://github.com/huggingface/safetensors#format. Headers are untrusted
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from vllm_operator.api.reading import mapping, read_integer, sequence
@@ -85,11 +85,6 @@ def add_up(tensors: Mapping[str, int]) -> TensorSizes:
         elif end := next((ENDS[part] for part in name.split(".") if part in ENDS), ""):
             sizes[end, OUTSIDE] += size
     return sizes
-
-
-def combine(files: Iterable[TensorSizes]) -> TensorSizes:
-    """Return the sums of all files."""
-    return sum(files, TensorSizes())
 
 
 @lru_cache(maxsize=1024)

@@ -65,9 +65,8 @@ def weigh_stages(engine: Engine) -> list[float]:
 def buffer_bytes(shape: ModelShape, tokens: int) -> int:
     """Return the bytes of buffers for a step with this many tokens, which the model allocates with its weights.
 
-    Sparse MLA stores the indexes of selected tokens. DeepSeek V4 stores its hidden states for a draft, even without one.
-    Sources: topk_indices_buffer in vllm/model_executor/models/deepseek_v2.py, 0.19.0; also _mtp_hidden_buffer in
-    vllm/models/deepseek_v4/nvidia/model.py, 0.25.0.
+    Sparse MLA stores the indexes of selected tokens (topk_indices_buffer in vllm/model_executor/models/deepseek_v2.py, 0.19.0). DeepSeek V4
+    stores its hidden states for a draft, even without one (_mtp_hidden_buffer in vllm/models/deepseek_v4/nvidia/model.py, 0.25.0).
     """
     hidden = shape.streams * shape.hidden * shape.element_bytes if shape.compressed is not None else 0
     return tokens * (shape.index_top * INDEX_BYTES + hidden)
@@ -146,10 +145,9 @@ def _round_up(size: float, multiple: int) -> int:
 def adapter_bytes(engine: Engine) -> float:
     """Return the bytes of LoRA adapters on one GPU: two matrices for each linear layer and each adapter that a batch may use.
 
-    For a layer with `in` inputs and `out` outputs these have `rank * in` and `rank * out` elements, in the type of the model. With tensor
-    parallelism the side that the layer splits is split too, the other one is on each GPU. For experts there is a pair for each of them.
-    This is an upper bound: it assumes that vLLM can adapt every linear layer, and that each has the hidden size on one side.
-    Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
+    These have `rank` times the inputs and `rank` times the outputs, in the type of the model. Tensor parallelism splits the side that the
+    layer splits. Experts have a pair each. This is an upper bound: vLLM may not adapt every linear layer. It assumes the hidden size on one
+    side. Sources: vllm/lora/layers (column_parallel_linear.py, row_parallel_linear.py, fused_moe.py `create_lora_weights`), 0.20.1.
     """
     shape, options, elements = engine.shape, engine.options, 0.0
     for module in shape.modules if options.adapters else ():

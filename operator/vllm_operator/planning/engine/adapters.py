@@ -20,7 +20,7 @@ from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.serving import served_name
-from vllm_operator.sizing.model_facts import AdapterFiles, model_name
+from vllm_operator.sizing.model_facts import ModelFiles, model_name
 from vllm_operator.text.wording import listed
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -50,9 +50,7 @@ def check_adapters(spec: VLLMDeploymentSpec) -> None:
         raise AdapterError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
 
 
-def plan_adapters(
-    spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles], table: VersionTable | None, in_force: Plan | None
-) -> Adapters:
+def plan_adapters(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles], table: VersionTable | None, in_force: Plan | None) -> Adapters:
     """Plan the flags for `spec.adapters`.
 
     `files` are the files of each adapter on the hub, by name; for a plan in force none are read. `table` has the flags of this version,
@@ -84,7 +82,7 @@ def active_adapters(spec: VLLMDeploymentSpec) -> int:
     return min(len(spec.adapters or ()), MOST_ACTIVE)
 
 
-def highest_rank(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> int:
+def highest_rank(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles]) -> int:
     """Return the maximum adapter rank for a new plan; 0 without adapters."""
     return _smallest_limit(_ranks(spec, files).values()) if spec.adapters else 0
 
@@ -99,7 +97,7 @@ def adapter_path(adapter: AdapterSpec) -> str:
     return f"{WEIGHTS_ROOT}/adapters/{adapter.name}-{source}"
 
 
-def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> dict[str, int | None]:
+def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles]) -> dict[str, int | None]:
     """Return the rank of each adapter; None if it is unknown."""
     return {each.name: each.rank or _rank_of(files.get(each.name)) for each in spec.adapters or ()}
 
@@ -110,7 +108,7 @@ def _smallest_limit(ranks: Collection[int | None]) -> int:
     return next((limit for limit in RANKS if limit >= most), RANKS[-1])
 
 
-def _rank_of(files: AdapterFiles | None) -> int | None:
+def _rank_of(files: ModelFiles | None) -> int | None:
     """Return the highest rank in adapter_config.json. Modules may have separate ranks (`rank_pattern`)."""
     if files is None or files.config is None:
         return None
@@ -121,11 +119,11 @@ def _rank_of(files: AdapterFiles | None) -> int | None:
 def _notes(
     spec: VLLMDeploymentSpec,
     adapters: Sequence[AdapterSpec],
-    files: Mapping[str, AdapterFiles],
+    files: Mapping[str, ModelFiles],
     known: Mapping[str, int | None],
     rank: int,
 ) -> list[Note]:
-    notes = [found for each in adapters for found in _about(each.name, files.get(each.name) or AdapterFiles(), spec)]
+    notes = [found for each in adapters for found in _about(each.name, files.get(each.name) or ModelFiles(), spec)]
     if unknown := [name for name, each in known.items() if each is None]:
         which = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
         notes.append(note("adapters.unknown-rank", which=which, rank=rank))
@@ -133,7 +131,7 @@ def _notes(
     return [*notes, *(note("adapters.rank", name=name, rank=each, limit=RANKS[-1]) for name, each in too_large.items())]
 
 
-def _about(name: str, files: AdapterFiles, spec: VLLMDeploymentSpec) -> list[Note]:
+def _about(name: str, files: ModelFiles, spec: VLLMDeploymentSpec) -> list[Note]:
     if files.trouble is not None:
         return [Note(Severity.FAILURE if files.refused else Severity.INFO, f"Adapter {name}: {files.trouble}")]
     config: Mapping[str, Any] = files.config or {}
