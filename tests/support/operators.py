@@ -1,7 +1,6 @@
 """The operator's inside on a cluster in memory: everything real but the API server."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any
@@ -16,6 +15,7 @@ from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatu
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.controller.inventory_reader import InventoryCache
+from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.presets import Presets
@@ -47,17 +47,17 @@ def llama(name: str = "llama", **spec: Any) -> Manifest:
     return {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {"name": name, "namespace": "default"}, "spec": content}
 
 
-@dataclass
-class FakeLogs:
+class FakeLogs(Followers):
     """Logs that have told what a test says."""
 
-    told: dict[tuple[str, int], StartupState] = field(default_factory=dict)
-    ready: bool = True
-    forgotten: list[tuple[str, str]] = field(default_factory=list)
-    starting: Collection[str] = ()
-    """The Pods whose start or crash was not reported at the last reconciliation."""
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, int], StartupState] = {}
+        self.ready = True
+        self.forgotten: list[tuple[str, str]] = []
+        self.starting: Collection[str] = ()
+        """The Pods whose start or crash was not reported at the last reconciliation."""
 
-    def sync(self, key: tuple[str, str], pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
+    def sync(self, key: tuple[str, str], pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
         """Nothing to follow."""
         self.starting = starting
 

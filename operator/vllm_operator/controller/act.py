@@ -74,12 +74,9 @@ class Actor:
     count: Callable[[str, str], None]
 
     async def act(self, snapshot: Snapshot, decision: Decision) -> ActionResult:
-        """Carry out a decision.
+        """Carry out a decision. Raises ClusterError: the next reconciliation completes this one.
 
         If a child cannot be applied, the rest is still done, so that the status keeps up, and the error is in the result.
-
-        Raises:
-            ClusterError: The API server failed or refused. The next reconciliation completes this one.
         """
         await self.remove(snapshot.manifest, snapshot.removals)
         resource, revision = snapshot.resource, None
@@ -100,7 +97,10 @@ class Actor:
         try:
             result.exposure = await self.optional.expose(resource, snapshot.manifest)
             result.scaling = await self.optional.scale(resource, snapshot.manifest)
-            await self._prune_plans(snapshot, result)
+            if revision is not None:
+                summary = resource.status.pinned_plan
+                in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
+                await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error
         return result
@@ -163,7 +163,7 @@ class Actor:
         result.activity = replace(activity, fetching=fetching, recheck_seconds=recheck_seconds)
 
     async def _clean(self, context: CacheContext, need: CleaningNeed, result: ActionResult) -> Cleaning | None:
-        """Create the Job that deletes unused cache directories. Return why it cannot be created; None if it exists.
+        """Create the Job that deletes unused cache directories. Return why it cannot be created.
 
         What uses the volume is read just before, because the Job deletes.
         """
@@ -239,13 +239,6 @@ class Actor:
                     applied.failure = applied.failure or error
             applied.children.append(now)
         result.applied = applied
-
-    async def _prune_plans(self, snapshot: Snapshot, result: ActionResult) -> None:
-        """Delete old plans, but not the plan of the Deployment, or the one that the status still names."""
-        summary = snapshot.resource.status.pinned_plan
-        if result.revision is not None:
-            in_use = {result.revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
-            await self.plans.prune(snapshot.revisions, in_use)
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:

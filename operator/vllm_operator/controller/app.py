@@ -253,7 +253,6 @@ class Operator:
         return kinds
 
     async def _watch(self, kinds: Sequence[Kind]) -> None:
-        """Run kopf with the operator's handlers until a signal or until a part ends."""
         watches = Watches(
             kinds=kinds,
             configuration=lambda: self._client.configuration,
@@ -292,7 +291,7 @@ class Operator:
         await self.workers.run()
 
     def _start(self, name: str, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Start a part. When the part ends, the operator exits."""
+        """Start a part. If it ends, the operator exits."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._end_with)
         self._tasks.append(task)

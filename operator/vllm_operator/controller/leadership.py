@@ -95,11 +95,7 @@ class Leadership:
     _renewed_at: float = 0.0
 
     async def run(self) -> None:
-        """Wait for the Lease, then hold it, until cancelled.
-
-        Raises:
-            LeadershipLost: Another process leads.
-        """
+        """Wait for the Lease, then hold it, until cancelled. Raises LeadershipLost."""
         while True:
             try:
                 async with asyncio.timeout(ATTEMPT_SECONDS):

@@ -78,11 +78,7 @@ class ObjectCache:
         """Kinds whose pages have all been listed. Other kinds are read from the API server."""
 
     async def refresh(self, kind: Kind, namespaces: Sequence[str] = ()) -> set[Key]:
-        """List all objects of a kind; return the keys of the objects that differ from the cache (see `note`).
-
-        Raises:
-            ClusterError: The kind could not be listed, or the list has expired meanwhile. The cached objects stay.
-        """
+        """List all objects of a kind; return the keys of the objects that differ from the cache. If it raises ClusterError, they stay."""
         objects = self._objects.setdefault(kind, {})
         before = dict(objects)
         changed, listed = set[Key](), set[Key]()

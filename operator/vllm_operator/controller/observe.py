@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.resource import VLLMDeployment, primer_name
-from vllm_operator.api.status import ConditionStatus, CrashStatus
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.address import cache_address, claims_of, template_spec, weights_claim
 from vllm_operator.caches.claims import (
     ClaimUser,
@@ -36,7 +36,7 @@ from vllm_operator.caches.context import is_primer
 from vllm_operator.caches.directories import read_leases
 from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
 from vllm_operator.controller.log_follower import runs_to_follow
-from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
+from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.optional_objects import CreatedObjects
 from vllm_operator.controller.ownership import find_child, is_controlled_by, is_of_another, own_deployment
@@ -48,7 +48,6 @@ from vllm_operator.hub.client import HubAnswer
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
-from vllm_operator.logs.state import StartupState, UnreadLog
 from vllm_operator.planning.outcome import Outcome, not_accepted
 from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
@@ -60,25 +59,6 @@ from vllm_operator.status.report import describe_invalid_spec
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 _NO_INVENTORY = Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, "No plan is made.")
-
-
-class Logs(Protocol):
-    """Follows container logs."""
-
-    def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
-        """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
-
-    def caught_up(self, key: Key) -> bool:
-        """Return whether all existing log lines have been read."""
-
-    def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
-        """Return the states of a VLLMDeployment's runs, from their logs."""
-
-    def unread(self, key: Key) -> Mapping[tuple[str, int], UnreadLog]:
-        """Return why logs could not be read, by run."""
-
-    def forget(self, key: Key) -> None:
-        """Stop following the logs of a deleted VLLMDeployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +136,7 @@ class Observer:
     inventory: InventoryCache
     free_devices: FreeDevices
     pod_schema: PodSchemas
-    logs: Logs
+    logs: Followers
     configs: ModelConfigs | None
     trust: ArtifactTrust
     now: Callable[[], datetime]
@@ -224,10 +204,12 @@ class Observer:
         return (*children, *(child for child in relabeled if child is not None and is_controlled_by(child, manifest)))
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[PodView]) -> None:
-        startup = resource.status.startup
+        startup, crash = resource.status.startup, resource.status.last_crash
         starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
         # A Pod may have crashed, and be ready again, since the last reconciliation.
-        starting |= {pod.name for pod in pods if _has_new_crash(pod.manifest, resource.status.last_crash)}
+        recorded = (crash.pod, crash.restarts or 0) if crash is not None else None
+        crashed = (runs[0] for pod in pods if len(runs := runs_to_follow(pod.manifest)) > 1)
+        starting |= {run.pod for run in crashed if (run.pod, run.restarts) != recorded}
         self.logs.sync(key, [pod.manifest for pod in pods], starting)
 
     # What a plan depends on
@@ -341,10 +323,3 @@ def _has_served(resource: VLLMDeployment, deployment: Manifest | None) -> bool:
     """Return whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
     progress = reading.named(deployment, "Progressing", "status", "conditions")
     return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
-
-
-def _has_new_crash(pod: Manifest, recorded: CrashStatus | None) -> bool:
-    """Return whether the run before the current one crashed, and the status does not have that crash."""
-    runs = runs_to_follow(pod)
-    last = (recorded.pod, recorded.restarts or 0) if recorded is not None else None
-    return len(runs) > 1 and (runs[0].pod, runs[0].restarts) != last

@@ -87,7 +87,6 @@ class OptionalObjects:
     """Applies and deletes the optional objects of VLLMDeployments: at most one of each kind."""
 
     def __init__(self, applier: Applier, created: CreatedObjects, *, integrations: Collection[str], now: Callable[[], datetime]) -> None:
-        """Initialize. `integrations` are the enabled ones."""
         self._client = applier.client
         self._created = created
         self._applier = applier
@@ -115,7 +114,6 @@ class OptionalObjects:
         return (*await self._protect(resource, owner), *await self._autoscale(resource, owner))
 
     async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None) -> Applied:
-        """Apply the desired object of a kind, or delete it if none is desired."""
         key = namespace, name = owner["metadata"]["namespace"], owner["metadata"]["name"]
         if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, key)):
             return Applied()

@@ -33,10 +33,9 @@ class PlanStore:
     _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
-        """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used.
+        """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.
 
-        An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested. Raises
-        ClusterError.
+        An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
         """
         summary = resource.status.pinned_plan
         if summary is None:
@@ -58,16 +57,13 @@ class PlanStore:
             return resource
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
-        """Ensure that the ControllerRevision of a plan exists, beside the object's others. Raises ClusterError.
-
-        Return its name, or a verdict why it cannot be written.
-        """
+        """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
         name = self._name(resource, plan)
         if name not in [revision["metadata"]["name"] for revision in revisions]:
             refusal = await self._create(resource, render_revision(resource, plan, next_number(revisions)))
             if refusal is not None:
                 return refusal
-        self._plans.put(_key(resource, name), plan)
+        self._plans.put((resource.metadata.uid, name), plan)
         return name
 
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
@@ -82,8 +78,8 @@ class PlanStore:
             self.count("delete", REVISION.kind)
 
     async def _find(self, resource: VLLMDeployment, name: str) -> Plan:
-        """Return a plan by the name of its revision. Raises RevisionError and ClusterError."""
-        key = _key(resource, name)
+        """Return a plan by the name of its revision. Raises RevisionError."""
+        key = (resource.metadata.uid, name)  # a status may name the revision of another object
         plan = self._plans.get(key)
         if plan is None:
             try:
@@ -97,7 +93,7 @@ class PlanStore:
     def _name(self, resource: VLLMDeployment, plan: Plan) -> str:
         """Return the revision name of a plan. For the plan in memory, no digest is computed."""
         summary = resource.status.pinned_plan
-        if summary is not None and self._plans.get(_key(resource, summary.revision)) is plan:
+        if summary is not None and self._plans.get((resource.metadata.uid, summary.revision)) is plan:
             return summary.revision
         return revision_name(resource, plan)
 
@@ -117,11 +113,6 @@ class PlanStore:
             return _refused(name, str(error))
         self.count("create", REVISION.kind)
         return None
-
-
-def _key(resource: VLLMDeployment, name: str) -> str:
-    """Return the key of a plan in memory. It includes the UID, because a status may name the revision of another object."""
-    return f"{resource.metadata.uid}/{name}"
 
 
 def _refused(name: str, why: str) -> Verdict:

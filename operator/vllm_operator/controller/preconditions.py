@@ -114,11 +114,7 @@ class Preconditions:
         return self._kinds()
 
     async def watch(self, kinds: Sequence[Kind]) -> None:
-        """Check at intervals, and immediately after the API server has refused a request.
-
-        Raises:
-            WatchesOutdated: The set of kinds to watch differs from `kinds`.
-        """
+        """Check at intervals, and after the API server has refused a request. Raises WatchesOutdated if `kinds` are not those to watch."""
         while True:
             # a minimum, because the API server may refuse many requests
             await asyncio.sleep(self.retry_seconds)
@@ -187,7 +183,6 @@ class Preconditions:
                 self.readiness.clear_missing(name)
 
     async def _may(self, permission: Permission) -> bool:
-        """Return whether the operator has a permission, either cluster-wide or in each namespace to serve."""
         kind = permission.kind
         for namespace in (self.namespaces if kind.namespaced else ()) or ("",):
             attributes = {"verb": permission.verb, "group": kind.group, "resource": kind.plural}

@@ -17,9 +17,10 @@ from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide
 from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
+from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
-from vllm_operator.controller.observe import Logs, Observer, Pending
+from vllm_operator.controller.observe import Observer, Pending
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
@@ -44,7 +45,7 @@ class Reconciler:
     """The known crashes, with users' signatures."""
     _: KW_ONLY
     inventory: InventoryCache
-    logs: Logs
+    logs: Followers
     metrics: Metrics
     presets: Presets
     configs: ModelConfigs | None = None

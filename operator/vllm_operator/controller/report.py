@@ -5,7 +5,7 @@ written to the status, and the next reconciliation carries them out, so an opera
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,14 +14,13 @@ from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
-from vllm_operator.controller.apply import Applied, Refusal
-from vllm_operator.controller.log_followers import CATCH_UP_SECONDS
+from vllm_operator.controller.apply import Refusal
+from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.observe import Logs, Snapshot
+from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.ownership import find_child, is_of_earlier
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
@@ -59,7 +58,7 @@ class Reporter:
 
     client: ClusterClient
     crashes: KnownCrashes
-    logs: Logs
+    logs: Followers
     starts: StartReader
     recorder: EventRecorder
     metrics: Metrics
@@ -119,6 +118,11 @@ class Reporter:
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
         starts = await self.starts.read(resource, snapshot.pods, live, result.jobs, states)
+        # Pods can use an existing PVC whose change was refused.
+        unchanged = [it for it in applied.refusals if it.kind == CLAIM.kind and claims.get(it.name) in live]
+        errors = [str(it) for it in applied.refusals if it not in unchanged]
+        errors += [str(applied.failure)] if isinstance(applied.failure, Forbidden | Invalid) else []
+        notes = [_describe_refused_claim(it, claims[it.name]) for it in unchanged] or _claim_notes(snapshot, result)
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
         observation = Observation(
@@ -142,10 +146,10 @@ class Reporter:
             unread_logs=self.logs.unread(snapshot.key),
             cores=starts.cores,
             taints=_taints(snapshot, result),
-            activity=_with_claim_notes(snapshot, result, live),
+            activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,
             not_kept=tuple(applied.not_kept),
-            apply_error=_apply_error(applied, live),
+            apply_error="; ".join(errors) or None,
             exposure=result.exposure,
             scaling=result.scaling,
         )
@@ -197,31 +201,15 @@ def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:
     return inventory.taints_of(plan.resource, plan.architecture)
 
 
-def _apply_error(applied: Applied, claims: Sequence[Manifest]) -> str | None:
-    """Return the refusal of the API server that a retry cannot fix; None if there is none."""
-    errors = [str(refusal) for refusal in applied.refusals if _claim_of(refusal, claims) is None]
-    if isinstance(applied.failure, (Forbidden, Invalid)):
-        errors.append(str(applied.failure))
-    return "; ".join(errors) or None
-
-
-def _claim_of(refusal: Refusal, claims: Sequence[Manifest]) -> Manifest | None:
-    """Return the existing PersistentVolumeClaim whose change was refused; None for anything else. Pods can use the unchanged claim."""
-    return next((claim for claim in claims if (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"])), None)
-
-
-def _with_claim_notes(snapshot: Snapshot, result: ActionResult, claims: Sequence[Manifest]) -> CacheActivity:
-    """Add what the API server refused for PersistentVolumeClaims, and which ones of other VLLMDeployments are used."""
-    refused = [(it, claim) for it in result.applied.refusals if (claim := _claim_of(it, claims)) is not None]
-    if refused:
-        return replace(result.activity, claim_note=" ".join(_describe_refused_claim(refusal, claim) for refusal, claim in refused))
-    notes: list[str | None] = []
+def _claim_notes(snapshot: Snapshot, result: ActionResult) -> list[str]:
+    """Return which PVCs of other VLLMDeployments are used, and what becomes of them."""
+    notes = []
     for name, lender in result.decision.lenders.items():
         if find_other_owners(result.claims[name], snapshot.resource.metadata.uid):
             notes.append(describe_kept_owner(name, f"VLLMDeployment {lender}"))
         elif lender in snapshot.peers and may_ask_for_deletion(snapshot.peers[lender], name):
             notes.append(describe_lender(name, lender))
-    return replace(result.activity, claim_note=" ".join(filter(None, (*notes, result.activity.claim_note))) or None)
+    return [*notes, *([result.activity.claim_note] if result.activity.claim_note else [])]
 
 
 def _describe_refused_claim(refusal: Refusal, claim: Manifest) -> str:

@@ -124,7 +124,6 @@ class Watches:
 
 
 def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """Return settings with which kopf watches and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.queueing.idle_timeout = IDLE_SECONDS

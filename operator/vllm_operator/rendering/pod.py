@@ -101,7 +101,6 @@ class PodBuilder:
     """A Pod spec to which features add init containers with their volumes."""
 
     def __init__(self, spec: Mapping[str, Any], tools_image: str) -> None:
-        """Start with the engine, merged with the user's template."""
         self.spec = dict(spec)
         self.engine: Mapping[str, Any] = reading.named(spec, CONTAINER, "containers", key="name")
         self._tools_image = tools_image

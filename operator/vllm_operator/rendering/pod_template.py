@@ -17,11 +17,7 @@ _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 
 
 def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the rendered Pod template with the user's template merged over it. The arguments are not modified.
-
-    Raises:
-        PodTemplateError: The user's template cannot be merged.
-    """
+    """Return a copy of the rendered Pod template with the user's template merged over it. Raises PodTemplateError."""
     check_pod_template(template)
     merged = _merge_object(rendered, _without_empty_parts(template or {}), POD_TEMPLATE)
     kept = {label: value for label, value in mapping(rendered, "metadata", "labels").items() if label in SELECTOR_LABELS}
