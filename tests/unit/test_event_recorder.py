@@ -7,7 +7,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from vllm_operator.api.events import EventDraft
 from vllm_operator.kube.client import EVENT, Conflict, Forbidden, Unavailable
-from vllm_operator.kube.events import EventRecorder
+from vllm_operator.kube.events import record_event
 
 NOW = datetime(2026, 11, 21, 14, 10, tzinfo=UTC)
 RESOURCE = {"metadata": {"name": "llama", "namespace": "models", "uid": "uid-1"}}
@@ -18,9 +18,9 @@ def crash(run: int, *, series: str = "crash-pod-a-CudaOutOfMemory", message: str
 
 
 async def record(cluster: FakeCluster, *occurrences: EventDraft) -> list[str | None]:
-    """Each with a recorder of its own, ten seconds apart: nothing is remembered."""
+    """Ten seconds apart."""
     return [
-        await EventRecorder(cluster).record(RESOURCE, occurrence, now=NOW + timedelta(seconds=10 * number))
+        await record_event(cluster, RESOURCE, occurrence, now=NOW + timedelta(seconds=10 * number))
         for number, occurrence in enumerate(occurrences)
     ]
 

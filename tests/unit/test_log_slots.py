@@ -77,9 +77,9 @@ async def test_a_log_that_no_longer_waits_gets_no_slot() -> None:
 
 async def test_a_slot_that_was_given_to_a_log_that_is_cancelled_is_given_to_the_next() -> None:
     slots = Slots(1)
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack, AsyncExitStack() as other:
         await stack.enter_async_context(slots.hold("a"))
-        waiting = asyncio.create_task(slots._acquire("a"))
+        waiting = asyncio.create_task(other.enter_async_context(slots.hold("a")))
         await asyncio.sleep(0)
         await stack.aclose()
         waiting.cancel()

@@ -17,20 +17,8 @@ from vllm_operator.api.reading import text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import (
-    NODE,
-    NODE_POOL,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_SLICE,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Kind,
-    Manifest,
-    NotFound,
-    Unavailable,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import digest_of, needs_usage
 from vllm_operator.pods.view import PodView
@@ -164,19 +152,19 @@ class InventoryCache:
     async def _read_held(self) -> HeldDevices:
         """List the Pods on the nodes with GPUs, and ResourceClaims. The number of requests does not grow with the number of nodes."""
         nodes, slices, _ = self._seen
-        claims = await self._find(RESOURCE_CLAIM) if slices else None
+        claims = await self._find(kube.RESOURCE_CLAIM) if slices else None
         if len(nodes) > NODE_LISTS:
-            pages = self._client.pages(POD, fields=ON_NODES)
+            pages = self._client.pages(kube.POD, fields=ON_NODES)
             return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
-        lists = [self._client.find(POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
+        lists = [self._client.find(kube.POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
         return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
     async def _read_inventory(self) -> Inventory:
-        slices = await self._find(RESOURCE_SLICE) or ()
+        slices = await self._find(kube.RESOURCE_SLICE) or ()
         with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
         nodes = [
             _node_part(node)
-            async for page in self._client.pages(NODE)
+            async for page in self._client.pages(kube.NODE)
             for node in page
             if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
         ]
@@ -197,7 +185,7 @@ class InventoryCache:
         if self._clock() < self._node_pools_from:
             return ()
         try:
-            found = await self._find(NODE_POOL)
+            found = await self._find(kube.NODE_POOL)
         except Unavailable:
             return self._seen[2]  # the webhook of this CRD may be down, which does not concern nodes
         if found is None:

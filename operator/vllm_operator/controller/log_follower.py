@@ -78,12 +78,7 @@ _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an engine container.
-
-    Attributes:
-        previous: Whether this is the run before the current one, whose log is requested with `previous`.
-        ended_at: When the run ended; None if it is running or the time is unknown.
-    """
+    """One run of an engine container."""
 
     namespace: str
     pod: str
@@ -91,7 +86,9 @@ class Run:
     container: str
     restarts: int
     previous: bool = False
+    """Whether this is the run before the current one, whose log is requested with `previous`."""
     ended_at: datetime | None = None
+    """When the run ended; None if it is running or the time is unknown."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -136,15 +133,12 @@ class LogUnavailableError(Exception):
 
 
 class LogLines:
-    """Splits the bytes of a log into lines with their times, across reconnects, without losing or repeating lines.
-
-    Attributes:
-        continues: Whether the resumed stream began with the lines that were read last. If not, the log was rotated or is of another run.
-    """
+    """Splits the bytes of a log into lines with their times, across reconnects, without losing or repeating lines."""
 
     def __init__(self, *, line_bytes: int = LINE_BYTES) -> None:
         """Initialize. Longer lines are returned in pieces of `line_bytes`."""
         self.continues = True
+        """Whether the resumed stream began with the lines that were read last. If not, the log was rotated or is of another run."""
         self._line_bytes = line_bytes
         self._tail = b""
         self._inside = False  # within a long line, of which pieces were returned, and whose time is `_head`
@@ -167,10 +161,7 @@ class LogLines:
         self.continues = not self._seen
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
-        """Read bytes. Yield lines with their newlines and their time (None if it is invalid).
-
-        Raises LogUnavailableError if the kubelet returned an error text.
-        """
+        """Read bytes. Yield lines with their newlines and their time (None if it is invalid). Raises LogUnavailableError."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:
             if (found := self._line(line)) is not None:
@@ -221,17 +212,12 @@ def _moment(head: re.Match[bytes] | None) -> datetime | None:
 
 
 class RunLog:
-    """The log of one run, read from one or more streams, and whether the lines that were read belong to it.
-
-    Attributes:
-        latest: The current state of the run.
-        lines: The lines of its streams.
-        size: Number of bytes that were read, including repeated lines.
-    """
+    """The log of one run, read from one or more streams, and whether the lines that were read belong to it."""
 
     def __init__(self, parser: StartupParser, *, skipped: Callable[[float], None]) -> None:
         """Initialize. `skipped` is called with the seconds of skipped log."""
-        self.latest, self.lines, self.size = parser.state, LogLines(), 0
+        self.latest, self.lines = parser.state, LogLines()
+        self.size = 0  # number of bytes that were read, including repeated lines
         self._parser: StartupParser | None = parser
         self._was_reopened = self._skips = self._at_first_line = False
         self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
@@ -292,7 +278,7 @@ class RunLog:
 
 
 class Outcome(Enum):
-    """The result of an attempt to read a log."""
+    """The result of an attempt to read a log without an error."""
 
     END = auto()
     """The log was read to its end. If it was followed, the stream was interrupted, or the run has ended."""
@@ -302,32 +288,13 @@ class Outcome(Enum):
     """The Pod serves, the run has ended, another log needs the slot, no line arrived, or the log grows too fast."""
     POLLED = auto()
     """The log was read to its present end, because other logs need the slot."""
-    GONE = auto()
-    """The kubelet returned an error text instead of the log."""
-    REFUSED = auto()
-    """The kubelet or the API server refused the request."""
-    FORBIDDEN = auto()
-    """The operator lacks the permission."""
-    FAILED = auto()
-    """The request failed."""
-
-
-_MISSES = (Outcome.DOUBTFUL, Outcome.GONE, Outcome.REFUSED)
-"""Answers of a kubelet that does not have the log, either no longer or not yet."""
-_ERRORS = (Outcome.REFUSED, Outcome.FAILED)
-_SAYS_NOTHING_ABOUT_THE_POD = (*_ERRORS, Outcome.CLOSED, Outcome.POLLED)
-"""After these, the Pod is not read: the watch reports its end, and reading each Pod would cost one more request."""
 
 
 class Follower:
     """Reads the log of a run, and publishes significant changes of its state.
 
-    Attributes:
-        run: The run, according to the last known status of its Pod.
-        caught_up: Whether the existing lines have been read, or cannot be read at present.
-        begun_at: When the follower was created, on its clock.
-        former: The replaced follower of the same run, whose state is used until this one has a state.
-        unread: Why nothing could be read; None if something was read or the log is empty.
+    `caught_up`: the existing lines have been read, or cannot be read at present. `unread`: why nothing could be read; None if something was
+    read or the log is empty. `former` is the replaced follower of the same run, whose state is used until this one has a state.
     """
 
     def __init__(
@@ -346,8 +313,8 @@ class Follower:
     ) -> None:
         """Initialize.
 
-        `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of skipped log; `restarted` after
-        a failure of the parser, when the log is read again.
+        `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of skipped log; `restarted` when
+        the log is read again, because the parser failed.
         """
         self._make_parser, self._client, self._slots, self._share = make_parser, client, slots, share
         self._changed, self._skipped, self._restarted, self._clock = changed, skipped, restarted, clock
@@ -369,7 +336,7 @@ class Follower:
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
-        self._outcome: Outcome | None = None
+        self._outcome: Outcome | LogProblem | None = None
         self._tail_lines: int | None = None  # number of lines at the end of a log that grows too fast, to be read next
         self._is_open = self._is_busy = False  # the response of the current attempt has begun; received bytes are being parsed
         self._moved_at = 0.0
@@ -382,12 +349,10 @@ class Follower:
         # These two show whether the start is alive, so they are always current.
         return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
 
-    def start(self) -> asyncio.Task[None]:
-        """Follow until the run is over or the Pod serves. One log must not stop the others, so nothing is raised."""
-        task = asyncio.create_task(self._follow(), name=f"log {self.run.namespace}/{self.run.pod} {self.run.restarts}")
-        task.add_done_callback(self._ended)
-        self.task = task
-        return task
+    def start(self) -> None:
+        """Follow until the run is over or the Pod serves."""
+        self.task = asyncio.create_task(self._follow(), name=f"log {self.run.namespace}/{self.run.pod} {self.run.restarts}")
+        self.task.add_done_callback(self._ended)
 
     def stop(self) -> None:
         """Stop following."""
@@ -406,16 +371,15 @@ class Follower:
         True if the end was not read, because the Pod served before. Also true if the lines that were read may belong to the next run, and
         the Pod now shows this run as the previous one, so that its log can be requested.
         """
+        is_missed = self._finished and not self._has_read_end
         if run.previous and not self._began_as_previous and run.ended_at is not None:
-            is_unread = self._finished and not (self._has_read_end and self._log.latest.lines)
-            is_missed = is_unread or self._log.is_unsure or self._log.begins_after(run.ended_at)
-        else:
-            is_missed = self._finished and not self._has_read_end and run.ended_at is not None
+            is_empty = self._finished and not self._log.latest.lines
+            is_missed = is_missed or is_empty or self._log.is_unsure or self._log.begins_after(run.ended_at)
         if not self._dead:
             self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run and never end
             self._wake.set()
         self.run, self._dead = run, True  # the log is read to its end even if the Pod served before
-        return is_missed
+        return is_missed and run.ended_at is not None
 
     def is_credible(self) -> bool:
         """Return whether the lines of an ended run very likely belong to it, even if some are missing."""
@@ -456,49 +420,45 @@ class Follower:
             was_dead, lines = self._dead, self._log.latest.lines
             outcome = self._outcome = await self._attempt()
             tries = 0 if self._log.latest.lines > lines else tries + 1
-            misses += was_dead and outcome in _MISSES
+            misses += was_dead and outcome in (Outcome.DOUBTFUL, LogProblem.GONE)  # the kubelet does not have the log, or not yet
             self._has_read_end = was_dead and (outcome is Outcome.END or misses >= ENDED_TRIES)
-            if self._has_read_end or (outcome not in _SAYS_NOTHING_ABOUT_THE_POD and await self._is_over()):
+            # Only the end of a stream needs a look at the Pod. Anything else says nothing about it, and the watch reports its end.
+            if self._has_read_end or (outcome in (Outcome.END, Outcome.DOUBTFUL) and await self._is_over()):
                 return
             # The report must not wait for the next attempt. A serving Pod needs no log.
             self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
             self._publish()
             await self._rest(self._pause_seconds(outcome, tries))
 
-    async def _attempt(self) -> Outcome:
+    async def _attempt(self) -> Outcome | LogProblem:
         try:
             async with self._slots.hold(self.run.namespace):
                 outcome = await self._read()
-        except (LogUnavailableError, ClusterError) as error:
-            return self._failed(error)
+        except (LogUnavailableError, Invalid, NotFound) as error:
+            return self._failed(LogProblem.GONE, error)
+        except Forbidden as error:
+            log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+            return self._failed(LogProblem.FORBIDDEN, error)
+        except ClusterError as error:
+            return self._failed(LogProblem.UNREACHABLE, error)
         if outcome is not Outcome.DOUBTFUL:
             self.unread = None
         return outcome
 
-    def _failed(self, error: Exception) -> Outcome:
+    def _failed(self, problem: LogProblem, error: Exception) -> LogProblem:
         """Record why the log could not be read. Keep the first error of a kind, because its text may differ each time."""
-        match error:
-            case LogUnavailableError():
-                problem, outcome = LogProblem.GONE, Outcome.GONE
-            case Invalid() | NotFound():
-                problem, outcome = LogProblem.GONE, Outcome.REFUSED
-            case Forbidden():
-                problem, outcome = LogProblem.FORBIDDEN, Outcome.FORBIDDEN
-            case _:
-                problem, outcome = LogProblem.UNREACHABLE, Outcome.FAILED
-        level = logging.WARNING if problem is LogProblem.FORBIDDEN else logging.DEBUG
-        log.log(level, "the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+        log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
         if self.unread is None or self.unread.problem is not problem:
             self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
             if self.caught_up:
                 self._changed()
-        return outcome
+        return problem
 
     async def _read(self) -> Outcome:
         """Open the log, and read it until it ends or there is a reason to close it."""
         is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
-        follow = not (was_dead or was_due or is_scarce or self._outcome in _ERRORS)
+        follow = not (was_dead or was_due or is_scarce or isinstance(self._outcome, LogProblem))
         self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
         request = LogRequest(
             namespace=self.run.namespace,
@@ -581,9 +541,9 @@ class Follower:
     def _is_due(self) -> bool:
         return self._stop_at is not None and self._clock() >= self._stop_at
 
-    def _pause_seconds(self, outcome: Outcome, tries: int) -> float:
+    def _pause_seconds(self, outcome: Outcome | LogProblem, tries: int) -> float:
         """Return the pause after an attempt in seconds. `tries` is the number of consecutive attempts without output."""
-        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: TURN_SECONDS, Outcome.FORBIDDEN: FORBIDDEN_SECONDS}
+        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: TURN_SECONDS, LogProblem.FORBIDDEN: FORBIDDEN_SECONDS}
         retry = RETRY_SECONDS[min(max(0, tries - 1), len(RETRY_SECONDS) - 1)]
         return pauses.get(outcome, retry) * random.uniform(0.8, 1.2)  # spread the requests
 

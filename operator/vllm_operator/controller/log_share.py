@@ -62,24 +62,21 @@ class Slots:
     @asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[None]:
         """Wait for a slot and hold it, for the log of a Pod in this namespace."""
-        await self._acquire(namespace)
+        if self.taken < self._number:
+            self._held[namespace] += 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[turn] = namespace
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if self._waiting.pop(turn, None) is None:
+                    self._release(namespace)  # the slot was already assigned
+                raise
         try:
             yield
         finally:
             self._release(namespace)
-
-    async def _acquire(self, namespace: str) -> None:
-        if self.taken < self._number:
-            self._held[namespace] += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = namespace
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if self._waiting.pop(turn, None) is None:
-                self._release(namespace)  # the slot was already assigned
-            raise
 
     def _release(self, namespace: str) -> None:
         self._held[namespace] -= 1
@@ -108,7 +105,7 @@ class Use:
 
 
 class LogAccount(Use):
-    """The recently used time of one log. `namespace` is the namespace of its Pod."""
+    """The recently used time of the log of a Pod in `namespace`."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
@@ -201,10 +198,7 @@ class Pace:
         self._idle += now - self._asked
 
     def note_step(self, size: int, lines: int, now: float) -> int | None:
-        """Record that `size` bytes with `lines` lines were read.
-
-        Return None if the log is not behind, else the number of lines at its end to read next.
-        """
+        """Record a step of `size` bytes. Return None if the log is not behind, else the number of lines at its end to read next."""
         self._asked = now
         self._size, self._lines = self._size + size, self._lines + lines
         if now - self._began < BEHIND_SECONDS or self._size < BEHIND_BYTES:

@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AdapterSpec, ModelSpec
 from vllm_operator.hub.client import HttpHub, HubAnswer
 from vllm_operator.kube.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
+from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import is_in_force
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ModelConfigs:
         self._wait = wait_seconds
         self._changed = changed
         self._clock = clock
-        self._answers: OrderedDict[Question, tuple[HubAnswer, float]] = OrderedDict()
+        self._answers: Recent[tuple[HubAnswer, float]] = Recent(ANSWERS_LIMIT)  # by Question: the answer, and until when it counts
         self._tasks: dict[Question, asyncio.Task[None]] = {}
         self._waiting: dict[Question, set[Key]] = {}
         self._places = asyncio.Semaphore(READERS)
@@ -74,10 +74,7 @@ class ModelConfigs:
         self._down_until = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
-        """Return the hub's answer about the model of this object; None if there is none yet.
-
-        The hub is asked only for new plans, not for a plan in force.
-        """
+        """Return the hub's answer about the model of this object; None if there is none yet. A plan in force needs no answer."""
         questions = _questions(resource)
         if not questions:
             return HubAnswer()
@@ -89,7 +86,7 @@ class ModelConfigs:
         return replace(of_model, adapters={name: files for name, files in found.items() if name})
 
     def _answer(self, question: Question, resource: VLLMDeployment) -> HubAnswer | None:
-        answer, until = self._answers.get(question, (None, 0.0))
+        answer, until = self._answers.get(question) or (None, 0.0)
         if answer is not None and until > self._clock():
             return answer
         if self._clock() < self._down_until:
@@ -121,9 +118,7 @@ class ModelConfigs:
 
     def _keep(self, question: Question, answer: HubAnswer) -> None:
         seconds = KEPT_SECONDS if answer.config is not None else TROUBLE_SECONDS
-        self._answers[question] = answer, self._clock() + seconds
-        while len(self._answers) > ANSWERS_LIMIT:
-            self._answers.popitem(last=False)
+        self._answers.put(question, (answer, self._clock() + seconds))
         if answer.failed and len(self._failing) < FAILURES:
             self._failing.add(question.repository)
         elif answer.config is not None or answer.refused:

@@ -25,10 +25,7 @@ class Presets:
         self._users: dict[Key, tuple[Kind, Key]] = {}
 
     async def merge(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict:
-        """Merge the preset that an object names into its spec, or return a verdict why that is not possible.
-
-        Raises ClusterError if the API server does not answer. A retry may help.
-        """
+        """Merge the preset that an object names into its spec, or return a verdict why that is not possible. Raises ClusterError."""
         reference, key = resource.spec.preset_ref, (resource.metadata.namespace, resource.metadata.name)
         if reference is None:
             self.forget(key)
@@ -36,7 +33,8 @@ class Presets:
         try:
             found = await self._find(reference, key)
         except ClusterError as error:
-            merged = with_preset(resource, _unreadable(reference, error))
+            unreadable = Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")
+            merged = with_preset(resource, unreadable)
             if isinstance(merged, VLLMDeployment):
                 return merged  # the plan in force needs no preset
             raise
@@ -64,7 +62,3 @@ class Presets:
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         specs = {preset["metadata"]["name"]: mapping(preset, "spec") for preset in presets}
         return dict(specs[reference.name]) if reference.name in specs else missing_preset(reference, key[0], specs)
-
-
-def _unreadable(reference: PresetReference, error: ClusterError) -> Verdict:
-    return Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")

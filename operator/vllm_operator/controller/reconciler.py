@@ -29,7 +29,6 @@ from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
-from vllm_operator.kube.events import EventRecorder
 from vllm_operator.planning.validation import ArtifactTrust
 from vllm_operator.pods.tools import TOOLS_IMAGE
 
@@ -87,7 +86,6 @@ class Reconciler:
             crashes=crashes,
             logs=self.logs,
             starts=StartReader(client, now=self.now),
-            recorder=EventRecorder(client),
             metrics=self.metrics,
             now=self.now,
         )

@@ -26,7 +26,7 @@ from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
-from vllm_operator.kube.events import EventRecorder, shorten
+from vllm_operator.kube.events import record_event, shorten
 from vllm_operator.pods.view import PodView
 from vllm_operator.status.crashes import find_crashes
 from vllm_operator.status.observation import Observation
@@ -60,7 +60,6 @@ class Reporter:
     crashes: KnownCrashes
     logs: Followers
     starts: StartReader
-    recorder: EventRecorder
     metrics: Metrics
     now: Callable[[], datetime]
 
@@ -162,7 +161,7 @@ class Reporter:
         """
         manifest, metadata = snapshot.manifest, snapshot.resource.metadata
         for event in reported.events:
-            if verb := await self.recorder.record(manifest, event, now=self.now()):
+            if verb := await record_event(self.client, manifest, event, now=self.now()):
                 self.metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
         self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, reported.warm_starts)

@@ -6,8 +6,10 @@ No watch covers these. They are read only for Pods that need an explanation, so 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import zip_longest
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
@@ -15,18 +17,8 @@ from vllm_operator.api.reading import read_cores
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.claims import ClaimHolder, find_holders, find_jobs, is_terminating
 from vllm_operator.caches.context import is_replica
-from vllm_operator.kube.client import (
-    JOB,
-    POD,
-    POD_METRICS,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    LogRequest,
-    Manifest,
-    NotFound,
-    Unavailable,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound, Unavailable
 from vllm_operator.kube.events import EventReader
 from vllm_operator.kube.recent import Recent
 from vllm_operator.logs.state import StartupState
@@ -57,23 +49,17 @@ States = Mapping[tuple[str, int], StartupState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
-    """What was read.
-
-    Attributes:
-        now: The time of the read, UTC.
-        events: Core events about Pods, PVCs and Jobs.
-        holders: The Pods that keep a PVC from being deleted, by the name of the PVC.
-        cores: CPUs in use by Pods whose start is silent, by UID.
-        draining: The Pods that finish their requests before they stop.
-        requeue_seconds: Seconds until the next read; None to wait for watch events.
-    """
+    """What was read at `now`, UTC."""
 
     now: datetime
     events: tuple[Manifest, ...]
     holders: Mapping[str, tuple[ClaimHolder, ...]]
+    """The Pods that keep a PVC from being deleted, by the name of the PVC."""
     cores: Mapping[str, float]
+    """CPUs in use by Pods whose start is silent, by UID."""
     draining: tuple[DrainingPod, ...]
     requeue_seconds: float | None
+    """Seconds until the next read; None to wait for watch events."""
 
 
 class StartReader:
@@ -111,14 +97,14 @@ class StartReader:
     async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
         """Return the Pods that keep claims from being deleted, by claim name."""
         names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
-        pods = await self._client.find(POD, namespace) if names else ()
+        pods = await self._client.find(kube.POD, namespace) if names else ()
         orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]
         return {name: find_holders(name, pods, frozenset(filter(None, orphaned))) for name in names}
 
     async def _uid_of_orphaned(self, job: str, namespace: str) -> str | None:
         """Return the UID of a Job without an owner; None if the Job is gone or has an owner."""
         try:
-            found = await self._client.get(JOB, job, namespace)
+            found = await self._client.get(kube.JOB, job, namespace)
         except (NotFound, Forbidden):
             return None
         return None if found["metadata"].get("ownerReferences") else str(found["metadata"]["uid"])
@@ -126,20 +112,18 @@ class StartReader:
     async def _draining(self, pods: Iterable[Manifest], now: datetime) -> tuple[DrainingPod, ...]:
         """Return the Pods that are draining. If a log cannot be read, only the number of requests is missing."""
         draining = [(pod, until) for pod in pods if (until := draining_until(pod)) is not None and until > now]
-        numbers = await asyncio.gather(*(self._requests(pod, now) for pod, _ in draining[:MAX_DRAINING])) if draining else []
-        numbers += [None] * (len(draining) - len(numbers))
-        return tuple(DrainingPod(pod["metadata"]["name"], until, number) for (pod, until), number in zip(draining, numbers, strict=True))
+        numbers = await asyncio.gather(*(self._requests(pod, now) for pod, _ in draining[:MAX_DRAINING]))
+        return tuple(DrainingPod(pod["metadata"]["name"], until, number) for (pod, until), number in zip_longest(draining, numbers))
 
     async def _requests(self, pod: Manifest, now: datetime) -> int | None:
         """Return the number of unfinished requests, from the end of the log of a draining Pod."""
         uid = str(pod["metadata"].get("uid", ""))
         if (last := self._drains.get(uid)) is not None and now < last[0] + timedelta(seconds=DRAIN_SECONDS):
             return last[1]
-        try:
+        number = None
+        with suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_SECONDS):
                 number = read_requests(await self._last_lines(pod, now))
-        except (ClusterError, TimeoutError):
-            number = None
         self._drains.put(uid, (now, number))
         return number
 
@@ -157,23 +141,18 @@ class StartReader:
 
 
 class CpuUsage:
-    """Reads the CPU usage of silent starts from `metrics.k8s.io`, which metrics-server provides.
-
-    Only Pods whose log has been silent for longer than the user allows are read, so usually none.
-    """
+    """Reads the CPU usage of Pods whose log is silent for longer than the user allows, from `metrics.k8s.io` (metrics-server)."""
 
     def __init__(self, client: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Initialize. `clock` returns seconds."""
         self._client = client
         self._clock = clock
         self._retry_at = 0.0
-        self._busy: dict[str, tuple[float, float]] = {}
+        self._busy: Recent[tuple[float, float]] = Recent(MAX_REMEMBERED)  # by UID of the Pod: CPUs, and the time of the measurement
 
     async def read(self, resource: VLLMDeployment, pods: Iterable[PodView], states: States, now: datetime) -> Mapping[str, float]:
         """Return the CPUs that the engines of silent starts use, by Pod UID, without Pods that have no metrics."""
         startup = resource.spec.startup
         allowed = timedelta(seconds=(startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS)
-        self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
         found: dict[str, float] = {}
         for pod in pods:
             since = last_sign(pod, states.get(pod.run), now)
@@ -188,7 +167,7 @@ class CpuUsage:
         if self._clock() < self._retry_at:
             return self._last_busy(pod.uid)
         try:
-            metrics = await self._client.get(POD_METRICS, pod.name, namespace)
+            metrics = await self._client.get(kube.POD_METRICS, pod.name, namespace)
         except NotFound as error:
             # The message names a Pod without metrics. If the API itself is missing, it names no Pod.
             if pod.name not in str(error):
@@ -199,11 +178,12 @@ class CpuUsage:
             return self._last_busy(pod.uid)
         engine = reading.named(metrics, CONTAINER, "containers", key="name")
         cores = read_cores(reading.mapping(engine, "usage").get("cpu"))
-        self._busy.pop(pod.uid, None)
         if cores is not None and cores >= IDLE_CORES:
-            self._busy[pod.uid] = (cores, self._clock())
+            self._busy.put(pod.uid, (cores, self._clock()))
+        else:
+            self._busy.drop(pod.uid)
         return cores
 
     def _last_busy(self, uid: str) -> float | None:
-        cores, _ = self._busy.get(uid, (None, 0.0))
-        return cores
+        cores, at = self._busy.get(uid) or (None, 0.0)
+        return cores if self._clock() - at < BUSY_SECONDS else None

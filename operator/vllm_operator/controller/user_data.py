@@ -19,7 +19,7 @@ from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
-from vllm_operator.kube.events import EventRecorder
+from vllm_operator.kube.events import record_event
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import Knowledge, load_knowledge
 
@@ -180,7 +180,7 @@ class UserData:
             problem = self._unreported[0]
             occurrence = EventDraft(type=WARNING, reason=reason, message=problem, key=problem)
             try:
-                await EventRecorder(self.client).record(manifest, occurrence, now=datetime.now(UTC))
+                await record_event(self.client, manifest, occurrence, now=datetime.now(UTC))
             except Unavailable:
                 return
             self._unreported.pop(0)

@@ -23,17 +23,13 @@ from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
 SIZE_LIMIT = 2 * 1024 * 1024
-"""Maximum size of a file in bytes. The largest files of well-known models have less than 1 MiB, with lists of layers that are not
-quantized.
-"""
+"""Maximum size of a file in bytes. The largest files of well-known models, with lists of unquantized layers, have less than 1 MiB."""
 MAX_REDIRECTS = 3
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 INDEX_BYTES = 4096
 """Bytes to read of an index. Its first lines contain the total size. Its list of tensors takes many MiB for a large model."""
 WEIGHTS_SECONDS, HEADERS_SECONDS = 2.0, 2.4
-"""Timeouts in seconds: for the size of the weights, and for the headers of their files since the start of the read. Both reads are
-optional.
-"""
+"""Timeouts of optional reads, in seconds: for the size of the weights, and for the headers of their files since the start of the read."""
 HEADERS_LIMIT, HEADERS_AT_ONCE = 32, 8
 """Maximum number of files whose headers are read, and of concurrent reads. Larger checkpoints are estimated from config.json."""
 REFUSALS = (401, 403, 404)
@@ -46,15 +42,12 @@ QUANTIZATION_KEYS, NAMES_LIMIT = ("quantization_config", "compression_config", "
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer(ModelFiles):
-    """The result of reading.
-
-    Attributes:
-        failed: The hub was slow or failed. This may concern only this model, because a mirror is slow for models that it does not have.
-        unreachable: There is no connection to the hub, so reading another model now would fail too.
-    """
+    """The result of reading."""
 
     failed: bool = False
+    """The hub was slow or failed. This may concern only this model, because a mirror is slow for models that it does not have."""
     unreachable: bool = False
+    """There is no connection to the hub, so reading another model now would fail too."""
 
 
 class HttpHub:
@@ -267,10 +260,8 @@ def _next(url: str, location: str, what: str) -> str:
 
 def _meaning(status: int, token: str | None) -> str:
     """Return the meaning of an HTTP status. A hub also responds with 401 for a missing model, to hide the names of private ones."""
+    if status in (401, 403) and token:
+        return "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"
     if status in (401, 403):
-        return (
-            "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"
-            if token
-            else "there is no such model, or it needs a token; check spec.model.uri, or name its Secret in spec.model.tokenSecretRef"
-        )
+        return "there is no such model, or it needs a token; check spec.model.uri, or name its Secret in spec.model.tokenSecretRef"
     return "there is no such model, revision or file; check spec.model.uri and revision" if status == 404 else f"HTTP status {status}"

@@ -22,34 +22,9 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator.api import reading
-from vllm_operator.kube.client import (
-    ACCESS_REVIEW,
-    LEASE,
-    POD,
-    REVISION,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    InvalidName,
-    Kind,
-    LogRequest,
-    Manifest,
-    NotFound,
-    NotLeading,
-    Query,
-    Unauthorized,
-    Unavailable,
-    kind_of,
-)
-from vllm_operator.kube.connection import (
-    CHUNK_BYTES,
-    MissingConnectionError,
-    authorization,
-    open_session,
-    read_certificates,
-    ssl_context,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterError, Forbidden, Kind, Manifest, NotFound, Unavailable
+from vllm_operator.kube.connection import CHUNK_BYTES, MissingConnectionError, authorization, open_session, read_certificates, ssl_context
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +87,7 @@ class Fence:
         """Return the seconds for which the operator may still write. Raises NotLeading if it may not write."""
         left = self.writes_until - self.clock()
         if left <= 0:
-            raise NotLeading("This operator does not hold its Lease now, so it writes nothing.")
+            raise kube.NotLeading("This operator does not hold its Lease now, so it writes nothing.")
         return left
 
 
@@ -153,11 +128,11 @@ class KubeClient:
         """Read a JSON document that is not an object, for example `/version`."""
         return await self._call("GET", path, None)
 
-    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[kube.Query]) -> Sequence[Manifest]:
         """List objects."""
         return [item async for page in self.pages(kind, namespace, **query) for item in page]
 
-    async def pages(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> AsyncIterator[Sequence[Manifest]]:
+    async def pages(self, kind: Kind, namespace: str | None = None, **query: Unpack[kube.Query]) -> AsyncIterator[Sequence[Manifest]]:
         """List objects page by page."""
         options: dict[str, Any] = {"resourceVersion": "0"} if query.get("cached") else {"limit": PAGE}  # the watch cache serves no pages
         if labels := query.get("labels"):
@@ -184,11 +159,11 @@ class KubeClient:
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
-        return await self._apply(kind_of(manifest), None, manifest, manager, force=force)
+        return await self._apply(kube.kind_of(manifest), None, manifest, manager, force=force)
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply to the status subresource."""
-        return await self._apply(kind_of(manifest), "status", manifest, manager, force=True)
+        return await self._apply(kube.kind_of(manifest), "status", manifest, manager, force=True)
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch."""
@@ -197,17 +172,17 @@ class KubeClient:
         try:
             patched = await self._call("PATCH", path, kind, body=list(operations), content_type="application/json-patch+json", query=query)
             return _checked(patched, kind, name, namespace)
-        except Invalid as error:
+        except kube.Invalid as error:
             # the response to a failed `test` is a 422 without causes
             if not error.causes and any(operation["op"] == "test" for operation in operations):
-                raise Conflict(str(error)) from error
+                raise kube.Conflict(str(error)) from error
             raise
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
-        kind = kind_of(manifest)
+        kind = kube.kind_of(manifest)
         path = kind.path(manifest["metadata"].get("namespace"))
-        if kind == REVISION:
+        if kind == kube.REVISION:
             # The API server keeps the data of a ControllerRevision byte by byte as it was sent, but rewrites it in Go's form (sorted keys,
             # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. Data sent as YAML is
             # converted to that form immediately.
@@ -219,11 +194,11 @@ class KubeClient:
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        with suppress(NotFound, Conflict):  # it is gone, or another object has this name now
+        with suppress(NotFound, kube.Conflict):  # it is gone, or another object has this name now
             await self._call("DELETE", kind.path(namespace, name), kind, body=options)
 
     @asynccontextmanager
-    async def stream_log(self, request: LogRequest) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream_log(self, request: kube.LogRequest) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a log."""
         options = {
             "container": request.container,
@@ -237,7 +212,7 @@ class KubeClient:
         query = {name: value for name, value in options.items() if value}
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None if request.follow else self._timeout)
-        path = POD.path(request.namespace, request.pod, "log")
+        path = kube.POD.path(request.namespace, request.pod, "log")
         async with self._open("GET", path, "get", "pods/log", query=query, limit=limit) as response:
             yield _chunks(response)
 
@@ -278,7 +253,7 @@ class KubeClient:
         """Send a request and return the JSON response."""
         resource = ".".join(filter(None, (kind.plural, kind.group))) if kind else path
         # the Lease is written only if it has not changed since it was read
-        is_fenced = self.fence is not None and method != "GET" and kind not in (ACCESS_REVIEW, LEASE)
+        is_fenced = self.fence is not None and method != "GET" and kind not in (kube.ACCESS_REVIEW, kube.LEASE)
         async with self._open(
             method, path, verb or VERBS[method], resource, body=body, content_type=content_type, query=query, is_fenced=is_fenced
         ) as response:
@@ -316,7 +291,7 @@ class KubeClient:
             try:
                 credentials = await authorization(self.configuration)
             except (ConfigException, OSError, ValueError) as error:
-                raise Unauthorized(f"The token of the ServiceAccount cannot be read: {_describe(error)}") from error
+                raise kube.Unauthorized(f"The token of the ServiceAccount cannot be read: {_describe(error)}") from error
             try:
                 response = await self._session.request(
                     method,
@@ -357,7 +332,7 @@ class KubeClient:
                     fresh = await self._reload()
         except (MissingConnectionError, ConfigException, OSError, ValueError) as error:
             self.refused()
-            raise Unauthorized(f"{REJECTED} They cannot be read again: {str(error) or 'it takes too long'}") from error
+            raise kube.Unauthorized(f"{REJECTED} They cannot be read again: {str(error) or 'it takes too long'}") from error
         if any(getattr(fresh, name) != getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
             self._is_outdated = True
             return False
@@ -379,16 +354,18 @@ class KubeClient:
             case 404:
                 return NotFound(message)
             case 409:
-                return Conflict(message)
+                return kube.Conflict(message)
             case 401:
-                return Unauthorized(f"{REJECTED} It says: {message}")
+                return kube.Unauthorized(f"{REJECTED} It says: {message}")
             case 403:
                 return Forbidden(message, verb=verb, resource=resource)
             case 400 | 405 | 413 | 415 | 422:
                 causes = reading.objects(status, "details", "causes")
-                return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
+                return kube.Invalid(
+                    message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes)
+                )
             case 500 if message.startswith(_MALFORMED):
-                return Invalid(_OBJECT_NAME.sub("", message))
+                return kube.Invalid(_OBJECT_NAME.sub("", message))
             case _ if found := _KUBELET.match(message):
                 return Unavailable(message[found.end() :])
             case _:
@@ -441,7 +418,7 @@ def _selector(wanted: Mapping[str, str]) -> str:
     """Return a selector of equal values. Raises InvalidName for a value that would change the selector."""
     for key, value in wanted.items():
         if not _VALUE.fullmatch(value):
-            raise InvalidName(key, value)
+            raise kube.InvalidName(key, value)
     return ",".join(f"{key}={value}" for key, value in wanted.items())
 
 

@@ -23,20 +23,8 @@ from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.events import EventDraft
-from vllm_operator.kube.client import (
-    CLAIM,
-    EVENT,
-    JOB,
-    POD,
-    ClusterClient,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    Kind,
-    Manifest,
-    NotFound,
-    Unavailable,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent
 
 log = logging.getLogger(__name__)
@@ -56,62 +44,52 @@ MAX_CACHED = 256
 KILLED = (0, 137, 143)
 """Exit codes of a container that a probe may have ended, with SIGTERM or SIGKILL. A server may exit with 0 on SIGTERM."""
 _TRIES = 3
-_ANNOTATION_POINTER = f"/metadata/annotations/{labels.OCCURRENCE_ANNOTATION.replace('/', '~1')}"
 
 
-class EventRecorder:
-    """Writes events. An event that cannot be written is logged."""
+async def record_event(client: ClusterClient, resource: Manifest, occurrence: EventDraft, *, now: datetime) -> str | None:
+    """Write an event, or count the occurrence in an existing one. Return the verb of the request; None if nothing was written.
 
-    def __init__(self, client: ClusterClient) -> None:
-        self._client = client
+    An event that cannot be written is logged. Raises Unavailable. Then try again with the same occurrence.
+    """
+    event = _build_event(resource, occurrence, now)
+    try:
+        for _ in range(_TRIES):
+            try:
+                await client.create(event)
+                return "create"
+            except Conflict:
+                pass
+            try:
+                return await _count(client, event, occurrence)
+            except (Conflict, NotFound):
+                continue  # it has changed or was deleted
+    except Unavailable:
+        raise
+    except ClusterError as error:
+        log.warning("the event %s cannot be written: %s", occurrence.reason, error)
+    return None
 
-    async def record(self, resource: Manifest, occurrence: EventDraft, *, now: datetime) -> str | None:
-        """Write an event, or count the occurrence in an existing one. Return the verb of the request; None if nothing was written.
 
-        Raises Unavailable. Then try again with the same occurrence.
-        """
-        event = build_event(resource, occurrence, now=now)
-        try:
-            for _ in range(_TRIES):
-                try:
-                    await self._client.create(event)
-                    return "create"
-                except Conflict:
-                    pass
-                try:
-                    return await self._count(event, occurrence)
-                except (Conflict, NotFound):
-                    continue  # it has changed or was deleted
-        except Unavailable:
-            raise
-        except ClusterError as error:
-            log.warning("the event %s cannot be written: %s", occurrence.reason, error)
+async def _count(client: ClusterClient, event: Manifest, occurrence: EventDraft) -> str | None:
+    if not occurrence.series:
         return None
-
-    async def _count(self, event: Manifest, occurrence: EventDraft) -> str | None:
-        if not occurrence.series:
-            return None
-        metadata = event["metadata"]
-        event_now = await self._client.get(EVENT, metadata["name"], metadata["namespace"])
-        annotations = event_now["metadata"].get("annotations")
-        if (annotations or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
-            return None
-        marked: Manifest = {"path": _ANNOTATION_POINTER, "value": occurrence.key}
-        if not annotations:  # somebody removed them, and a patch cannot add to a map that does not exist
-            marked = {"path": "/metadata/annotations", "value": {labels.OCCURRENCE_ANNOTATION: occurrence.key}}
-        operations: list[Manifest] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": event_now["metadata"]["resourceVersion"]},
-            {"op": "add", "path": "/count", "value": (event_now.get("count") or 1) + 1},
-            {"op": "add", "path": "/lastTimestamp", "value": event["lastTimestamp"]},
-            {"op": "add", "path": "/message", "value": event["message"]},
-            {"op": "add", "path": "/type", "value": event["type"]},
-            {"op": "add", **marked},
-        ]
-        await self._client.patch(EVENT, metadata["name"], metadata["namespace"], operations, manager=COMPONENT)
-        return "patch"
+    metadata = event["metadata"]
+    now = await client.get(kube.EVENT, metadata["name"], metadata["namespace"])
+    annotations = now["metadata"].get("annotations") or {}  # somebody may have removed them
+    if annotations.get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
+        return None
+    changes = {
+        "/count": (now.get("count") or 1) + 1,
+        **{f"/{name}": event[name] for name in ("lastTimestamp", "message", "type")},
+        "/metadata/annotations": {**annotations, labels.OCCURRENCE_ANNOTATION: occurrence.key},
+    }
+    is_same: Manifest = {"op": "test", "path": "/metadata/resourceVersion", "value": now["metadata"]["resourceVersion"]}
+    operations = [is_same, *({"op": "add", "path": path, "value": value} for path, value in changes.items())]
+    await client.patch(kube.EVENT, metadata["name"], metadata["namespace"], operations, manager=COMPONENT)
+    return "patch"
 
 
-def build_event(resource: Manifest, occurrence: EventDraft, *, now: datetime) -> Manifest:
+def _build_event(resource: Manifest, occurrence: EventDraft, now: datetime) -> Manifest:
     """Return an event about an object (a VLLMDeployment if it has no kind). Its name depends on the series, or else on the key."""
     metadata = resource["metadata"]
     identity = (metadata["uid"], occurrence.reason, occurrence.series or occurrence.key)
@@ -144,12 +122,10 @@ def build_event(resource: Manifest, occurrence: EventDraft, *, now: datetime) ->
     }
 
 
-def shorten(message: str, limit: int = MAX_MESSAGE) -> str:
-    """Truncate a message to at most `limit` bytes of UTF-8, with an ellipsis at the end."""
+def shorten(message: str) -> str:
+    """Truncate a message to the maximum size of an event's, with an ellipsis at the end."""
     data = message.encode("utf-8", "replace")
-    if len(data) <= limit:
-        return message
-    return data[: limit - 3].decode("utf-8", "ignore") + "…"
+    return message if len(data) <= MAX_MESSAGE else data[: MAX_MESSAGE - 3].decode("utf-8", "ignore") + "…"
 
 
 class EventReader:
@@ -174,9 +150,9 @@ class EventReader:
 
         Never raises. If events cannot be read, the last events are returned, and messages have less detail.
         """
-        waiting: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
+        waiting: list[tuple[Kind, Manifest]] = [(kube.POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
         pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
-        waiting += [*((CLAIM, claim) for claim in pending), *((JOB, job) for job in jobs)]
+        waiting += [*((kube.CLAIM, claim) for claim in pending), *((kube.JOB, job) for job in jobs)]
         if not waiting:
             return (), None
         due = [(kind, item) for kind, item in waiting if self._age(item) >= MIN_AGE_SECONDS]
@@ -195,7 +171,7 @@ class EventReader:
             return known
         fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
         try:
-            events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+            events = tuple(await self._client.find(kube.EVENT, metadata["namespace"], fields=fields))
         except Forbidden:
             raise
         except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail independently

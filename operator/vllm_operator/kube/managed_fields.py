@@ -12,7 +12,6 @@ Format of the record: https://kubernetes.io/docs/reference/using-api/server-side
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,11 +21,8 @@ from vllm_operator.api.digests import digest
 from vllm_operator.api.reading import read_quantity
 from vllm_operator.kube.client import Manifest
 
-Path = tuple[str, ...]
 Fields = Mapping[str, Any]
 """Fields in the format `fieldsV1`. Empty: a value with one owner as a whole."""
-
-log = logging.getLogger(__name__)
 
 SCALER = "kube-controller-manager"
 """Field manager that writes `replicas` through the scale subresource for a HorizontalPodAutoscaler."""
@@ -48,10 +44,9 @@ def needs_apply(digested: Manifest, child: Manifest) -> bool:
     fields = find_applied(child)
     if not fields or (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) != digest:
         return True
-    difference = find_difference(fields, _recorded_part(digested))
-    if difference is not None:
-        log.debug("%s %s differs at %s", digested["kind"], digested["metadata"]["name"], ".".join(difference))
-    return difference is not None
+    metadata = {name: value for name, value in digested["metadata"].items() if name in _RECORDED_METADATA}
+    rest = {name: value for name, value in digested.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    return not owns_exactly(fields, {"metadata": metadata, **rest})
 
 
 def find_applied(child: Manifest) -> Fields | None:
@@ -63,29 +58,21 @@ def find_applied(child: Manifest) -> Fields | None:
     return None
 
 
-def find_difference(fields: Fields, desired: Any) -> Path | None:
-    """Return the path of a field that is desired and not owned, or owned and not desired; None if there is none."""
+def owns_exactly(fields: Fields, desired: Any) -> bool:
+    """Return whether each owned field is desired, and each desired field is owned."""
     if not fields:
-        return None
+        return True
     items = _Items(desired)
-    found = set()
-    for name, inner in fields.items():
-        if name == ".":
-            continue
-        place = items.find(name)
-        if place is None:
-            return (name,)
-        found.add(place)
-        if inner and (difference := find_difference(inner, desired[place])) is not None:
-            return (str(place), *difference)
-    return next(((str(place),) for place in items.places() if place not in found), None)
+    places = {name: items.find(name) for name in fields if name != "."}
+    if None in places.values() or not set(items.places()) <= set(places.values()):
+        return False
+    return all(owns_exactly(fields[name], desired[place]) for name, place in places.items())
 
 
-def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
-    """Return the path of an applied field that is missing in the object or has another value; None if there is none.
+def find_unkept(fields: Fields, desired: Any, live: Any) -> tuple[str, ...] | None:
+    """Return the path of an applied field that a feature gate or a webhook has removed or changed; None if there is none.
 
-    The cause is a feature gate of the API server or an admission webhook. Maps and lists of maps that are owned as a whole count as kept:
-    the API server adds defaults to them.
+    Maps and lists of maps that are owned as a whole count as kept: the API server adds defaults to them.
     """
     if desired == live:
         return None  # most parts are equal, and comparing is faster than walking through their fields
@@ -106,8 +93,7 @@ def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
 def find_additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
     """Return JSON pointers of undesired additions of other managers to the spec, in the order in which to remove them.
 
-    Metadata at any depth is skipped: labels and annotations of other managers stay (`kubectl rollout restart`). So are writes through a
-    subresource, such as `scale`.
+    Metadata at any depth stays (`kubectl rollout restart` writes an annotation), and so do writes through a subresource, such as `scale`.
     """
     pointers: dict[str, None] = {}
     for entry in child["metadata"].get("managedFields") or ():
@@ -125,13 +111,6 @@ def is_scaled(child: Manifest) -> bool:
         if entry.get("manager") == SCALER and entry.get("subresource") == "scale" and "f:replicas" in fields:
             return True
     return False
-
-
-def _recorded_part(manifest: Manifest) -> Manifest:
-    """Return the part of a manifest whose fields have owners."""
-    metadata = {name: value for name, value in manifest["metadata"].items() if name in _RECORDED_METADATA}
-    rest = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind", "metadata", "status")}
-    return {"metadata": metadata, **rest}
 
 
 def _additions(theirs: Fields, desired: Any, live: Any, pointer: str) -> Iterator[str]:

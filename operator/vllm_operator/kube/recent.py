@@ -13,6 +13,9 @@ class Recent(Generic[Value]):
         self._limit = limit
         self._values: dict[Hashable, Value] = {}
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def get(self, key: Hashable) -> Value | None:
         """Return the value of a key; None if there is none."""
         if key in self._values:
