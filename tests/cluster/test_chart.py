@@ -177,7 +177,7 @@ async def test_rules_among_the_values_are_read_and_broken_ones_are_said(release:
     await release.install({"namespaces": ["NAMESPACE"], "extraRules": [EXPERTS_RULE, {"id": "broken"}]})
     kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
     async with OperatorProcess(kubeconfig, cluster.namespace, rules_config_map=f"{cluster.namespace}/{NAME}-rules") as operator:
-        await operator.until_says("in use: 1;")
+        await operator.until_says("rules of the ConfigMap in use: 1")
         await operator.until_ready()
     said = [event for event in await cluster.list_all("Event") if event["involvedObject"]["kind"] == "ConfigMap"]
     assert ["broken" in event["message"] for event in said] == [True], said

@@ -214,7 +214,7 @@ def test_what_it_suggests_is_a_command_and_never_done_without_asking() -> None:
     named = {**LICENCE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "{{ host }}"}]}
     crashes = KnownCrashes.of(load_startup())
     crashes.use({"a": yaml.safe_dump([named])})
-    parser = StartupParser(crashes.startup)
+    parser = crashes.make_parser()
     parser.feed(FAILED + LINE)
     parser.end()
     resource = o.resource(remediation={"mode": "Auto"})

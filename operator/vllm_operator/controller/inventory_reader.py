@@ -1,8 +1,7 @@
 """A cache of the GPUs of the cluster.
 
 Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All reconciliations
-share the result. The nodes are listed in pages, and only the required fields are kept, serialized. Whole objects of 2,000 nodes would take
-100 MiB.
+share the result. The nodes are listed in pages, and only the required fields are kept: whole objects of 2,000 nodes would take 100 MiB.
 """
 
 import asyncio
@@ -39,19 +38,13 @@ GPU_LABELS = (
 """Prefixes of labels of nodes that may have a GPU. No label is common to all of them."""
 
 REST_FACTOR = 10.0
-"""Minimum interval between two reads, as a multiple of the duration of a read. If 2,000 nodes take 0.3 s, a new plan uses an inventory
-that is at most 3 s old, and reading takes at most a tenth of the time.
-"""
+"""Minimum interval between two reads, as a multiple of the duration of a read: reading takes at most a tenth of the time."""
 ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
 """Field selector of the Pods that may use devices."""
 NODE_LISTS = 8
-"""Maximum number of nodes with GPUs whose Pods are listed per node, for which the API server has an index. With more nodes, all Pods of
-the cluster are listed, in pages.
-"""
-
+"""Maximum number of nodes whose Pods are listed per node, for which the API server has an index. With more, all are listed in pages."""
 NODE_POOLS_RETRY_SECONDS = 600.0
 """Seconds until the next request for NodePools after a cluster had no Karpenter."""
-
 MAX_COUNTED = 1024
 """Maximum number of objects whose count of free devices is remembered."""
 
@@ -102,8 +95,7 @@ class SharedRead(Generic[Content]):
 class InventoryCache:
     """A cache of the GPUs, from the nodes that may have one, the ResourceSlices and Karpenter's NodePools.
 
-    Pods are listed only when a new plan depends on the free devices (`held`), and not watched: a watch would deliver every change of every
-    Pod of the cluster all the time.
+    Pods are listed, and only when a new plan depends on the free devices (`held`): a watch would deliver every change of every Pod.
     """
 
     def __init__(

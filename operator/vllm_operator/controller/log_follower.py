@@ -5,7 +5,7 @@ Pod, or stop. The end of a stream does not mean that the run has ended: the kube
 whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
 
 If more logs are needed than may be open at the same time, they take turns. While others wait, a log is read to its present end instead of
-followed. Such a request ends by itself and frees its connection for the next log.
+followed, so that its connection is free for the next log.
 
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
 times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
@@ -425,8 +425,7 @@ class Follower:
             # Only the end of a stream needs a look at the Pod. Anything else says nothing about it, and the watch reports its end.
             if self._has_read_end or (outcome in (Outcome.END, Outcome.DOUBTFUL) and await self._is_over()):
                 return
-            # The report must not wait for the next attempt. A serving Pod needs no log.
-            self._catch_up(tell=self._stop_at is None or self._log.latest.lines > 0 or self.unread is not None)
+            self._catch_up()  # the report must not wait for the next attempt
             self._publish()
             await self._rest(self._pause_seconds(outcome, tries))
 
@@ -582,20 +581,19 @@ class Follower:
         self._dead = self._dead or ended is not None or "running" not in (status.get("state") or {})
         return False
 
-    def _catch_up(self, *, tell: bool = True) -> None:
+    def _catch_up(self) -> None:
         if not self.caught_up:
             self.caught_up = True
-            self._publish(force=True, tell=tell)
+            self._publish(force=True)
 
-    def _publish(self, *, force: bool = False, tell: bool = True) -> None:
+    def _publish(self, *, force: bool = False) -> None:
         state, old = self._log.latest, self._published
         if old is not None and not force:
             is_due = self._clock() - self._published_at >= INTERVAL_SECONDS
             if is_same(old, state) or not (is_due or is_significant(old, state, STEP_PERCENT)):
                 return
         self._published, self._published_at = state, self._clock()
-        if tell:
-            self._changed()
+        self._changed()
 
     def _finish(self) -> None:
         self._log.end(has_ended=self._dead)

@@ -40,15 +40,9 @@ class Followers:
     ) -> None:
         """Initialize without followers.
 
-        Args:
-            client: Client of the API server.
-            make_parser: Creates the parser of one log.
-            changed: Called with the key of a VLLMDeployment after a significant change in one of its logs.
-            streams: Maximum number of open log streams.
-            restarted: Called when a follower failed and is restarted.
-            share: The share of the event loop's time for all logs.
-            skipped: Called with a Pod's namespace and the seconds of its log that were skipped because it grows too fast.
-            clock: Returns seconds.
+        `changed` is called with the key of a VLLMDeployment after a significant change in one of its logs; `restarted` when a log is read
+        again after a failure; `skipped` with a Pod's namespace and the seconds of its log that were skipped, because it grows too fast.
+        `streams` is the maximum number of open log streams. `clock` returns seconds.
         """
         self._client = client
         self._make_parser = make_parser

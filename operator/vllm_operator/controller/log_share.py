@@ -89,10 +89,11 @@ class Slots:
         self._held += Counter()  # removes namespaces without slots
 
 
-class Use:
-    """Recently used time in seconds."""
+class LogAccount:
+    """The recently used time of one log in seconds, or of all logs of its namespace."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
         self._seconds = self._at = 0.0
 
     def at(self, now: float) -> float:
@@ -102,14 +103,6 @@ class Use:
     def add(self, seconds: float, now: float) -> None:
         """Add a use that ends now."""
         self._seconds, self._at = self.at(now) + seconds, now
-
-
-class LogAccount(Use):
-    """The recently used time of the log of a Pod in `namespace`."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__()
-        self.namespace = namespace
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +126,7 @@ class LogShare:
         """Initialize. `share` is a fraction of the time; `parsed` is called with the seconds of each step; `clock` returns seconds."""
         self._share, self._parsed, self._clock, self._sleep = share, parsed, clock, sleep
         self._saved, self._saved_at = BURST_SECONDS, clock()
-        self._namespaces: dict[str, Use] = {}
+        self._namespaces: dict[str, LogAccount] = {}
         self._waiting: list[_Turn] = []
         self._server: asyncio.Task[None] | None = None
 
@@ -173,7 +166,7 @@ class LogShare:
         took = now - began
         self._saved -= took
         turn.account.add(took, now)
-        self._namespaces.setdefault(turn.account.namespace, Use()).add(took, now)
+        self._namespaces.setdefault(turn.account.namespace, LogAccount(turn.account.namespace)).add(took, now)
         self._parsed(took)
 
     def _next(self, now: float) -> _Turn:

@@ -23,10 +23,8 @@ JITTER = 0.2
 """Fraction by which delays vary, so that keys that failed together are not retried together."""
 DEBOUNCE_SECONDS = 0.5
 """Minimum time between two reconciliations of a key. A rollout causes several watch events within a second."""
-RETRY_SECONDS = 0.25
-"""Delay after a first failure. It doubles with each further failure."""
-RETRY_LIMIT_SECONDS = 15.0
-"""Maximum delay after a failure."""
+RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.25, 15.0
+"""Delay after a first failure, which doubles with each further failure, and its maximum."""
 
 
 class Priority(IntEnum):
@@ -146,10 +144,7 @@ class WorkQueue(Generic[Key]):
         return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
 
     def stalled_seconds(self) -> float:
-        """Return the seconds for which a key has been due and no key was handed out. Delayed keys do not count.
-
-        A key that waits while workers take other keys does not count as stalled.
-        """
+        """Return the seconds for which a key has been due and no key was handed out: neither a delayed key counts, nor a long queue."""
         due = self._next_due()
         first = [next(iter(ready.values())) for ready in self._ready.values() if ready]
         since = min((*first, math.inf if due is None else due))

@@ -49,40 +49,35 @@ class KnownCatalog:
         """Replace the administrator's rules."""
         catalog, read = with_user_rules(self.shipped, texts)
         self.current = replace(catalog, instance_types=self.current.instance_types)
-        log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
         return read
 
     def use_instance_types(self, texts: Mapping[str, str]) -> UserEntries[InstanceType]:
         """Replace the node pools to which a cluster autoscaler can add nodes. Plans in force stay unchanged."""
         read = read_instance_types(texts, self.shipped.gpus)
         self.current = replace(self.current, instance_types=read.entries)
-        log.info("node pools of the ConfigMap in use: %d", len(read.added))
         return read
 
 
 @dataclass(slots=True)
 class KnownCrashes:
-    """The crash signatures in use, for reading logs (`startup`) and for reports."""
+    """The crash signatures in use, for reading logs and for reports."""
 
     shipped: StartupKnowledge
-    startup: StartupKnowledge
     reporting: Knowledge
 
     @classmethod
     def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
         """Start with the shipped signatures."""
-        return cls(startup, startup, load_knowledge(startup))
+        return cls(startup, load_knowledge(startup))
 
     def make_parser(self) -> StartupParser:
         """Return a parser for the log of one run, with the current signatures."""
-        return StartupParser(self.startup)
+        return StartupParser(self.reporting.startup)
 
     def use(self, texts: Mapping[str, str]) -> UserEntries[Any]:
         """Replace the administrator's signatures, for logs that are read from now on."""
         startup, read = with_user_signatures(self.shipped, texts)
-        reporting = replace(self.reporting, startup=startup)
-        self.startup, self.reporting = startup, reporting
-        log.info("crash signatures of the ConfigMap in use: %d", len(read.added))
+        self.reporting = replace(self.reporting, startup=startup)
         return read
 
 
@@ -166,6 +161,7 @@ class UserData:
         else:
             problems = list(read.problems)
             self._used = len(read.added)
+            log.info("%s of the ConfigMap in use: %d (%s)", self._entries, self._used, self.config_map)
         self.metrics.user_data(self.what, used=self._used, ignored=len(problems))
         for problem in problems:
             log.warning("ConfigMap %s: %s", self.config_map, problem)

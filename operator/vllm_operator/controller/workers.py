@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from dataclasses import dataclass
 
 from vllm_operator.controller.log_output import about
 from vllm_operator.controller.metrics import Metrics
@@ -20,23 +21,23 @@ REFUSED_SECONDS = 5.0
 """Minimum delay after an error that does not resolve itself: a missing permission, a bug."""
 
 
+@dataclass
 class Workers:
     """Reconciles the keys of a queue, several at the same time."""
 
-    def __init__(self, queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
-        self._queue = queue
-        self._reconciler = reconciler
-        self._metrics = metrics
-        self._number = number
-        self._resync = resync_seconds
+    queue: WorkQueue[Key]
+    reconciler: Reconciler
+    metrics: Metrics
+    number: int
+    resync_seconds: float
 
     async def run(self) -> None:
         """Work until cancelled. Reconciliations in progress are cancelled too; the next operator completes them."""
-        places = asyncio.Semaphore(self._number)
+        places = asyncio.Semaphore(self.number)
         async with asyncio.TaskGroup() as group:
             while True:
                 await places.acquire()
-                key = await self._queue.get()
+                key = await self.queue.get()
                 group.create_task(self._work(key), name=f"reconcile {'/'.join(key)}").add_done_callback(lambda task: places.release())
                 await asyncio.sleep(0)  # let other tasks run: neither the queue nor a reconciliation without changes may ever wait
 
@@ -45,50 +46,50 @@ class Workers:
             with about("/".join(key)):
                 await self._reconcile(key)
         finally:
-            self._queue.done(key)
+            self.queue.done(key)
 
     async def _reconcile(self, key: Key) -> None:
         started = time.perf_counter()
         name = "bug"
         try:
-            result = await self._reconciler.reconcile(key)
+            result = await self.reconciler.reconcile(key)
         except Conflict as error:
             name = "retry"
             log.debug("conflict: %s", error)
-            self._queue.add_rate_limited(key)
+            self.queue.add_rate_limited(key)
         except Unavailable as error:
             name = "retry"
-            log.log(logging.DEBUG if self._queue.failures(key) else logging.WARNING, "the API server is unavailable: %s", error)
-            self._queue.add_rate_limited(key, at_least=error.retry_after or 0.0, at_most=OUTAGE_SECONDS)
+            log.log(logging.DEBUG if self.queue.failures(key) else logging.WARNING, "the API server is unavailable: %s", error)
+            self.queue.add_rate_limited(key, at_least=error.retry_after or 0.0, at_most=OUTAGE_SECONDS)
         except ClusterError as error:
             name = "refused"
             log.warning("the API server refused a request: %s", error)
-            self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+            self.queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
         except asyncio.CancelledError:
-            self._queue.add_rate_limited(key)  # if only this task was cancelled, nothing else would add the key
+            self.queue.add_rate_limited(key)  # if only this task was cancelled, nothing else would add the key
             raise
         except Exception as error:
             log.exception("the operator failed on this object; please report this")
-            self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+            self.queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
             await self._report_bug(key, error)
         else:
             name = result.name
-            self._queue.forget(key)
+            self.queue.forget(key)
             self._requeue(key, result)
-        self._metrics.reconciled(name, time.perf_counter() - started)
+        self.metrics.reconciled(name, time.perf_counter() - started)
 
     def _requeue(self, key: Key, result: Result) -> None:
         if result.name == "gone":
             return
-        resync = self._resync * random.uniform(0.9, 1.0)
+        resync = self.resync_seconds * random.uniform(0.9, 1.0)
         if result.requeue_seconds is None or result.requeue_seconds >= resync:
-            self._queue.add_after(key, resync, Priority.RESYNC)
+            self.queue.add_after(key, resync, Priority.RESYNC)
         else:
-            self._queue.add_after(key, max(0.05, result.requeue_seconds))
+            self.queue.add_after(key, max(0.05, result.requeue_seconds))
 
     async def _report_bug(self, key: Key, error: Exception) -> None:
         try:
-            await self._reconciler.report_bug(key, error)
+            await self.reconciler.report_bug(key, error)
         except ClusterError as second:
             log.warning("cannot write the failure to the status: %s", second)
         except Exception:

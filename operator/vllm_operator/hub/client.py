@@ -61,10 +61,9 @@ class HttpHub:
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
         """Read config.json, the size of the weights and, for quantized weights, hf_quant_config.json and the headers."""
         until = asyncio.get_running_loop().time() + HEADERS_SECONDS
-        try:
-            config = await self._file(repository, revision, "config.json", token)
-        except _ReadError as error:
-            return error.answer
+        answer = await self._file(repository, revision, "config.json", token)
+        if (config := answer.config) is None:
+            return answer
         quantization, (size, files) = await asyncio.gather(
             self._quantization(config, repository, revision, token), self._weights(repository, revision, token)
         )
@@ -75,10 +74,7 @@ class HttpHub:
 
     async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
         """Read adapter_config.json."""
-        try:
-            return HubAnswer(await self._file(repository, revision, "adapter_config.json", token))
-        except _ReadError as error:
-            return error.answer
+        return await self._file(repository, revision, "adapter_config.json", token)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -89,10 +85,7 @@ class HttpHub:
         """Return hf_quant_config.json of a model whose config.json does not describe its quantization; None if there is none."""
         if "quantization_config" in config or "text_config" in config:
             return None
-        try:
-            return await self._file(repository, revision, "hf_quant_config.json", token)
-        except _ReadError:
-            return None
+        return (await self._file(repository, revision, "hf_quant_config.json", token)).config
 
     async def _weights(self, repository: str, revision: str, token: str | None) -> tuple[int | None, list[str]]:
         """Return the total size of the weights in bytes (None if it cannot be read in time) and the known names of their files."""
@@ -143,28 +136,27 @@ class HttpHub:
         path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
         return f"{self._endpoint}/{path}"
 
-    async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
+    async def _file(self, repository: str, revision: str, name: str, token: str | None) -> HubAnswer:
         what = f"{name} of {repository} on {self._endpoint}"
         try:
             async with self._open(self._url(repository, revision, name), what, token) as response:
                 data = await _beginning(response, SIZE_LIMIT + 1)
+        except _ReadError as error:
+            return error.answer
         except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
             is_away = isinstance(error, aiohttp.ClientConnectorError) and error.host == urlsplit(self._endpoint).hostname
-            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", failed=True, unreachable=is_away) from error
+            return HubAnswer(trouble=f"{what} cannot be read: {type(error).__name__}.", failed=True, unreachable=is_away)
         except aiohttp.ClientError as error:  # a malformed response says nothing about the hub
-            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.") from error
-        except ValueError as error:
-            raise _ReadError(f"{what} cannot be read: its URL is not valid.") from error
+            return HubAnswer(trouble=f"{what} cannot be read: {type(error).__name__}.")
+        except ValueError:
+            return HubAnswer(trouble=f"{what} cannot be read: its URL is not valid.")
         if len(data) > SIZE_LIMIT:
-            raise _ReadError(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
+            return HubAnswer(trouble=f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
         try:
             content = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise _ReadError(f"{what} is not JSON.") from error
-        if not isinstance(content, dict):
-            raise _ReadError(f"{what} is not a JSON object.")
-        kept: Mapping[str, Any] = slim(content)
-        return kept
+        except (ValueError, RecursionError):
+            return HubAnswer(trouble=f"{what} is not JSON.")
+        return HubAnswer(slim(content)) if isinstance(content, dict) else HubAnswer(trouble=f"{what} is not a JSON object.")
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
@@ -204,9 +196,9 @@ class HttpHub:
 class _ReadError(Exception):
     """A file cannot be read. The message is the reason."""
 
-    def __init__(self, message: str, *, refused: bool = False, failed: bool = False, unreachable: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, failed: bool = False) -> None:
         super().__init__(message)
-        self.answer = HubAnswer(trouble=message, refused=refused, failed=failed, unreachable=unreachable)
+        self.answer = HubAnswer(trouble=message, refused=refused, failed=failed)
 
 
 def _total_size(index: bytes) -> int | None:

@@ -126,7 +126,7 @@ class KubeClient:
 
     async def get_path(self, path: str) -> Manifest:
         """Read a JSON document that is not an object, for example `/version`."""
-        return await self._call("GET", path, None)
+        return await self._call("GET", path, path)
 
     async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[kube.Query]) -> Sequence[Manifest]:
         """List objects."""
@@ -181,13 +181,11 @@ class KubeClient:
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
         kind = kube.kind_of(manifest)
-        path = kind.path(manifest["metadata"].get("namespace"))
-        if kind == kube.REVISION:
-            # The API server keeps the data of a ControllerRevision byte by byte as it was sent, but rewrites it in Go's form (sorted keys,
-            # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. Data sent as YAML is
-            # converted to that form immediately.
-            return await self._call("POST", path, kind, body=json.dumps(manifest), content_type="application/yaml")
-        return await self._call("POST", path, kind, body=manifest)
+        # The API server keeps the data of a ControllerRevision byte by byte as it was sent, but rewrites it in Go's form (sorted keys,
+        # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. Data sent as YAML is
+        # converted to that form immediately.
+        content_type = "application/yaml" if kind == kube.REVISION else "application/json"
+        return await self._call("POST", kind.path(manifest["metadata"].get("namespace")), kind, body=manifest, content_type=content_type)
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
         """Delete an object in the background."""
@@ -213,7 +211,7 @@ class KubeClient:
         # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before the first line
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None if request.follow else self._timeout)
         path = kube.POD.path(request.namespace, request.pod, "log")
-        async with self._open("GET", path, "get", "pods/log", query=query, limit=limit) as response:
+        async with self._open("GET", path, "pods/log", query=query, limit=limit) as response:
             yield _chunks(response)
 
     async def watch_connection(self) -> None:
@@ -239,24 +237,9 @@ class KubeClient:
         applied = await self._call("PATCH", path, kind, body=manifest, content_type="application/apply-patch+yaml", query=query)
         return _checked(applied, kind, name, namespace)
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        kind: Kind | None,
-        *,
-        body: Any = None,
-        content_type: str = "application/json",
-        query: Mapping[str, Any] | None = None,
-        verb: str | None = None,
-    ) -> Manifest:
-        """Send a request and return the JSON response."""
-        resource = ".".join(filter(None, (kind.plural, kind.group))) if kind else path
-        # the Lease is written only if it has not changed since it was read
-        is_fenced = self.fence is not None and method != "GET" and kind not in (kube.ACCESS_REVIEW, kube.LEASE)
-        async with self._open(
-            method, path, verb or VERBS[method], resource, body=body, content_type=content_type, query=query, is_fenced=is_fenced
-        ) as response:
+    async def _call(self, method: str, path: str, what: Kind | str, **options: Any) -> Manifest:
+        """Send a request and return the JSON response. `options` are those of `_open`."""
+        async with self._open(method, path, what, **options) as response:
             with _connected():
                 data = await response.read()
         try:
@@ -272,20 +255,24 @@ class KubeClient:
         self,
         method: str,
         path: str,
-        verb: str,
-        resource: str,
+        what: Kind | str,
         *,
+        verb: str | None = None,
         body: Any = None,
-        content_type: str = "",
+        content_type: str = "application/json",
         query: Mapping[str, Any] | None = None,
         limit: aiohttp.ClientTimeout | None = None,
-        is_fenced: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, and yield a successful response. Retry once after a 401, with reloaded credentials. Raises ClusterError."""
+        """Send a request about a kind, or about a resource as messages name it, and yield a successful response. Raises ClusterError.
+
+        After a 401, this tries once more with reloaded credentials.
+        """
         headers = {"Accept": "*/*" if path.endswith("/log") else "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
+        # the Lease is written only if it has not changed since it was read
+        is_fenced = method != "GET" and what not in (kube.ACCESS_REVIEW, kube.LEASE)
         check = self.fence.seconds_left if self.fence is not None and is_fenced else None
         for attempt in (1, 2):
             try:
@@ -297,7 +284,7 @@ class KubeClient:
                     method,
                     url,
                     headers=headers | ({"Authorization": credentials} if credentials else {}),
-                    data=body if body is None or isinstance(body, str) else json.dumps(body),
+                    data=None if body is None else json.dumps(body),
                     timeout=limit or aiohttp.ClientTimeout(total=min(self._timeout, check()) if check else self._timeout),
                     server_hostname=self.configuration.tls_server_name,
                     trace_request_ctx=check,
@@ -311,7 +298,8 @@ class KubeClient:
                 if response.status >= 400:
                     with _connected():
                         data = await response.read()
-                    raise self._error(response, data, verb, resource)
+                    resource = what if isinstance(what, str) else ".".join(filter(None, (what.plural, what.group)))
+                    raise self._error(response, data, verb or VERBS[method], resource)
                 yield response
                 return
             finally:

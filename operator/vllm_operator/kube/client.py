@@ -2,17 +2,7 @@
 
 Manifests are plain dictionaries. Typed models would drop fields that they do not know, and writing them back would delete these fields.
 
-Every failure is one of these errors. The reconciler decides by their class alone:
-
-    ClusterError
-    ├── NotFound         404: no such object, or the API server does not serve this kind
-    │   └── InvalidName      no object can have this name; nothing was sent
-    ├── Conflict         409: the object has changed, exists already, or another manager owns a field
-    ├── Forbidden        403: the operator lacks a permission
-    ├── Invalid          400, 422: the API server refuses the object; a retry does not help
-    └── Unavailable      no connection, timeout, 410, 429, 5xx: a retry may help
-        ├── Unauthorized     401: the API server does not accept the credentials, even after they were read again
-        └── NotLeading       this operator does not hold the Lease; nothing was sent
+Every failure is a `ClusterError`. The reconciler decides by its class alone.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -128,7 +118,7 @@ class ClusterError(Exception):
 
 
 class NotFound(ClusterError):
-    """There is no such object, or the API server does not serve this kind."""
+    """404: there is no such object, or the API server does not serve this kind."""
 
 
 class InvalidName(NotFound):
@@ -139,11 +129,11 @@ class InvalidName(NotFound):
 
 
 class Conflict(ClusterError):
-    """The object has changed since it was read, exists already, or another manager owns a field."""
+    """409: the object has changed since it was read, exists already, or another manager owns a field."""
 
 
 class Forbidden(ClusterError):
-    """The account of the operator lacks a permission."""
+    """403: the account of the operator lacks a permission."""
 
     def __init__(self, message: str, *, verb: str = "", resource: str = "") -> None:
         super().__init__(message)
@@ -152,7 +142,7 @@ class Forbidden(ClusterError):
 
 
 class Invalid(ClusterError):
-    """The API server refused the object. `causes` are pairs of a field and a message."""
+    """400, 422: the API server refused the object, and a retry does not help. `causes` are pairs of a field and a message."""
 
     def __init__(self, message: str, *, causes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -160,7 +150,7 @@ class Invalid(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """The API server cannot be reached or cannot respond now. `retry_after` is in seconds; None if it does not say."""
+    """No connection, timeout, 410, 429, 5xx: a retry may help. `retry_after` is in seconds; None if the API server does not say."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -168,7 +158,7 @@ class Unavailable(ClusterError):
 
 
 class Unauthorized(Unavailable):
-    """The API server does not accept the credentials. They may be renewed, so a retry may help."""
+    """401: the API server does not accept the credentials, even after they were read again. They may be renewed, so a retry may help."""
 
 
 class NotLeading(Unavailable):
