@@ -8,7 +8,7 @@ from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import ACCEPTED, ALWAYS, CRASHED, ORDER, PLANNED, READY, Reason
 from vllm_operator.catalog.startup import load_signatures
-from vllm_operator.status.knowledge import load_termination_rules
+from vllm_operator.status.knowledge import load_knowledge
 
 LONGEST_MESSAGE = 500
 
@@ -17,7 +17,7 @@ LONGEST_MESSAGE = 500
 def documented_reasons() -> frozenset[str]:
     """Reasons that the reference names: those of the operator, and names of known crashes."""
     own = {value for name, value in vars(Reason).items() if name.isupper()}
-    ends = load_termination_rules()
+    ends = load_knowledge().terminations
     return frozenset(own | {signature.id for signature in load_signatures()} | {rule.id for rule in (*ends.containers, *ends.pods)})
 
 

@@ -34,25 +34,19 @@ MAX_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class CacheDamage:
-    """Whether damaged caches cause a crash.
+    """Whether damaged caches cause a crash."""
 
-    Attributes:
-        quarantined: The quarantined directories.
-        raised: Whether the directory is quarantined now, which raises the generation of the next plan.
-        is_quarantined: Whether the directory of the plan is quarantined, now or earlier.
-        message: Name of the message about it; may be empty.
-        signature: The crash.
-    """
-
-    quarantined: tuple[QuarantinedCache, ...]
-    raised: bool = False
-    is_quarantined: bool = False
-    message: str = ""
-    signature: str = ""
+    quarantined: tuple[QuarantinedCache, ...] = ()
+    raised: bool = False  # the directory is quarantined now, which raises the generation of the next plan
+    is_quarantined: bool = False  # the directory of the plan is quarantined, now or earlier
+    message: str = ""  # name of the message about it
+    signature: str = ""  # the crash
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """A crash, or a stalled start, that damaged caches may have caused."""
+
     signature: str
     view: PodFacts
     run: int
@@ -65,33 +59,31 @@ def assess_cache_damage(observed: Observation, plan: Plan, crashes: Crashes) -> 
     done = next((entry for entry in known if entry.key == plan.cache_key), None)
     if done is not None:
         return CacheDamage(known, is_quarantined=True, signature=done.signature)
-    if observed.claim_name is not None and observed.claim is None:
+    candidate = next(_candidates(observed, plan, crashes), None)
+    if candidate is None or (observed.claim_name is not None and observed.claim is None):
         return CacheDamage(known)
-    for candidate in _candidates(observed, plan, crashes):
-        if message := _why_not_damaged(observed, plan, candidate, known):
-            return CacheDamage(known, message=message, signature=candidate.signature)
-        now = reading.stamp(observed.now) or ""
-        entry = QuarantinedCache(key=plan.cache_key, time=now, signature=candidate.signature)
-        return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
-    return CacheDamage(known)
+    if message := _why_not_damaged(observed, plan, candidate, known):
+        return CacheDamage(known, message=message, signature=candidate.signature)
+    entry = QuarantinedCache(key=plan.cache_key, time=reading.stamp(observed.now) or "", signature=candidate.signature)
+    return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
 
 
-def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
+def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage) -> int | None:
     """Return the generation of the next plan's cache key: the generation of this plan, plus one if its directory is quarantined now."""
     planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
     before = previous.generation if previous is not None else None
     current = max(int(planned) if planned.isdecimal() else 0, before or 0)
-    return current + 1 if damage is not None and damage.raised else current or before
+    return current + 1 if damage.raised else current or before
 
 
 def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
     """Return the last quarantined directory, if it was quarantined within `WINDOW`."""
-    return next((entry for entry in reversed(_recent(observed, quarantined))), None)
+    return next(iter(_recent(observed, quarantined)[-1:]), None)
 
 
 def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
-        if finding.settled and finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan):
+        if finding.settles_at is None and finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan):
             yield _Candidate(finding.status.signature, finding.view, finding.run)
     for view in observed.starting:
         state = view.state
@@ -102,15 +94,15 @@ def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator
 
 def _why_not_damaged(observed: Observation, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
     """Return the message why the directory is not quarantined; empty if it is."""
-    filled = bool(reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
+    is_often = len(recent) >= MAX_QUARANTINED
     if _is_on_volume(observed, plan, candidate):
-        return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
-    if not filled and not _is_fetched(candidate) and not _had_any(observed, candidate):
+        last = reading.moment(recent[-1].time) if is_often else None
+        return "cache.quarantined_often" if last is not None and observed.now - last < PAUSE else ""
+    is_filled = bool(reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
+    if not is_filled and (not _had_any(observed, candidate) or any(entry.signature == candidate.signature for entry in recent)):
         return "cache.not_the_cause"
-    if not filled and any(entry.signature == candidate.signature for entry in recent):
-        return "cache.not_the_cause"
-    return "cache.quarantined_often" if len(recent) >= MAX_QUARANTINED else ""
+    return "cache.quarantined_often" if is_often else ""
 
 
 def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> bool:
@@ -120,31 +112,18 @@ def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> b
     """
     signature = observed.knowledge.signatures.get(candidate.signature)
     variable = signature.cache_variable if signature is not None else None
-    is_set = any(planned.name == variable and planned.value for planned in plan.env)
-    return is_set and candidate.run > 0
-
-
-def _is_fetched(candidate: _Candidate) -> bool:
-    """Return whether the Pod started with caches from a registry."""
-    result = read_fetch(candidate.view.manifest)
-    return result is not None and result.result in FETCHED
-
-
-def _time_since(observed: Observation, entry: QuarantinedCache) -> timedelta:
-    when = reading.moment(entry.time)
-    return observed.now - when if when is not None else WINDOW
+    return candidate.run > 0 and any(planned.name == variable and planned.value for planned in plan.env)
 
 
 def _had_any(observed: Observation, candidate: _Candidate) -> bool:
-    state = observed.startups.get((candidate.view.uid, candidate.run))
-    if state is not None and state.cache.hits > 0:
+    """Return whether caches were fetched or loaded, or an earlier run of the Pod crashed in the same way."""
+    fetched, state = read_fetch(candidate.view.manifest), observed.startups.get((candidate.view.uid, candidate.run))
+    if (fetched is not None and fetched.result in FETCHED) or (state is not None and state.cache.hits > 0):
         return True
     before = observed.previous.last_crash
-    if before is None or (before.pod, before.signature) != (candidate.view.name, candidate.signature):
-        return False
-    return (before.restarts or 0) < candidate.run
+    is_same = before is not None and (before.pod, before.signature) == (candidate.view.name, candidate.signature)
+    return before is not None and is_same and (before.restarts or 0) < candidate.run
 
 
 def _recent(observed: Observation, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:
-    since = observed.now - WINDOW
-    return [entry for entry in known if (when := reading.moment(entry.time)) is not None and when >= since]
+    return [entry for entry in known if (when := reading.moment(entry.time)) is not None and when >= observed.now - WINDOW]

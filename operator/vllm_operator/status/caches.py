@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
-from vllm_operator.api.operation import StorageSpec
+from vllm_operator.api.operation import ArtifactSpec, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import Role
@@ -64,42 +65,35 @@ def locate_cache(observed: Observation) -> CacheLocation | None:
     return CacheLocation("an emptyDir of the Pod", is_shared=False) if "emptyDir" in volume else None
 
 
-def cache_status(observed: Observation, damage: CacheDamage | None = None) -> CacheStatus | None:
-    """Return `status.cache`; None without a plan. `damage` describes damaged caches."""
+def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | None:
+    """Return `status.cache`; None without a plan."""
     plan = observed.plan
     if plan is None:
         return None
     previous = observed.previous.cache
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
-    start = last_start(observed)
-    cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
-    warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
+    start, seconds = last_start(observed), (known.cold_start_seconds, known.warm_start_seconds)
+    if start is not None and start.seconds is not None:
+        seconds = (start.seconds if start.is_cold else seconds[0], start.seconds if start.is_warm else seconds[1])
     cold_stages, warm_stages = known_stages(observed, plan)
+    # the PVC is named if it is not the one of the spec
+    expected = cache_claim_name(observed.resource) if storage_of(observed.resource.spec.cache) == "SharedClaim" else None
     return CacheStatus(
         key=plan.cache_key,
-        state="Quarantined" if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
-        claim_name=_unexpected_claim(observed),
+        state="Quarantined" if damage.is_quarantined else next_start_finds(observed, plan),
+        claim_name=None if observed.claim_name == expected else observed.claim_name or "",
         generation=next_generation(plan, previous, damage),
-        cold_start_seconds=cold,
-        warm_start_seconds=warm,
+        cold_start_seconds=seconds[0],
+        warm_start_seconds=seconds[1],
         cold_stage_seconds=dict(cold_stages) or None,
         warm_stage_seconds=dict(warm_stages) or None,
-        quarantined=list(damage.quarantined) or None if damage is not None else None,
+        quarantined=list(damage.quarantined) or None,
         priming_skipped=observed.activity.skipped,
         artifact=artifact_status(observed, plan, damage),
     )
 
 
-def _unexpected_claim(observed: Observation) -> str | None:
-    """Return `claimName`: the PVC if it differs from the spec's."""
-    resource, claim = observed.resource, observed.claim_name
-    expected = cache_claim_name(resource) if storage_of(resource.spec.cache) == "SharedClaim" else None
-    return None if claim == expected else claim or ""
-
-
-def cache_warm(
-    observed: Observation, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
-) -> Verdict:
+def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict:
     """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
     say = observed.messages.say
     if cache is None:
@@ -107,17 +101,17 @@ def cache_warm(
     place = locate_cache(observed)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
-    if damage is not None and damage.is_quarantined:
+    if damage.is_quarantined:
         text = say("cache.quarantined", place=place.words, key=cache.key, signature=damage.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
     text = verdict.message
-    for name, facts in _notes(observed, damage if verdict.status is not TRUE else None):
+    for name, facts in _notes(observed, damage if verdict.status is not TRUE else CacheDamage()):
         text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
     return Verdict(verdict.status, verdict.reason, text)
 
 
-def _notes(observed: Observation, damage: CacheDamage | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the messages that are appended to the verdict on the last start, and their facts."""
     activity, plan = observed.activity, observed.outcome.plan
     if (stays := _one_node(observed)) is not None:
@@ -137,38 +131,41 @@ def _notes(observed: Observation, damage: CacheDamage | None) -> Iterator[tuple[
         yield "cache.noted", {"note": activity.claim_note}
     if (note := _note_about_fetch(observed)) is not None:
         yield note
-    if damage is not None and damage.message:
+    if damage.message:
         yield damage.message, {"signature": damage.signature, "most": MAX_QUARANTINED}
-    elif damage is not None and (before := latest(observed, damage.quarantined)) is not None:
+    elif (before := latest(observed, damage.quarantined)) is not None:
         yield "cache.left_behind", {"key": before.key, "time": reading.moment(before.time), "signature": before.signature}
 
 
 def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
     """Describe which Pod fills an empty cache while others wait; None if none waits."""
-    activity, wanted = observed.activity, observed.wanted
-    facts: dict[str, Any] = {"claim": observed.claim_name, "key": cache.key, "because": activity.because}
+    activity, plan, artifact, text = observed.activity, observed.outcome.plan, _artifact_spec(observed), ""
     match activity.step:
-        case PrimingStep.FIRST_POD if wanted > 1:
-            return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
+        case PrimingStep.FIRST_POD if observed.wanted > 1:
+            message = "cache.first_pod"
         case PrimingStep.PRIMER:
-            view = next(iter(observed.primer_facts), None)
-            if view is not None and view.phase is Phase.READY:
-                text = observed.messages.say("cache.primer_ready", pod=view)  # it only publishes
-            else:
-                text = pod_text(observed, view, block) if view is not None else ""
-            facts |= {"text": text, "until": activity.until, **_destination(observed)}
             message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
-            return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
+            for view in observed.primer_facts[:1]:
+                is_ready = view.phase is Phase.READY  # it only publishes
+                text = observed.messages.say("cache.primer_ready", pod=view) if is_ready else pod_text(observed, view, block)
         case PrimingStep.ELSEWHERE:
-            return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.elsewhere", holder=activity.holder, **facts))
-    return None
-
-
-def _destination(observed: Observation) -> dict[str, Any]:
-    """Return the image for which caches are compiled, and the repository to which they are published (None without one)."""
-    plan, cache = observed.outcome.plan, observed.resource.spec.cache
-    repository = cache.artifact.repository if cache is not None and cache.artifact is not None else None
-    return {"image": plan.image if plan is not None else None, "repository": repository}
+            message = "cache.elsewhere"
+        case _:
+            return None
+    said = observed.messages.fit(
+        message,
+        shrink=("text",),
+        text=text,
+        claim=observed.claim_name,
+        key=cache.key,
+        because=activity.because,
+        others=observed.wanted - 1,
+        holder=activity.holder,
+        until=activity.until,
+        image=plan.image if plan is not None else None,
+        repository=artifact.repository if artifact is not None else None,
+    )
+    return Verdict(FALSE, Reason.PRIMING, said)
 
 
 def _one_node(observed: Observation) -> dict[str, Any] | None:
@@ -183,43 +180,42 @@ def _one_node(observed: Observation) -> dict[str, Any] | None:
 
 
 def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:
-    start, say = last_start(observed), observed.messages.say
-    facts: dict[str, Any] = {"place": place.words, "key": cache.key, "cold": cache.cold_start_seconds, "warm": cache.warm_start_seconds}
+    start, artifact = last_start(observed), _artifact_spec(observed)
+    say = partial(observed.messages.say, place=place.words, key=cache.key, cold=cache.cold_start_seconds, warm=cache.warm_start_seconds)
     if start is None:
         reason: str = _remembered(observed, cache, place) or Reason.NOT_SEEN_YET
     else:
         reason = Reason.HIT if start.is_warm else Reason.MISS if start.is_cold else Reason.PARTIAL_HIT
     if reason == Reason.HIT:
-        return Verdict(TRUE, reason, say("cache.hit", **facts))
+        return Verdict(TRUE, reason, say("cache.hit"))
     if reason == Reason.PARTIAL_HIT:
-        return Verdict(FALSE, reason, say("cache.partial", failures=start.state.cache.load_failures if start is not None else 0, **facts))
+        return Verdict(FALSE, reason, say("cache.partial", failures=start.state.cache.load_failures if start is not None else 0))
     if reason == Reason.MISS:
         is_over = start.seconds is not None if start is not None else observed.serving > 0
-        return Verdict(FALSE, reason, say("cache.miss" if is_over else "cache.building", **facts))
-    text = say("cache.not_seen" if place.is_shared else "cache.per_pod", repository=_destination(observed)["repository"], **facts)
-    return Verdict(UNKNOWN, reason, text)
+        return Verdict(FALSE, reason, say("cache.miss" if is_over else "cache.building"))
+    repository = artifact.repository if artifact is not None else None
+    return Verdict(UNKNOWN, reason, say("cache.not_seen" if place.is_shared else "cache.per_pod", repository=repository))
 
 
 def _remembered(observed: Observation, cache: CacheStatus, place: CacheLocation) -> str | None:
     """Return what the last start did with the same caches, if its log is no longer available."""
-    previous = observed.previous
-    before = find_condition(previous.conditions, CACHE_WARM)
+    previous, before = observed.previous.cache, find_condition(observed.previous.conditions, CACHE_WARM)
     if before is None or before.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
         return None
     # the status of an ordinary object names its PVC only in this message
     is_about_place = f" {observed.claim_name or place.words} " in f"{before.message} ".replace(". ", " ")
-    return before.reason if is_about_place and previous.cache is not None and previous.cache.key == cache.key else None
+    return before.reason if is_about_place and previous is not None and previous.key == cache.key else None
 
 
 def claim_verdict(observed: Observation) -> Verdict | None:
-    """Return the problem with the PVCs of caches and weights; None if both are bound."""
+    """Return the problem with the PVCs of caches and weights, first the one that blocks everything else; None if both are bound."""
     spec = observed.resource.spec
-    of_caches = _Claim("cache", observed.claim_name, observed.claim, spec.cache)
-    of_weights = _Claim("weights", observed.weights_claim_name, observed.weights_claim, spec.weights)
-    verdicts = [_verdict(observed, claim) for claim in (of_caches, of_weights)]
-    problems = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
-    problems.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # this problem blocks everything else
-    return next((verdict for verdict in (*problems, *verdicts) if verdict is not None), None)
+    verdicts = (
+        _judge_claim(observed, "cache", observed.claim_name, observed.claim, spec.cache),
+        _judge_claim(observed, "weights", observed.weights_claim_name, observed.weights_claim, spec.weights),
+    )
+    found = (verdict for verdict in verdicts if verdict is not None)
+    return min(found, key=lambda it: (it.status is not FALSE, it.reason != Reason.CLAIM_NOT_OWNED), default=None)
 
 
 def binding_deadline(observed: Observation) -> datetime | None:
@@ -227,93 +223,75 @@ def binding_deadline(observed: Observation) -> datetime | None:
     verdict = claim_verdict(observed)
     if verdict is None or verdict.status is not UNKNOWN:
         return None
-    claims = (observed.claim, observed.weights_claim)
-    waiting = [claim for claim in claims if claim is not None and not _is_bound(claim)]
-    times = [reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting]
+    waiting = (claim for claim in (observed.claim, observed.weights_claim) if claim is not None and not _is_bound(claim))
+    times = (reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting)
     return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """An expected PVC. `field` is the spec field that requires it."""
-
-    field: str
-    name: str | None
-    live: Manifest | None
-    spec: StorageSpec | None
 
 
 def _is_bound(claim: Manifest) -> bool:
     return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
 
 
-def _verdict(observed: Observation, claim: _Claim) -> Verdict | None:
-    if claim.name is None:
+def _judge_claim(observed: Observation, field: str, name: str | None, live: Manifest | None, spec: StorageSpec | None) -> Verdict | None:
+    """Judge the PVC that a field of the spec requires."""
+    if name is None:
         return None
-    say = observed.messages.say
-    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": observed.resource.metadata.namespace}
-    if claim.live is None:
-        if claim.spec is not None and claim.spec.claim_name:
-            return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
-    activity = observed.activity
-    if claim.name in activity.unowned_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
-    if is_terminating(claim.live):
-        return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, claim, facts))
-    if reading.text(claim.live, "status", "phase") == "Lost":
-        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
-    if reading.access_modes(claim.live) == ("ReadOnlyMany",):
-        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
-    return None if _is_bound(claim.live) else _unbound(observed, claim.live, claim.field)
+    namespace, is_named = observed.resource.metadata.namespace, spec is not None and bool(spec.claim_name)
+    say = partial(observed.messages.say, claim=name, field=field, namespace=namespace)
+    if live is None and is_named:
+        return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named"))
+    if live is None:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own"))
+    if name in observed.activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not observed.activity.held))
+    if is_terminating(live):
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, name, field, is_named=is_named))
+    if reading.text(live, "status", "phase") == "Lost":
+        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost"))
+    if reading.access_modes(live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only"))
+    if _is_bound(live):
+        return None
+    uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
+    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
+    if event is not None and event.reason in _NORMAL:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.waiting_for_consumer"))
+    if event is None and created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS):
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.binding"))
+    why = event.message if event is not None else "no volume has been provisioned for it"
+    text = say("cache.not_bound", why=why, storage_class=reading.text(live, "spec", "storageClassName"))
+    return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, text)
 
 
-def _describe_termination(observed: Observation, claim: _Claim, facts: dict[str, Any]) -> str:
+def _describe_termination(observed: Observation, claim: str, field: str, *, is_named: bool) -> str:
     """Describe which Pods keep a PVC from being deleted, and the fix."""
-    name = observed.resource.metadata.name
-    holders = observed.claim_holders.get(claim.name or "", ())
-    mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
-    removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
-    others = [holder for holder in holders if holder.instance not in (None, name) and not holder.is_removable]
+    holders, name = observed.claim_holders.get(claim, ()), observed.resource.metadata.name
     unknown = [holder.pod for holder in holders if holder.instance is None]
+    removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
+    mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
+    others = {holder.pod: holder.instance for holder in holders if holder.instance not in (None, name) and not holder.is_removable}
     return observed.messages.fit(
         "cache.terminating",
         shrink=("mine", "removed", "others", "unknown"),
-        is_named=claim.spec is not None and claim.spec.claim_name is not None,
+        claim=claim,
+        field=field,
+        namespace=observed.resource.metadata.namespace,
+        is_named=is_named,
         wanted=observed.wanted,
         mine=_some(mine),
         removed=_some(removed),
-        others=_some([holder.pod for holder in others]),
-        owners=", ".join(sorted({holder.instance or "" for holder in others})[:_MAX_NAMED_PODS]),
+        others=_some([*others]),
+        owners=", ".join(sorted({owner or "" for owner in others.values()})[:_MAX_NAMED_PODS]),
         unknown=_some(unknown),
         commands=" ".join(unknown[:_MAX_NAMED_PODS]),
-        **facts,
     )
 
 
 def _some(pods: Sequence[str]) -> str:
     """Return the names of the first Pods and the number of the others; empty without Pods."""
-    if not pods:
-        return ""
     named, more = list(pods[:_MAX_NAMED_PODS]), len(pods) - _MAX_NAMED_PODS
     named += [wording.count(more, "other")] if more > 0 else []
-    words = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
-    return f"Pod{'s' if len(pods) > 1 else ''} {words}"
-
-
-def _unbound(observed: Observation, claim: Manifest, field: str) -> Verdict:
-    name = reading.text(claim, "metadata", "name")
-    uid = reading.text(claim, "metadata", "uid")
-    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
-    facts: dict[str, Any] = {"claim": name, "field": field, "storage_class": reading.text(claim, "spec", "storageClassName")}
-    if event is not None and event.reason in _NORMAL:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.waiting_for_consumer", **facts))
-    created = reading.moment(claim, "metadata", "creationTimestamp")
-    is_new = created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS)
-    if event is None and is_new:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.binding", **facts))
-    why = event.message if event is not None else "no volume has been provisioned for it"
-    return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, observed.messages.say("cache.not_bound", why=why, **facts))
+    return f"Pod{'s' if len(pods) > 1 else ''} {wording.listed(named, 'and')}" if pods else ""
 
 
 _REASONS = {
@@ -324,20 +302,31 @@ _REASONS = {
     "SecretsFound": Reason.SECRETS_FOUND,
     "TooLarge": Reason.TOO_LARGE,
     "TagTaken": Reason.TAG_TAKEN,
+    **dict.fromkeys(PUBLISHED, Reason.PUBLISHED),
+}
+"""Reasons of CachePublished, by the result of the program that publishes."""
+_NOT_ENDED = {
+    PublicationState.NOT_PUBLISHABLE: (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
+    PublicationState.REFUSED: (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
+    PublicationState.NEEDS_PRIMER: (FALSE, Reason.NOT_PRIMED, "publishing.needs_primer"),
+    PublicationState.RUNNING: (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
 }
 _MAX_MESSAGE = 300
 _PRESENT = "Present"
 
 
-def artifact_status(observed: Observation, plan: Plan, damage: CacheDamage | None) -> ArtifactStatus | None:
+def _artifact_spec(observed: Observation) -> ArtifactSpec | None:
+    return observed.resource.spec.cache.artifact if observed.resource.spec.cache is not None else None
+
+
+def artifact_status(observed: Observation, plan: Plan, damage: CacheDamage) -> ArtifactStatus | None:
     """Return `status.cache.artifact`; None if the spec names no artifact, or the plan fetches none."""
-    spec = observed.resource.spec.cache
-    if spec is None or spec.artifact is None or plan.cache_artifact is None:
+    if _artifact_spec(observed) is None or plan.cache_artifact is None:
         return None
     before = observed.previous.cache.artifact if observed.previous.cache else None
     changed = {**_fetched(observed, before), **_published(observed, before)}
     status = (before or ArtifactStatus()).model_copy(update=changed)
-    if damage is not None and damage.raised and status.digest and status.digest not in (status.rejected or ()):
+    if damage.raised and status.digest and status.digest not in (status.rejected or ()):
         status = status.model_copy(update={"rejected": [*(status.rejected or ()), status.digest][-MAX_REJECTED:]})
     return status if status != ArtifactStatus() else None
 
@@ -357,89 +346,63 @@ def _newest_fetch(observed: Observation) -> ArtifactResult | None:
 
 
 def _published(observed: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
-    publication = observed.activity.publication
-    names = ("publication", "publish_result", "publish_time")
-    if publication is None:
-        artifact = observed.resource.spec.cache.artifact if observed.resource.spec.cache else None
-        is_requested = artifact is not None and artifact.publish == "WhenPrimed"
-        return {} if is_requested else dict.fromkeys(names)
-    if publication.state is PublicationState.DONE and publication.ended is not None:
+    publication, spec = observed.activity.publication, _artifact_spec(observed)
+    if publication is not None and publication.state is PublicationState.DONE and publication.ended is not None:
         result = publication.result or ArtifactResult(result="Failed")
-        return {
-            "publication": publication.occasion,
-            "publish_result": result.result,
-            "publish_time": reading.stamp(publication.ended),
-            **({"tag": result.tag} if result.tag else {}),
-        }
-    is_same = before is not None and before.publication == publication.occasion
-    return {} if is_same else dict.fromkeys(names)
+        changed = {"publication": publication.occasion, "publish_result": result.result, "publish_time": reading.stamp(publication.ended)}
+        return changed | ({"tag": result.tag} if result.tag else {})
+    if publication is None:
+        is_kept = spec is not None and spec.publish == "WhenPrimed"
+    else:
+        is_kept = before is not None and before.publication == publication.occasion
+    return {} if is_kept else dict.fromkeys(("publication", "publish_result", "publish_time"))
 
 
 def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> Verdict | None:
     """Judge CachePublished; None if the spec requests no publication."""
-    publication, say = observed.activity.publication, observed.messages.say
-    spec = observed.resource.spec.cache
-    if spec is None or spec.artifact is None or spec.artifact.publish != "WhenPrimed":
+    publication, spec = observed.activity.publication, _artifact_spec(observed)
+    if spec is None or spec.publish != "WhenPrimed":
         return None
-    repository, before = spec.artifact.repository, find_condition(observed.previous.conditions, CACHE_PUBLISHED)
+    say, before = partial(observed.messages.say, repository=spec.repository), find_condition(observed.previous.conditions, CACHE_PUBLISHED)
     if publication is None and before is not None:
         return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
-    if publication is None:
-        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
-    match publication.state:
-        case PublicationState.NOT_PUBLISHABLE:
-            return Verdict(FALSE, Reason.NOT_PUBLISHABLE, say("publishing.not_capturable"))
-        case PublicationState.REFUSED:
-            return Verdict(FALSE, Reason.PUBLISH_FAILED, say("publishing.refused", why=publication.why))
-        case PublicationState.NEEDS_PRIMER:
-            return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.needs_primer", repository=repository))
-        case PublicationState.RUNNING:
-            by_primer = observed.claim_name is None
-            why = why_no_pod(observed, Role.PUBLISHING)
-            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository, by_primer=by_primer, why=why))
+    if publication is not None and publication.state in _NOT_ENDED:
+        status, reason, message = _NOT_ENDED[publication.state]
+        why = publication.why or why_no_pod(observed, Role.PUBLISHING)
+        return Verdict(status, reason, say(message, why=why, by_primer=observed.claim_name is None))
     result = artifact.publish_result if artifact is not None else None
-    if artifact is None or result is None or artifact.publication != publication.occasion:
-        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
-    reason = Reason.PUBLISHED if result in PUBLISHED else _REASONS.get(result, Reason.PUBLISH_FAILED)
-    report = publication.result
+    if publication is None or artifact is None or result is None or artifact.publication != publication.occasion:
+        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed"))
+    reason, report = _REASONS.get(result, Reason.PUBLISH_FAILED), publication.result
     if report is None and before is not None and before.reason == reason:
         return Verdict(before.status, before.reason, before.message)  # the Job is gone
-    facts: dict[str, Any] = {
-        "result": result,
-        "secret": secret.name if (secret := spec.artifact.push_secret_ref) is not None else None,
-        "repository": repository,
-        "tag": artifact.tag,
-        "digest": report.digest if report is not None else "",
-        "why": wording.clean(report.message if report is not None else "", _MAX_MESSAGE) or result,
-    }
     if reason == Reason.PUBLISHED:
-        return Verdict(TRUE, reason, say("publishing.done", is_new=result == "Published", **facts))
-    return Verdict(FALSE, reason, say("publishing.failed", is_final=publication.is_last or result in FINAL, **facts))
+        digest = report.digest if report is not None else ""
+        return Verdict(TRUE, reason, say("publishing.done", is_new=result == "Published", tag=artifact.tag, digest=digest))
+    text = say(
+        "publishing.failed",
+        result=result,
+        secret=spec.push_secret_ref.name if spec.push_secret_ref is not None else None,
+        why=wording.clean(report.message if report is not None else "", _MAX_MESSAGE) or result,
+        is_final=publication.is_last or result in FINAL,
+    )
+    return Verdict(FALSE, reason, text)
 
 
 def _note_about_fetch(observed: Observation) -> tuple[str, dict[str, Any]] | None:
     """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
-    result, cache, plan = _newest_fetch(observed), observed.resource.spec.cache, observed.outcome.plan
-    spec = cache.artifact if cache is not None else None
+    result, spec, plan, start = _newest_fetch(observed), _artifact_spec(observed), observed.outcome.plan, last_start(observed)
     if result is None or spec is None or plan is None or plan.cache_artifact is None or result.result == _PRESENT:
         return None
-    differs = wording.clean(result.differs, _MAX_MESSAGE)
+    facts: dict[str, Any] = {"tag": result.tag, "differs": wording.clean(result.differs, _MAX_MESSAGE)}
     if result.result not in FETCHED:
-        secret = spec.pull_secret_ref
-        facts: dict[str, Any] = {
-            "result": result.result,
-            "why": wording.clean(result.message, _MAX_MESSAGE) or result.result,
-            "differs": differs,
-            "tag": result.tag,
-            "is_pinned": spec.reference is not None,
-            "secret": secret.name if secret is not None else None,
-        }
-        return "fetching.failed", facts
-    facts = {"tag": result.tag or result.digest}
-    start = last_start(observed)
+        facts |= {"result": result.result, "why": wording.clean(result.message, _MAX_MESSAGE) or result.result}
+        secret = spec.pull_secret_ref.name if spec.pull_secret_ref is not None else None
+        return "fetching.failed", {**facts, "is_pinned": spec.reference is not None, "secret": secret}
+    facts["tag"] = result.tag or result.digest
     if result.result != "Fetched":
-        return "fetching.partly", {**facts, "differs": differs}
+        return "fetching.partly", facts
     if start is not None and (start.state.cache.misses or start.state.cache.load_failures):
-        seen = {"loaded": start.state.cache.hits, "built": start.state.cache.misses, "failure": start.state.cache.failure}
-        return "fetching.unused", {**facts, **seen, "differs": differs}
+        cache = start.state.cache
+        return "fetching.unused", {**facts, "loaded": cache.hits, "built": cache.misses, "failure": cache.failure}
     return "fetching.done", {**facts, "seconds": None if result.seconds is None else math.ceil(result.seconds)}

@@ -10,7 +10,7 @@ before, even if the log is gone. Everything else is kept.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -41,32 +41,16 @@ _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A crash.
-
-    Attributes:
-        view: The Pod.
-        run: Number of restarts before the run that crashed.
-        time: Time of the crash, if known.
-        in_force: Whether no later start has succeeded.
-        settles_at: When the crash is reported even without a cause; None if it can be reported now.
-        status: Description of the crash.
-        captures: Values from the log line that names the crash.
-        during_start: Whether the log shows that the run had not become ready.
-    """
+    """A crash of a Pod."""
 
     view: PodFacts
-    run: int
+    run: int  # number of restarts before the run that crashed
     time: datetime | None
-    in_force: bool
-    settles_at: datetime | None
+    in_force: bool  # no later start has succeeded
+    settles_at: datetime | None  # when the crash is reported even without a cause; None if it can be reported now
     status: CrashStatus
-    captures: tuple[tuple[str, str], ...] = ()
-    during_start: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether the crash can be reported now."""
-        return self.settles_at is None
+    captures: tuple[tuple[str, str], ...] = ()  # values from the log line that names the crash
+    during_start: bool = False  # the log shows that the run had not become ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,46 +62,41 @@ class Crashes:
     is_new: bool
 
     @property
-    def most_informative(self) -> Finding | None:
-        """Return the crash in force with a known cause, else one with an unknown cause; the latest of several."""
-        settled = [finding for finding in self.in_force if finding.settled]
-        return max(settled, key=_rank_of, default=None)
-
-    @property
-    def being_read(self) -> Finding | None:
-        """Return the latest crash without a name after which a start has already succeeded."""
-        return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
-
-    @property
     def in_force(self) -> tuple[Finding, ...]:
         """Crashes after which no start has succeeded."""
         return tuple(finding for finding in self.findings if finding.in_force)
 
+    @property
+    def most_informative(self) -> Finding | None:
+        """The crash in force with a known cause, else one with an unknown cause; the latest of several."""
+        settled = (finding for finding in self.in_force if finding.settles_at is None)
+        return max(
+            settled, key=lambda f: (reason_of(f.status.signature) != Reason.UNKNOWN_CRASH, f.status.time or "", f.view.name), default=None
+        )
+
+    @property
+    def being_read(self) -> Finding | None:
+        """The latest crash without a name after which a start has already succeeded."""
+        return next((finding for finding in self.findings if finding.settles_at is not None and not finding.in_force), None)
+
 
 def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""
-    horizon = observed.now + CLOCK_SKEW
-    findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
-    previous = _recorded(observed)
-    latest = next((f for f in findings if f.settled), None)
-    if latest is None or _is_older(latest.status, previous, horizon):
-        return Crashes(tuple(findings), previous, is_new=False)
-    return Crashes(tuple(findings), latest.status, is_new=not _is_same(latest.status, previous))
+    findings = tuple(sorted(_findings(observed), key=lambda f: (_credible(observed, f.time), f.view.name), reverse=True))
+    previous, latest = _recorded(observed), next((finding.status for finding in findings if finding.settles_at is None), None)
+    if latest is None or previous is None or _is_same(latest, previous):
+        return Crashes(findings, latest or previous, is_new=latest is not None and previous is None)
+    found, before = (_credible(observed, reading.moment(crash.time)) for crash in (latest, previous))
+    return Crashes(findings, previous if found < before else latest, is_new=found >= before)
 
 
-def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetime) -> bool:
-    if previous is None or _is_same(found, previous):
-        return False
-    return _credible(reading.moment(found.time), horizon) < _credible(reading.moment(previous.time), horizon)
-
-
-def _credible(time: datetime | None, horizon: datetime) -> str:
+def _credible(observed: Observation, time: datetime | None) -> str:
     """Return a sort key for times: empty, which sorts first, if the time is unknown or in the future."""
-    return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
+    return (reading.stamp(time) or "") if time is not None and time <= observed.now + CLOCK_SKEW else ""
 
 
-def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
-    return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
+def _is_same(found: CrashStatus, previous: CrashStatus) -> bool:
+    return (found.pod, found.restarts) == (previous.pod, previous.restarts)
 
 
 def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
@@ -128,16 +107,19 @@ def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus |
 
 
 def _recorded(observed: Observation) -> CrashStatus | None:
-    """Return `status.lastCrash` with the omitted texts."""
-    return restore(observed.previous.last_crash, observed.knowledge.signatures)
+    """Return `status.lastCrash` with the omitted texts. An exit code that was omitted stays absent."""
+    crash = observed.previous.last_crash
+    return (_restore(crash, observed.knowledge.signatures) or crash) if crash is not None and crash.cause is None else crash
 
 
 def _findings(observed: Observation) -> Iterator[Finding]:
-    missing = observed.serving < observed.wanted
-    with_messages = _last_ended(observed)
-    for view in (*observed.pod_facts, *observed.primer_facts):
+    views = (*observed.pod_facts, *observed.primer_facts)
+    ends = ((view, view.termination) for view in views if view.termination is not None)
+    latest = sorted(((_credible(observed, end.finished_at), view.name, view.uid) for view, end in ends if end.message), reverse=True)
+    with_messages = {uid for _, _, uid in latest[:MESSAGES_READ]}
+    for view in views:
         if view.phase is Phase.FAILED:
-            yield _failed(observed, view, in_force=missing)
+            yield _failed(observed, view)
         elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.now:
             yield _hung(observed, view)
         elif view.termination is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
@@ -145,19 +127,11 @@ def _findings(observed: Observation) -> Iterator[Finding]:
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
 
 
-def _last_ended(observed: Observation) -> Set[str]:
-    """Return the UIDs of the Pods with termination messages whose containers ended last."""
-    horizon = observed.now + CLOCK_SKEW
-    ends = ((view.termination, view) for view in (*observed.pod_facts, *observed.primer_facts) if view.termination is not None)
-    latest = sorted(((_credible(end.finished_at, horizon), view.name, view.uid) for end, view in ends if end.message), reverse=True)
-    return {uid for _, _, uid in latest[:MESSAGES_READ]}
-
-
-def _failed(observed: Observation, view: PodFacts, *, in_force: bool) -> Finding:
-    time = view.termination.finished_at if view.termination else view.created_at
-    code = view.termination.exit_code if view.termination else None
+def _failed(observed: Observation, view: PodFacts) -> Finding:
+    """Return the end of a Pod that will not run again."""
+    time, code = (view.termination.finished_at, view.termination.exit_code) if view.termination else (view.created_at, None)
     status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
-    return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
+    return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, settles_at=None, status=status)
 
 
 def _hung(observed: Observation, view: PodFacts) -> Finding:
@@ -185,10 +159,9 @@ def _crashed(observed: Observation, view: PodFacts, ended: Termination) -> Findi
     crash = _diagnose(observed, view, ended, state, unread)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
-    finished = ended.finished_at
-    if finished is not None and finished > observed.now + CLOCK_SKEW:
-        finished = None  # with a wrong clock, the time to wait is unknown
-    settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
+    settles_at = None
+    if ended.finished_at is not None and ended.finished_at <= observed.now + CLOCK_SKEW:  # else the time to wait is unknown
+        settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
     has_settled = is_read or (settles_at is not None and settles_at <= observed.now)
     status = _better(observed, previous, found)
@@ -215,23 +188,23 @@ def _status(
     unread: UnreadLog | None = None,
 ) -> CrashStatus:
     clause = _unread_clause(observed, unread)
-    cause = wording.clean(crash.cause, 1000) if crash is not None else observed.messages.say("crash.unexplained", unread=clause)
-    if crash is None or crash.signature == UNKNOWN:
-        is_refused = crash is not None and crash.remedy == REFUSED_REMEDY
+    if crash is None:
+        crash = Crash(UNKNOWN, observed.messages.say("crash.unexplained", unread=clause), remedy=None, reference=None, line="")
+    cause, remedy = wording.clean(crash.cause, 1000), wording.clean(crash.remedy or "", 1000)
+    if crash.signature == UNKNOWN and crash.remedy != REFUSED_REMEDY:
         advice = f"unread_remedy.{unread.problem}" if unread is not None and clause in cause else "crash.unknown_remedy"
-        remedy = REFUSED_REMEDY if is_refused else observed.messages.say(advice, pod=view)
-    else:
-        remedy = wording.clean(crash.remedy or "", 1000)
+        remedy = observed.messages.say(advice, pod=view)
+    lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
     return CrashStatus(
-        signature=wording.clean(crash.signature, 128) if crash is not None else UNKNOWN,
+        signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=wording.clean(crash.reference, 500) if crash is not None and crash.reference else None,
+        reference=wording.clean(crash.reference, 500) if crash.reference else None,
         pod=view.name,
         exit_code=code,
         restarts=run or None,
         time=reading.stamp(time),
-        excerpt=_excerpt(crash) if crash is not None else None,
+        excerpt=next((line for line in lines if line), None),
     )
 
 
@@ -256,10 +229,10 @@ def _weight(observed: Observation, crash: CrashStatus) -> int:
             return _PENDING if problem is LogProblem.PENDING else _UNREAD
         says_nothing = SAYS_NOTHING in cause or cause == observed.messages.say("crash.unexplained", unread="")
         return _NOTHING if says_nothing else _ERROR
+    if crash.signature in observed.knowledge.weak:
+        return _WEAK
     known = observed.knowledge.signatures.get(crash.signature)
-    return (
-        _WEAK if crash.signature in observed.knowledge.weak else _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
-    )
+    return _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
 
 
 def _unread_clause(observed: Observation, unread: UnreadLog | None) -> str:
@@ -299,37 +272,18 @@ def crash_settles(observed: Observation, view: PodFacts) -> datetime | None:
     return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
 
 
-def _excerpt(crash: Crash) -> str | None:
-    lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
-    return next((line for line in lines if line), None)
-
-
 def reason_of(signature: str) -> str:
     """Return the signature as a reason of a condition."""
     word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
     return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
 
 
-def _rank_of(finding: Finding) -> tuple[bool, str, str]:
-    return (reason_of(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
-
-
-_TEXTS = ("cause", "remedy", "reference")
-
-
 def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
     """Omit texts that can be restored and that `said`, the message of the condition `Crashed`, contains."""
     if _restore(crash, signatures) != crash or not all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
         return crash
-    left_out: tuple[str, ...] = _TEXTS
-    if crash.pod in said and f"with exit code {crash.exit_code} " in said:
-        left_out = (*left_out, "exit_code")
-    return crash.model_copy(update=dict.fromkeys(left_out))
-
-
-def restore(crash: CrashStatus | None, signatures: Mapping[str, Signature]) -> CrashStatus | None:
-    """Return a recorded crash with its texts filled in. The exit code stays absent."""
-    return (_restore(crash, signatures) or crash) if crash is not None and crash.cause is None else crash
+    is_code_said = crash.pod in said and f"with exit code {crash.exit_code} " in said
+    return crash.model_copy(update=dict.fromkeys(("cause", "remedy", "reference", *(["exit_code"] if is_code_said else []))))
 
 
 def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashStatus | None:
@@ -337,16 +291,9 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     signature = signatures.get(crash.signature)
     if signature is None or signature.is_user_defined:
         return None
-    captures = _captures(signature, crash.excerpt or "").items()
-    cause, remedy = (wording.clean(fill_in(text, captures), 1000) for text in (signature.cause, signature.remedy))
+    # The line is bounded, and the patterns are the operator's own. The pattern with the most captures counts.
+    found = (match.groupdict() for pattern in signature.patterns if (match := re.search(pattern.regex, crash.excerpt or "")))
+    captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
+    values = [(name, value) for name, value in captures.items() if value]
+    cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
     return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": signature.reference})
-
-
-def _captures(signature: Signature, line: str) -> dict[str, str]:
-    """Return the values of the pattern with the most captures. The line is bounded, and the patterns are the operator's own."""
-    found = [match.groupdict() for pattern in signature.patterns if (match := re.search(pattern.regex, line))]
-    return {name: value for name, value in max(found, key=_number_of_values, default={}).items() if value}
-
-
-def _number_of_values(captures: Mapping[str, str | None]) -> int:
-    return sum(value is not None for value in captures.values())

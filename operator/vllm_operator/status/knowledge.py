@@ -10,6 +10,7 @@ a refusal by the kubelet. `vllm_operator.logs.termination` evaluates the log, th
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, timedelta
 from functools import cache, cached_property
 from typing import Any
 
@@ -34,8 +35,8 @@ _PULLING = re.compile(
 _FILTERS = {
     "duration": wording.duration,
     "clock": wording.clock,
-    "time": wording.time_of_day,
-    "minute": wording.minute,
+    "time": lambda when: when.astimezone(UTC).strftime("%H:%M:%S UTC"),
+    "minute": lambda when: (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC"),
     "count": wording.count,
     "quote": lambda text, limit=200: clean(text, limit),
     "sentence": sentence,
@@ -48,8 +49,8 @@ _FILTERS = {
 class MessageTexts(Entry):
     """The content of `messages.yaml`: templates by name, and words for the stages of a start and for phases of a Pod, in a sentence."""
 
-    stages: Mapping[str, str]
-    phases: Mapping[str, str]
+    stages: Mapping[Stage, str]
+    phases: Mapping[Phase, str]
     messages: Mapping[str, str]
 
 
@@ -83,18 +84,8 @@ class Messages:
         return self.say(name, limit=limit, **shrunk)
 
 
-@cache
-def load_messages() -> Messages:
-    """Read the messages that ship with the package."""
-    return prepare_messages(load_file(MessageTexts, "messages.yaml"))
-
-
-def prepare_messages(texts: MessageTexts) -> Messages:
-    """Prepare messages.
-
-    Raises:
-        ValueError: A stage or phase is unknown, or a stage has no words.
-    """
+def _prepare(texts: MessageTexts) -> Messages:
+    """Prepare the environment of the templates."""
     # Plain text needs no escaping. In the sandbox, a template cannot call anything.
     environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
@@ -106,10 +97,7 @@ def prepare_messages(texts: MessageTexts) -> Messages:
     )
     environment.globals.clear()  # no template uses these functions, and each message would get a copy of the list of them
     environment.filters |= _FILTERS
-    stages = {Stage(name): words for name, words in texts.stages.items()}
-    if missing := set(Stage) - set(stages):
-        raise ValueError(f"stages without words: {sorted(missing)}")
-    return Messages(environment, stages, {Phase(name): words for name, words in texts.phases.items()})
+    return Messages(environment, texts.stages, texts.phases)
 
 
 class TerminationRule(Entry):
@@ -179,17 +167,12 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     """Load the shipped data. `startup` is used instead of loading it again."""
     return Knowledge(
         startup=startup or load_startup(),
-        messages=load_messages(),
-        terminations=load_termination_rules(),
+        messages=_prepare(load_file(MessageTexts, "messages.yaml")),
+        terminations=load_file(TerminationRules, "terminations.yaml"),
         logged_names=load_logged_names(),
         versions=load_versions(),
         remedies=load_remedies(),
     )
-
-
-def load_termination_rules() -> TerminationRules:
-    """Load the shipped rules."""
-    return load_file(TerminationRules, "terminations.yaml")
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:

@@ -143,9 +143,6 @@ class Rollout:
     template: str | None  # hash of the current Pod template; None if any Pod counts as current
 
 
-_NO_TEMPLATE = "none"
-
-
 def _read_rollout(deployment: Manifest | None, pods: tuple[PodView, ...], wanted: int) -> Rollout:
     """Read the Deployment. It counts the Pods with the current template: those of the ReplicaSet that created the newest Pod."""
     updated = reading.integer(deployment, "status", "updatedReplicas") or 0
@@ -156,7 +153,7 @@ def _read_rollout(deployment: Manifest | None, pods: tuple[PodView, ...], wanted
         counted = reading.integer(deployment, "status", "replicas") or 0
         is_complete = is_observed and updated >= wanted and counted <= updated
         newest = max(pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
-        template = _template(newest) if is_observed and updated else _NO_TEMPLATE
+        template = _template(newest) if is_observed and updated else "none"  # no Pod is current
     failure = reading.named(deployment, "ReplicaFailure", "status", "conditions")
     return Rollout(
         updated=updated,

@@ -20,16 +20,20 @@ _MANIFESTS: Mapping[str, str] = {
 """Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
 _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
 """The spec field that needs each integration."""
+_MESSAGES: Mapping[str, str] = {
+    Reason.KIND_NOT_INSTALLED: "exposed.not_installed",
+    Reason.INTEGRATION_DISABLED: "exposed.disabled",
+    Reason.METRICS_API_MISSING: "autoscaled.no_metrics",
+    Reason.AUTOSCALER_EXISTS: "autoscaled.exists",
+}
 
 
 def exposed(observed: Observation) -> Verdict | None:
     """Judge Exposed: the first problem; None if the spec asks for nothing."""
-    say = observed.messages.say
-    problem = next(iter(observed.exposure.problems), None)
-    if problem is not None:
-        return judge_problem(observed, problem)
+    say, metadata = observed.messages.say, observed.resource.metadata
+    if observed.exposure.problems:
+        return _judge(observed, observed.exposure.problems[0])
     if observed.exposure.awaits_gateway:
-        metadata = observed.resource.metadata
         text = say("exposed.not_accepted", deployment=metadata.name, namespace=metadata.namespace)
         return Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text)
     kinds = [manifest["kind"] for manifest in render_exposure(observed.resource)]
@@ -38,37 +42,34 @@ def exposed(observed: Observation) -> Verdict | None:
 
 def autoscaled(observed: Observation) -> Verdict | None:
     """Judge Autoscaled: the first problem with the autoscaler; None if the spec asks for none."""
-    say = observed.messages.say
-    problem, autoscaling = next((it for it in observed.scaling if it.kind != _BUDGET), None), observed.resource.spec.autoscaling
-    if problem is None:
-        kind = "HorizontalPodAutoscaler" if autoscaling is None or autoscaling.keda is None else "ScaledObject"
-        text = say("autoscaled.in_effect", kind=kind, most=autoscaling.max_replicas) if autoscaling is not None else ""
-        return Verdict(TRUE, Reason.IN_EFFECT, text) if text else None
-    if problem.reason == Reason.METRICS_API_MISSING:
-        return Verdict(FALSE, problem.reason, say("autoscaled.no_metrics", api=problem.detail))
-    if problem.reason == Reason.AUTOSCALER_EXISTS:
-        return Verdict(FALSE, problem.reason, say("autoscaled.exists", kind=problem.kind, autoscaler=problem.detail))
-    return judge_problem(observed, problem)
+    for problem in observed.scaling:
+        if problem.kind != _BUDGET:
+            return _judge(observed, problem)
+    spec = observed.resource.spec.autoscaling
+    if spec is None:
+        return None
+    kind = "HorizontalPodAutoscaler" if spec.keda is None else "ScaledObject"
+    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("autoscaled.in_effect", kind=kind, most=spec.max_replicas))
 
 
 def protected(observed: Observation) -> Verdict | None:
     """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
-    problem = next((it for it in observed.scaling if it.kind == _BUDGET), None)
-    if problem is not None:
-        return judge_problem(observed, problem)
+    for problem in observed.scaling:
+        if problem.kind == _BUDGET:
+            return _judge(observed, problem)
     is_asked = render_disruption_budget(observed.resource) is not None
     return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect")) if is_asked else None
 
 
-def judge_problem(observed: Observation, problem: ObjectProblem) -> Verdict:
+def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
     """Judge an object that has no effect: the missing requirement, and the fix."""
-    say, kind = observed.messages.say, problem.kind
-    if problem.reason == Reason.KIND_NOT_INSTALLED:
-        text = say("exposed.not_installed", kind=kind, manifests=_MANIFESTS.get(kind))
-    elif problem.reason == Reason.INTEGRATION_DISABLED:
-        text = say("exposed.disabled", kind=kind, integration=problem.detail, field=_FIELDS.get(problem.detail))
-    else:
-        text = say("exposed.refused", kind=kind, error=problem.detail)
+    text = observed.messages.say(
+        _MESSAGES.get(problem.reason, "exposed.refused"),
+        kind=problem.kind,
+        detail=problem.detail,
+        manifests=_MANIFESTS.get(problem.kind),
+        field=_FIELDS.get(problem.detail),
+    )
     return Verdict(FALSE, problem.reason, text)
 
 

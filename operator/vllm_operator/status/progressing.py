@@ -70,22 +70,13 @@ def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None 
 
 
 def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | None) -> str:
-    stall_check = view.stall_check
-    text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
-    if stall_check is not None and stall_check.stalled:
-        text = describe(observed, view, briefly=True)
+    check = view.stall_check
+    if check is not None and check.stalled:
         left, decided = stall_restarts_left(observed), current(observed.resource)
         done = "restarting" if left or (decided and view.name in decided.stalled_pods) else "left" if left == 0 else ""
-        return observed.messages.fit(
-            "pod.Stalled",
-            shrink=("text",),
-            pod=view,
-            text=text,
-            since=stall_check.since,
-            limit_seconds=stall_check.limit,
-            is_idle=stall_check.is_idle,
-            done=done,
-        )
+        facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "is_idle": check.is_idle, "done": done}
+        return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
+    text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
@@ -118,11 +109,10 @@ def partly(observed: Observation, text: str) -> str:
 
 
 def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
-    worst = observed.unhealthy[0]
+    worst, *others = observed.unhealthy
     text = pod_text(observed, worst, block)
-    others = len(observed.unhealthy) - 1
     if others:
-        text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=others)
+        text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=len(others))
     # others wait until the first Pod has filled the cache
     waiting = observed.wanted - observed.replicas
     if waiting > 0 and observed.activity.step is PrimingStep.FIRST_POD:
@@ -132,19 +122,24 @@ def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
 
 
 def _all_serve(observed: Observation) -> Verdict:
-    say = observed.messages.say
-    if observed.activity.held and observed.activity.unowned_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observed.activity.unowned_claims))
-    if observed.activity.held:
+    say, activity, rollout = observed.messages.say, observed.activity, observed.rollout
+    if activity.held and activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=activity.unowned_claims))
+    if activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
-    if not observed.rollout.is_complete:
-        updated = observed.rollout.updated
-        name = observed.rollout.paused
-        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observed.wanted, paused=name))
+    if not rollout.is_complete:
+        text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, paused=rollout.paused)
+        return Verdict(TRUE, Reason.ROLLING_OUT, text)
     return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
 
 
 _MAX_NAMED_TAINTS = 3
+_MISFITS = (
+    ("untolerated taint", "unschedulable.unknown_taint"),
+    ("Insufficient nvidia.com", "unschedulable.gpus"),
+    ("Insufficient cpu", "unschedulable.cpu_or_memory"),
+    ("Insufficient memory", "unschedulable.cpu_or_memory"),
+)
 _REFUSALS = (
     ("violates PodSecurity", "refused.pod_security"),
     ("exceeded quota", "refused.quota"),
@@ -173,24 +168,12 @@ class Obstacle:
         """Return the taints in words."""
         return " and ".join(str(taint) for taint in self.taints[:_MAX_NAMED_TAINTS])
 
-    @property
-    def is_passing(self) -> bool:
-        """Whether Kubernetes removes one of the taints when the node has recovered."""
-        return any(taint.is_passing for taint in self.taints)
-
-    @property
-    def is_usually_tolerated(self) -> bool:
-        """Whether the operator tolerates one of the taints by default."""
-        return any(taint.key == GPU_TAINT for taint in self.taints)
-
 
 def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:
     """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
     tolerations = reading.mapping(view.manifest, "spec").get("tolerations")
-    untolerated = {
-        node: tuple(taint for taint in taints if not taint.is_tolerated(tolerations)) for node, taints in observed.taints.items()
-    }
-    tainted = {node: taints for node, taints in untolerated.items() if taints}
+    kept_off = ((node, tuple(it for it in taints if not it.is_tolerated(tolerations))) for node, taints in observed.taints.items())
+    tainted = {node: taints for node, taints in kept_off if taints}
     if not tainted:
         return None
     node = min(tainted, key=lambda name: (len(tainted[name]), name))
@@ -198,26 +181,16 @@ def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:
 
 
 def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_plan: bool) -> str:
-    """Choose the message with the advice for a Pod that fits no node.
-
-    Args:
-        message: The scheduler's message.
-        obstacle: The taints of the nodes that have the planned GPU; None if no taint keeps the Pod off.
-        has_other_plan: Whether a new plan would use another GPU than the pinned plan.
-    """
+    """Choose the advice for a Pod that fits no node, by the scheduler's message. `has_other_plan`: a new plan would use another GPU."""
     if obstacle is not None and "taint" in message:
-        if obstacle.is_passing:
+        if any(taint.is_passing for taint in obstacle.taints):
             return "unschedulable.taint_passing"
-        return "unschedulable.taint_usually_tolerated" if obstacle.is_usually_tolerated else "unschedulable.taint"
-    if "untolerated taint" in message:
-        return "unschedulable.unknown_taint"
-    if "Insufficient nvidia.com" in message:
-        return "unschedulable.gpus"
-    if "Insufficient cpu" in message or "Insufficient memory" in message:
-        return "unschedulable.cpu_or_memory"
-    return "unschedulable.other_plan" if has_other_plan else "unschedulable.anything"
+        is_usually_tolerated = any(taint.key == GPU_TAINT for taint in obstacle.taints)
+        return "unschedulable.taint_usually_tolerated" if is_usually_tolerated else "unschedulable.taint"
+    otherwise = "unschedulable.other_plan" if has_other_plan else "unschedulable.anything"
+    return next((name for phrase, name in _MISFITS if phrase in message), otherwise)
 
 
 def refusal_advice(message: str) -> str:
-    """Choose the message with the advice for Pods that an admission plugin refuses."""
+    """Choose the advice for Pods that an admission plugin refuses."""
     return next((name for phrase, name in _REFUSALS if phrase in message), "refused.policy")

@@ -31,7 +31,7 @@ class Reaction:
     """The reaction to an observation."""
 
     remediation: RemediationStatus | None  # `status.remediation`; None if nothing was decided for the current spec
-    cache_damage: CacheDamage | None  # None without a plan
+    cache_damage: CacheDamage
     restart_pods: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
     is_unrecoverable: bool  # every start ends in the same crash until the spec changes
 
@@ -46,7 +46,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
     is_stopped = remediation is not None and remediation.state is RemediationState.STOPPED
     return Reaction(
         remediation=remediation,
-        cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else None,
+        cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else CacheDamage(),
         restart_pods=tuple(view for view in observed.starting if view.name in listed and view.is_stalled),
         is_unrecoverable=is_stopped or (finding is not None and _ends_every_start(observed, finding, remediation)),
     )
@@ -96,36 +96,31 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
     if kept.state is RemediationState.GAVE_UP:
         return _stop(observed, finding, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
-    acted = _act(observed, engine, finding, suggested, remedy, changes)
+    if not finding.during_start or not signature.auto_safe or any(engine.is_users(change) for change in changes):
+        changes = ()  # none of them is safe
+    acted = _act(observed, finding, suggested, remedy, changes)
     return acted if len(acted.applied) > len(kept.applied) else _stop(observed, finding, acted)
 
 
 def _act(
-    observed: Observation,
-    engine: Engine,
-    finding: Finding,
-    suggested: RemediationStatus,
-    remedy: Remedy | None,
-    changes: tuple[RemedyChange, ...],
+    observed: Observation, finding: Finding, suggested: RemediationStatus, remedy: Remedy | None, safe: tuple[RemedyChange, ...]
 ) -> RemediationStatus:
-    """Apply a remedy if the mode is Auto and it is safe."""
+    """Apply the safe changes of a remedy if the mode is Auto."""
     settings, name = _settings(observed.resource), finding.status.signature
     if settings.mode != "Auto":
         return suggested
     former = next((applied for applied in suggested.applied if applied.signature == name), None)
     if former is not None:
         return _given_up(suggested, f"Remedy {in_words(former.changes)} did not help: the same crash happened again.")
-    if remedy is None or not finding.during_start or not observed.knowledge.signatures[name].auto_safe:
-        return suggested
-    if not changes or any(engine.is_users(change) for change in changes):
+    if remedy is None or not safe:
         return suggested
     limit = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
     if len(suggested.applied) >= limit:
         return _given_up(suggested, f"The engine still crashes after {limit} remedies (spec.remediation.maxAttempts).")
     reason = f"Remedy for crash {name} of Pod {finding.status.pod}. Cost: {remedy.costs}."
     since = reading.stamp(observed.now) or ""
-    entry = AppliedRemedy(attempt=len(suggested.applied) + 1, signature=name, changes=list(changes), reason=reason[:1024], since=since)
-    message = f"Applied {in_words(changes)} because of {name}. Cost: {remedy.costs}. A change of the spec reverts it."
+    entry = AppliedRemedy(attempt=len(suggested.applied) + 1, signature=name, changes=list(safe), reason=reason[:1024], since=since)
+    message = f"Applied {in_words(safe)} because of {name}. Cost: {remedy.costs}. A change of the spec reverts it."
     applied = {"state": RemediationState.APPLIED, "applied": [*suggested.applied, entry], "message": message[:1024]}
     return suggested.model_copy(update=applied)
 

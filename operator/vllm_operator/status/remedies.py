@@ -25,15 +25,7 @@ from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationState, 
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
-from vllm_operator.planning.engine.overrides import (
-    ENGINE_VARIABLE_PREFIX,
-    Overrides,
-    read_overrides,
-    read_words,
-    replace_words,
-    subject_of,
-    subjects_of,
-)
+from vllm_operator.planning.engine import overrides
 from vllm_operator.planning.engine.serving import READY_TIMEOUT
 from vllm_operator.planning.pinning import planned_generation
 
@@ -48,8 +40,6 @@ FIELD_FLAGS = frozenset(
     }
 )
 """Flags that have a spec field. The API server rejects them in `engine.args`."""
-FIELD_VARIABLES = frozenset({READY_TIMEOUT})
-"""Variables that are derived from a spec field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +48,27 @@ class Engine:
 
     plan: Plan
     table: VersionTable | None
-    overrides: Overrides
+    given: overrides.Overrides
 
     @classmethod
     def of(cls, spec: VLLMDeploymentSpec, plan: Plan, versions: Versions) -> "Engine":
         """Return the engine of a spec. `plan` is the plan in force, including remedies."""
         table = versions.resolve(plan.engine_version).table if plan.engine_version else None
-        return cls(plan, table, read_overrides(spec))
+        return cls(plan, table, overrides.read_overrides(spec))
 
     def is_users(self, change: RemedyChange) -> bool:
         """Return whether the user sets this flag or variable."""
         if change.kind == "Variable":
-            return change.name in self.overrides.variables
-        given = {subject_of(flag) for flag in self.overrides.arguments}
-        return self.overrides.replaces_arguments or not given.isdisjoint(subjects_of(change.name))
+            return change.name in self.given.variables
+        given = {overrides.subject_of(flag) for flag in self.given.arguments}
+        return self.given.replaces_arguments or not given.isdisjoint(overrides.subjects_of(change.name))
 
     def present(self, change: RemedyChange) -> tuple[bool, str | None]:
         """Return whether the flag or variable is set, and its value."""
-        planned: Mapping[str, str | None]
-        if change.kind == "Variable":
-            planned = {variable.name: variable.value for variable in self.plan.env}
-            values: Mapping[str, str | None] = {**planned, **self.overrides.variables}
-        else:
-            values = {**{argument.name: argument.value for argument in self.plan.args}, **self.overrides.arguments}
+        is_variable = change.kind == "Variable"
+        planned: Sequence[PlannedVariable | PlannedArgument] = self.plan.env if is_variable else self.plan.args
+        given: Mapping[str, str | None] = self.given.variables if is_variable else self.given.arguments
+        values = {**{each.name: each.value for each in planned}, **given}
         return change.name in values, values.get(change.name)
 
 
@@ -95,13 +83,14 @@ def exact_changes(
 
 def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[str, str]) -> RemedyChange | None:
     kind: ChangeKind = "Argument" if is_argument else "Variable"
-    if not _is_known(engine, change, kind) or change.name in FIELD_FLAGS | FIELD_VARIABLES or _PLACEHOLDER.search(change.name):
+    if not _is_known(engine, change, kind) or change.name in (*FIELD_FLAGS, READY_TIMEOUT) or _PLACEHOLDER.search(change.name):
         return None
     if change.remove:
         removed = RemedyChange(kind=kind, action="Remove", name=change.name)
         return removed if engine.present(removed)[0] else None
-    value = None if change.value is None else fill_in_exactly(change.value, captures)
-    if (change.value is None and not is_argument) or (change.value is not None and not _is_plain(value)):
+    value = fill_in_exactly(change.value, captures) if change.value is not None else None
+    is_plain = value is not None and _VALUE.fullmatch(value) and not _PLACEHOLDER.search(value)
+    if not is_plain and (change.value is not None or not is_argument):
         return None
     desired = RemedyChange(kind=kind, action="Set", name=change.name, value=value)
     return None if engine.present(desired) == (True, value) else desired
@@ -109,33 +98,24 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
 
 def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:
     """Return whether this version of the engine knows the flag or variable. Variables of other programs count as known."""
-    if change.versions and (engine.plan.engine_version is None or not _within(change.versions, engine.plan.engine_version)):
+    version, table = engine.plan.engine_version, engine.table
+    if change.versions and (version is None or not SpecifierSet(change.versions).contains(version, prereleases=True)):
         return False
-    if kind == "Variable":
-        return not change.name.startswith(ENGINE_VARIABLE_PREFIX) or (engine.table is not None and engine.table.knows_variable(change.name))
-    return engine.table is not None and engine.table.knows_flag(change.name)
-
-
-def _within(versions: str, version: str) -> bool:
-    return SpecifierSet(versions).contains(version, prereleases=True)
-
-
-def _is_plain(value: str | None) -> bool:
-    return value is not None and _VALUE.fullmatch(value) is not None and not _PLACEHOLDER.search(value)
+    if kind == "Argument":
+        return table is not None and table.knows_flag(change.name)
+    return not change.name.startswith(overrides.ENGINE_VARIABLE_PREFIX) or (table is not None and table.knows_variable(change.name))
 
 
 Operation = dict[str, Any]
-_FIELDS: Mapping[ChangeKind, str] = {"Argument": "args", "Variable": "env"}
 
 
 def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> str | None:
     """Return the command that makes these changes; None if none of them changes `spec.engine`."""
-    operations = patch_operations(resource, changes)
+    operations, metadata = patch_operations(resource, changes), resource.metadata
     if not operations:
         return None
-    patch = json.dumps(operations, separators=(",", ":"))
-    metadata = resource.metadata
-    return f"kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type=json -p {shlex.quote(patch)}"
+    patch = shlex.quote(json.dumps(operations, separators=(",", ":")))
+    return f"kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type=json -p {patch}"
 
 
 def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> list[Operation]:
@@ -143,58 +123,52 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
     engine = resource.spec.engine
     changes, operations = _change_words(engine, list(changes))
     added: dict[str, list[Operation]] = {}
-    for kind, field in _FIELDS.items():
-        entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field) if engine is not None else None
-        names = [_name(kind, entry.name) for entry in entries or ()]
-        removed = []
-        for change in (each for each in changes if each.kind is kind):
+    for kind, field in (("Argument", "args"), ("Variable", "env")):
+        entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field, None)
+        names = [normalize_flag(entry.name) if kind == "Argument" else entry.name for entry in entries or ()]
+        path, removed = f"/spec/engine/{field}", []
+        for change in (each for each in changes if each.kind == kind):
             index = names.index(change.name) if change.name in names else None
-            if change.action == "Remove":
-                removed += [index] if index is not None else []
+            if index is not None and change.action == "Remove":
+                removed.append(index)
             elif index is not None and entries:
-                operations += _replaced(f"/spec/engine/{field}/{index}", entries[index].name, _entry(change, entries[index].name))
-            elif entries is not None:
-                operations.append({"op": "add", "path": f"/spec/engine/{field}/-", "value": _entry(change)})
-            else:
-                added.setdefault(field, []).append(_entry(change))
+                value = _entry(change, entries[index].name)
+                operations += _edit(f"{path}/{index}", entries[index].name, "replace", value=value)
+            elif change.action == "Set" and entries is not None:
+                operations.append({"op": "add", "path": f"{path}/-", "value": _entry(change, change.name)})
+            elif change.action == "Set":
+                added.setdefault(field, []).append(_entry(change, change.name))
         for index in sorted(removed, reverse=True):  # from the end, so that the other indices stay valid
-            path = f"/spec/engine/{field}/{index}"
-            operations += [_test(path, entries[index].name if entries else ""), {"op": "remove", "path": path}]
+            operations += _edit(f"{path}/{index}", entries[index].name if entries else "", "remove")
     if added and engine is None:
-        return [{"op": "test", "path": "/spec/engine", "value": None}, {"op": "add", "path": "/spec/engine", "value": added}, *operations]
-    for field, values in added.items():
-        path = f"/spec/engine/{field}"
-        operations += [{"op": "test", "path": path, "value": None}, {"op": "add", "path": path, "value": values}]
-    return operations
+        return [*_create("/spec/engine", added), *operations]
+    return [*operations, *(operation for field, values in added.items() for operation in _create(f"/spec/engine/{field}", values))]
 
 
 def _change_words(engine: EngineSpec | None, changes: list[RemedyChange]) -> tuple[list[RemedyChange], list[Operation]]:
     """Return the operations for flags in `extraArgs`, and the remaining changes."""
     extra = (engine.extra_args if engine is not None else None) or []
-    given = {normalize_flag(words.argument.name): words for words in read_words(extra)}
+    given = {normalize_flag(words.argument.name): words for words in overrides.read_words(extra)}
     found = [change for change in changes if change.kind == "Argument" and change.name in given]
     operations: list[Operation] = []
     for change in sorted(found, key=lambda each: given[each.name].start, reverse=True):
         value = [change.value] if change.value is not None else []
         instead = [] if change.action == "Remove" else [change.name, *value]
-        operations += replace_words(extra, given[change.name], instead)
+        operations += overrides.replace_words(extra, given[change.name], instead)
     return [change for change in changes if change not in found], operations
 
 
-def _name(kind: ChangeKind, name: str) -> str:
-    return normalize_flag(name) if kind == "Argument" else name
+def _entry(change: RemedyChange, name: str) -> Operation:
+    return {"name": name, **({"value": change.value} if change.value is not None else {})}
 
 
-def _entry(change: RemedyChange, name: str | None = None) -> Operation:
-    return {"name": name or change.name, **({"value": change.value} if change.value is not None else {})}
+def _edit(path: str, name: str, operation: str, **more: Any) -> list[Operation]:
+    """Return an operation on the entry of a list, if it still has this name."""
+    return [{"op": "test", "path": f"{path}/name", "value": name}, {"op": operation, "path": path, **more}]
 
 
-def _replaced(path: str, name: str, entry: Operation) -> list[Operation]:
-    return [_test(path, name), {"op": "replace", "path": path, "value": entry}]
-
-
-def _test(path: str, name: str) -> Operation:
-    return {"op": "test", "path": f"{path}/name", "value": name}
+def _create(path: str, value: Any) -> list[Operation]:
+    return [{"op": "test", "path": path, "value": None}, {"op": "add", "path": path, "value": value}]
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
@@ -202,9 +176,8 @@ def current(resource: VLLMDeployment) -> RemediationStatus | None:
     status = recorded(resource)
     if status is None:
         return None
-    stopped = status.state is RemediationState.STOPPED
-    generation = resource.metadata.generation if stopped else planned_generation(resource)
-    return status if status.observed_generation == generation else None
+    is_stopped = status.state is RemediationState.STOPPED
+    return status if status.observed_generation == (resource.metadata.generation if is_stopped else planned_generation(resource)) else None
 
 
 _OF_CRASH = ("signature", "pod", "restarts")
@@ -267,7 +240,9 @@ def settled(resource: VLLMDeployment) -> RemediationStatus | None:
         return None
     if decided.state in (RemediationState.STOPPED, RemediationState.GAVE_UP):
         return decided
-    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": _in_force(decided)}
+    changes = in_words(change for remedy in decided.applied for change in remedy.changes)
+    message = f"In force: {changes}. A change of the spec reverts it. To keep it, add it to the spec." if changes else None
+    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": message}
     return decided.model_copy(update={**cleared, "state": RemediationState.APPLIED if decided.applied else None})
 
 
@@ -290,8 +265,3 @@ def _in_words(change: RemedyChange) -> str:
     if change.value is None:
         return change.name
     return f"{change.name}{'=' if change.kind == 'Variable' else ' '}{change.value}"
-
-
-def _in_force(decided: RemediationStatus) -> str | None:
-    changes = [change for remedy in decided.applied for change in remedy.changes]
-    return f"In force: {in_words(changes)}. A change of the spec reverts it. To keep it, add it to the spec." if changes else None

@@ -10,29 +10,8 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
-from vllm_operator.api import reading
-from vllm_operator.api.conditions import (
-    ACCEPTED,
-    ALWAYS,
-    AUTOSCALED,
-    CACHE_PUBLISHED,
-    CACHE_WARM,
-    CRASHED,
-    EXPOSED,
-    FALSE,
-    PLANNED,
-    PROGRESSING,
-    PROTECTED,
-    READY,
-    STALLED,
-    TRUE,
-    UNKNOWN,
-    Reason,
-    Verdict,
-    find_condition,
-    set_conditions,
-    sort_conditions,
-)
+from vllm_operator.api import conditions, reading
+from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, optional_objects, planned, progressing, ready, startup
@@ -57,17 +36,13 @@ REFUSED_SECONDS = (5.0, 60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The status and events to write, and the time of the next observation.
-
-    `start` is the start in progress, if any. `warm_starts` are the ends and the saved seconds of warm starts whose logs were read.
-    `requeue_after_seconds` is the time after which the report may change without a change in the cluster; None if it cannot.
-    """
+    """The status and events to write, and the time of the next observation."""
 
     status: VLLMDeploymentStatus
-    events: tuple[EventDraft, ...] = ()
-    start: StartClock | None = None
-    warm_starts: tuple[tuple[datetime, int], ...] = ()
-    requeue_after_seconds: float | None = None
+    events: tuple[EventDraft, ...]
+    start: StartClock | None  # the start in progress
+    warm_starts: tuple[tuple[datetime, int], ...]  # ends and saved seconds of warm starts whose logs were read
+    requeue_after_seconds: float | None  # after this time, the report may change without a change in the cluster
 
 
 def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Report:
@@ -91,43 +66,40 @@ def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Repor
 def _status(
     observed: Observation, crashes: Crashes, reaction: Reaction, logged: planned.Backends, block: StartupStatus | None
 ) -> VLLMDeploymentStatus:
-    damage = reaction.cache_damage
-    summary_of_plan = planned.summary(observed, logged)
-    cached = caches.cache_status(observed, damage)
-    if observed.plan is None and summary_of_plan is not None:
+    summary, cached = planned.summary(observed, logged), caches.cache_status(observed, reaction.cache_damage)
+    if observed.plan is None and summary is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
-    remediation = reaction.remediation
+    remediation, last_crash = to_record(reaction.remediation, crashes.last)
     verdicts = {
-        ACCEPTED: planned.accepted(observed),
-        PLANNED: planned.planned(observed, logged),
-        CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
-        CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
-        PROGRESSING: progressing.progressing(observed, block, remediation),
-        CRASHED: ready.crashed(observed, crashes, remediation),
-        EXPOSED: optional_objects.exposed(observed),
-        AUTOSCALED: optional_objects.autoscaled(observed),
-        PROTECTED: optional_objects.protected(observed),
+        conditions.ACCEPTED: planned.accepted(observed),
+        conditions.PLANNED: planned.planned(observed, logged),
+        conditions.CACHE_WARM: caches.cache_warm(observed, cached, block, reaction.cache_damage),
+        conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
+        conditions.PROGRESSING: progressing.progressing(observed, block, reaction.remediation),
+        conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
+        conditions.EXPOSED: optional_objects.exposed(observed),
+        conditions.AUTOSCALED: optional_objects.autoscaled(observed),
+        conditions.PROTECTED: optional_objects.protected(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY] = ready.with_draining(observed, ready.ready(observed, crashes, judged))
+    judged[READY] = ready.ready(observed, crashes, judged)
     if (verdict := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
-        judged[STALLED] = verdict
-    reported, now = ready.reportable(observed, judged), reading.stamp(observed.now) or ""
-    recorded_remediation, last_crash = to_record(remediation, crashes.last)
-    if last_crash is not None and (verdict := judged.get(CRASHED)) is not None and verdict.status is TRUE:
+        judged[conditions.STALLED] = verdict
+    if last_crash is not None and (verdict := verdicts[conditions.CRASHED]) is not None and verdict.status is TRUE:
         last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
+    previous, generation, now = observed.previous, observed.resource.metadata.generation, reading.stamp(observed.now) or ""
     return VLLMDeploymentStatus(
-        observed_generation=observed.resource.metadata.generation,
+        observed_generation=generation,
         replicas=observed.replicas,
         ready_replicas=observed.serving,
         selector=_selector(observed),
         url=optional_objects.url(observed),
-        conditions=set_conditions(observed.previous.conditions, reported, generation=observed.resource.metadata.generation, now=now),
-        pinned_plan=summary_of_plan,
+        conditions=conditions.set_conditions(previous.conditions, ready.reportable(observed, judged), generation=generation, now=now),
+        pinned_plan=summary,
         cache=cached,
         startup=block,
         last_crash=last_crash,
-        remediation=recorded_remediation,
+        remediation=remediation,
     )
 
 
@@ -146,16 +118,14 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
 def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | None]:
     """Yield times at which the report may change without a change in the cluster."""
     outcome = observed.outcome
-    if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE:
-        yield observed.now + timedelta(seconds=UNREADABLE_SECONDS)
-    if outcome.plan is None and outcome.planned.reason in _RETRIED:
-        yield observed.now + timedelta(seconds=NODES_SECONDS)
-    if observed.apply_error:
-        yield _next_try(observed)
-    if observed.exposure.awaits_gateway:
-        yield observed.now + timedelta(seconds=optional_objects.GATEWAY_SECONDS)
-    recheck = observed.activity.recheck_seconds
-    yield observed.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
+    seconds = [
+        UNREADABLE_SECONDS if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE else None,
+        NODES_SECONDS if outcome.plan is None and outcome.planned.reason in _RETRIED else None,
+        _seconds_to_next_try(observed) if observed.apply_error else None,
+        optional_objects.GATEWAY_SECONDS if observed.exposure.awaits_gateway else None,
+        None if observed.activity.recheck_seconds is None else max(_SOON, observed.activity.recheck_seconds),
+    ]
+    yield from (observed.now + timedelta(seconds=each) for each in seconds if each is not None)
     yield caches.binding_deadline(observed)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in observed.starting:
@@ -167,13 +137,13 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
             yield stall_check.look_at
 
 
-def _next_try(observed: Observation) -> datetime:
+def _seconds_to_next_try(observed: Observation) -> float:
     """Return when to apply a refused object again. The interval grows while the object is not Ready."""
-    ready = find_condition(observed.previous.conditions, READY)
+    ready = conditions.find_condition(observed.previous.conditions, READY)
     since = reading.moment(ready.last_transition_time) if ready is not None else None
     waited = (observed.now - since).total_seconds() if since is not None else 0.0
     least, most = REFUSED_SECONDS
-    return observed.now + timedelta(seconds=min(most, max(least, waited / 2)))
+    return min(most, max(least, waited / 2))
 
 
 _STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."
@@ -183,23 +153,19 @@ _UNKNOWN = "The operator could not observe this. See condition Ready."
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
     """Return the status with Ready=False for this reason, and with Accepted=False and Stalled=True if only a change of the spec helps.
 
-    Other conditions keep their last observed state. Conditions that are always set are Unknown until they have been observed.
-
-    Args:
-        previous: The last written status.
-        reason: One of the documented reasons.
-        message: The failure, and how the user can fix it.
-        generation: The generation of the object.
-        now: The current time as in a condition.
+    Other conditions keep their last observed state. Conditions that are always set are Unknown until they have been observed. `now` is the
+    current time as in a condition.
     """
     failure = Verdict(FALSE, reason, message)
     verdicts = {READY: failure}
     if reason == Reason.INVALID_SPEC:
-        verdicts |= {ACCEPTED: failure, STALLED: Verdict(TRUE, reason, _STALLED)}
-    kept = {condition.type: condition for condition in previous.conditions if condition.type not in (*verdicts, STALLED)}
-    verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in ALWAYS if type not in (*verdicts, *kept)}
-    conditions = [*kept.values(), *set_conditions(previous.conditions, verdicts, generation=generation, now=now)]
-    return previous.model_copy(update={"observed_generation": generation, "conditions": sort_conditions(conditions)})
+        verdicts |= {conditions.ACCEPTED: failure, conditions.STALLED: Verdict(TRUE, reason, _STALLED)}
+    kept = {it.type: it for it in previous.conditions if it.type not in (*verdicts, conditions.STALLED)}
+    verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in conditions.ALWAYS if type not in (*verdicts, *kept)}
+    made = conditions.set_conditions(previous.conditions, verdicts, generation=generation, now=now)
+    return previous.model_copy(
+        update={"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
+    )
 
 
 def describe_invalid_spec(error: ValidationError) -> str:

@@ -30,33 +30,11 @@ class Start:
 
     view: PodFacts
     state: StartupState
-
-    @property
-    def began(self) -> datetime | None:
-        """When the container started."""
-        return self.view.started_at or self.state.started_at
-
-    @property
-    def ended(self) -> datetime | None:
-        """When the engine was ready; None until then."""
-        return self.state.stage_since if self.state.stage is Stage.READY else None
-
-    @property
-    def seconds(self) -> int | None:
-        """Seconds until the engine was ready; None until then."""
-        began, ended = self.began, self.ended
-        return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether the start loaded everything."""
-        cache = self.state.cache
-        return cache.hits > 0 and cache.misses == 0 and cache.load_failures == 0
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether the start built everything."""
-        return self.state.cache.misses > 0 and self.state.cache.hits == 0
+    began: datetime | None  # when the container started
+    ended: datetime | None  # when the engine was ready; None until then
+    seconds: int | None  # from one to the other
+    is_warm: bool  # it loaded everything
+    is_cold: bool  # it built everything
 
 
 def last_start(observed: Observation) -> Start | None:
@@ -71,9 +49,12 @@ def _starts(observed: Observation) -> Iterator[Start]:
         is_alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
         if view.state is None or not is_alive or not (plan is None or view.has_caches_of(plan)):
             continue
-        cache = view.state.cache
+        state, cache = view.state, view.state.cache
         if cache.hits > 0 or cache.misses > 0 or cache.load_failures > 0:
-            yield Start(view, view.state)
+            began, ended = view.started_at or state.started_at, state.stage_since if state.stage is Stage.READY else None
+            seconds = max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
+            is_warm, is_cold = cache.hits > 0 and cache.misses == 0 and cache.load_failures == 0, cache.misses > 0 and cache.hits == 0
+            yield Start(view, state, began, ended, seconds, is_warm=is_warm, is_cold=is_cold)
 
 
 def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
@@ -114,11 +95,11 @@ def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, dateti
 
 def read_stages(cache: CacheStatus) -> tuple[StageSeconds, StageSeconds]:
     """Return the durations in the status: of a cold and of a warm start. Unknown stages are omitted."""
-    cold, warm = (
-        {str(stage): seconds[stage] for stage in Stage if stage in seconds}
-        for seconds in (cache.cold_stage_seconds or {}, cache.warm_stage_seconds or {})
-    )
-    return cold, warm
+    return _in_order(cache.cold_stage_seconds or {}), _in_order(cache.warm_stage_seconds or {})
+
+
+def _in_order(seconds: Mapping[str, int]) -> StageSeconds:
+    return {str(stage): seconds[stage] for stage in Stage if stage in seconds}
 
 
 def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = ()) -> StageSeconds:
@@ -128,21 +109,19 @@ def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = 
         seconds = max(0, round((ended - began).total_seconds()))
         if seconds <= LONGEST_STAGE_SECONDS and (seconds >= SHORTEST_KEPT_SECONDS or stage in shown):
             durations[stage] = seconds
-    return {str(stage): durations[stage] for stage in Stage if stage in durations}
+    return _in_order(durations)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated seconds of a stage. `where` describes the measurement; empty for the last start with the same caches."""
+    """Estimated seconds of a stage, and its end (None if its start is unknown).
+
+    `where` describes the measurement; empty for the last start with the same caches.
+    """
 
     seconds: int
     where: str
-    since: datetime | None
-
-    @property
-    def until(self) -> datetime | None:
-        """Estimated end of the stage; None if its start is unknown."""
-        return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
+    until: datetime | None
 
 
 def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estimate | None:
@@ -150,14 +129,16 @@ def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estima
     plan = observed.outcome.plan
     if plan is None:
         return None
-    cold, warm = known_stages(observed, plan)
-    learned = (warm if is_warm(observed, state) else cold).get(stage)
-    if learned:
-        return Estimate(wording.rounded(learned), "", state.stage_since)
-    has_experts = any(choice.component == Component.MOE for choice in plan.backends)
-    measured = observed.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
-    seconds = measured.stages.get(stage, {}).get("warm" if is_warm(observed, state) else "cold")
-    return Estimate(wording.rounded(seconds), measured.where, state.stage_since) if seconds else None
+    warm, (cold_stages, warm_stages), where = is_warm(observed, state), known_stages(observed, plan), ""
+    seconds: float | None = (warm_stages if warm else cold_stages).get(stage)
+    if not seconds:
+        has_experts = any(choice.component == Component.MOE for choice in plan.backends)
+        measured = observed.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
+        seconds, where = measured.stages.get(stage, {}).get("warm" if warm else "cold"), measured.where
+    if not seconds:
+        return None
+    rounded = wording.rounded(seconds)
+    return Estimate(rounded, where, state.stage_since + timedelta(seconds=rounded) if state.stage_since is not None else None)
 
 
 def seconds_left(observed: Observation, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
@@ -165,10 +146,8 @@ def seconds_left(observed: Observation, stage: Stage, state: StartupState, count
     if counted is not None and not state.silent_stage_inferred:
         return by_count(counted)
     known = estimate(observed, stage, state)
-    if known is None or known.until is None:
-        return None
-    left = (known.until - observed.now).total_seconds()
-    return wording.rounded(left) if left > 0 else None
+    left = (known.until - observed.now).total_seconds() if known is not None and known.until is not None else 0.0
+    return wording.rounded(left) or None
 
 
 def by_count(counted: Progress) -> int | None:
@@ -202,11 +181,6 @@ class StartClock:
     began: datetime
     late_after_seconds: int
 
-    @property
-    def late_at(self) -> datetime:
-        """Time at which the start becomes late."""
-        return self.began + timedelta(seconds=self.late_after_seconds)
-
 
 def start_clock(observed: Observation) -> StartClock | None:
     """Return the clock of the start that becomes late first; None if none is in progress."""
@@ -215,21 +189,16 @@ def start_clock(observed: Observation) -> StartClock | None:
         for view in observed.starting
         if view.phase in _IN_PROGRESS and (began := view.started_at or view.created_at) is not None
     )
-    return min(clocks, key=lambda clock: clock.late_at, default=None)
+    return min(clocks, key=lambda clock: clock.began + timedelta(seconds=clock.late_after_seconds), default=None)
 
 
 def _late_after(observed: Observation, view: PodFacts) -> int:
-    plan, usual = observed.resource.pinned or observed.outcome.plan, _usual_seconds(observed, view.state)
-    deadline = _probe_seconds(view) or (plan.deadline_seconds if plan is not None else MAX_DEADLINE_SECONDS)
+    plan, known, usual = observed.outcome.plan, observed.previous.cache, None
+    if plan is not None and known is not None and known.key == plan.cache_key:  # the last start had the same caches
+        usual = known.warm_start_seconds if is_warm(observed, view.state or StartupState()) else known.cold_start_seconds
+    in_force = observed.resource.pinned or plan
+    deadline = _probe_seconds(view) or (in_force.deadline_seconds if in_force is not None else MAX_DEADLINE_SECONDS)
     return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
-
-
-def _usual_seconds(observed: Observation, state: StartupState | None) -> int | None:
-    """Return the seconds of the last start with the same caches; None without one."""
-    plan, known = observed.outcome.plan, observed.previous.cache
-    if plan is None or known is None or known.key != plan.cache_key:
-        return None
-    return known.warm_start_seconds if is_warm(observed, state or StartupState()) else known.cold_start_seconds
 
 
 def _probe_seconds(view: PodFacts) -> int | None:
@@ -245,9 +214,8 @@ def saved_seconds(observed: Observation, cache: CacheStatus | None) -> tuple[tup
 
     The cold start is one of this object, or of the one that published the artifact. Without one, nothing is returned.
     """
-    cold = cache.cold_start_seconds if cache is not None else None
-    if cold is None and cache is not None and cache.artifact is not None:
-        cold = cache.artifact.cold_start_seconds
+    known = (cache, cache.artifact) if cache is not None else ()
+    cold = next((each.cold_start_seconds for each in known if each is not None and each.cold_start_seconds is not None), None)
     if cold is None:
         return ()
     warm = ((start.ended, start.seconds) for start in _starts(observed) if start.is_warm)

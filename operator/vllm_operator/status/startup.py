@@ -6,6 +6,7 @@ one, even if time has passed.
 """
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
@@ -40,13 +41,11 @@ def startup_status(observed: Observation) -> tuple[StartupStatus | None, datetim
 
 def describe(observed: Observation, view: PodFacts, *, briefly: bool = False) -> str:
     """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times."""
-    state = view.state
-    stage = view.stage
-    words = observed.messages.stages[stage]
-    if view.container and view.phase is Phase.STARTING:
-        return observed.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
+    state, words = view.state, observed.messages.stages[view.stage]
     if view.phase is not Phase.STARTING:
         return observed.messages.phases.get(view.phase, words)
+    if view.container:
+        return observed.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
     if state is None:
         return words
     counted = _progress(state)
@@ -58,7 +57,7 @@ def describe(observed: Observation, view: PodFacts, *, briefly: bool = False) ->
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate(observed, stage, state))
+    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate(observed, view.stage, state))
 
 
 def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:
@@ -70,33 +69,27 @@ def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:
 
 
 def _block(observed: Observation) -> StartupStatus | None:
-    starting = observed.starting
-    if not starting:
-        return fetching_block(observed)
-    lead, *others = starting[:_MAX_PODS]
-    counted = _counted(lead)
-    since = lead.state.stage_since if lead.phase is Phase.STARTING and lead.state is not None else lead.since
+    if not observed.starting:
+        return _fetching_block(observed)
+    lead, *others = observed.starting[:_MAX_PODS]
+    state, counted = lead.state if lead.phase is Phase.STARTING else None, _counted(lead)
     return StartupStatus(
         stage=str(lead.stage),
-        completed=counted.completed if counted else None,
-        total=counted.total if counted else None,
         message=describe(observed, lead),
-        stage_since=reading.stamp(since),
+        stage_since=reading.stamp(state.stage_since if state is not None else lead.since),
         update_time=reading.stamp(observed.now),
-        eta_seconds=seconds_left(observed, lead.stage, lead.state, counted) if lead.phase is Phase.STARTING and lead.state else None,
+        eta_seconds=seconds_left(observed, lead.stage, state, counted) if state is not None else None,
         pods=[PodStartup(name=lead.name, restarts=lead.restarts or None), *map(_entry, others)],
+        **_counts(counted),
     )
 
 
 def _entry(view: PodFacts) -> PodStartup:
-    counted = _counted(view)
-    return PodStartup(
-        name=view.name,
-        stage=str(view.stage),
-        completed=counted.completed if counted else None,
-        total=counted.total if counted else None,
-        restarts=view.restarts or None,
-    )
+    return PodStartup(name=view.name, stage=str(view.stage), restarts=view.restarts or None, **_counts(_counted(view)))
+
+
+def _counts(counted: Progress | None) -> dict[str, Any]:
+    return {"completed": counted.completed, "total": counted.total} if counted is not None else {}
 
 
 def _counted(view: PodFacts) -> Progress | None:
@@ -119,7 +112,10 @@ def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bo
 
 
 def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
-    return timedelta(seconds=SHORT_HOLD_SECONDS if _advance(block, previous) >= HOLD_SHARE else HOLD_SECONDS)
+    advance = 0.0
+    if block.total and block.completed is not None and previous.completed is not None:
+        advance = abs(block.completed - previous.completed) / block.total
+    return timedelta(seconds=SHORT_HOLD_SECONDS if advance >= HOLD_SHARE else HOLD_SECONDS)
 
 
 def _same(block: StartupStatus, previous: StartupStatus) -> bool:
@@ -131,12 +127,6 @@ def _lead(block: StartupStatus) -> tuple[object, ...]:
     """Return the fields whose changes are shown immediately."""
     lead = block.pods[0] if block.pods else None
     return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
-
-
-def _advance(block: StartupStatus, previous: StartupStatus) -> float:
-    if not block.total or block.completed is None or previous.completed is None:
-        return 0.0
-    return abs(block.completed - previous.completed) / block.total
 
 
 MAX_COUNTED = 10**15
@@ -151,34 +141,35 @@ def describe_fetching(observed: Observation) -> Verdict | None:
     if fetching is None:
         return None
     model, weights = observed.resource.spec.model, observed.resource.spec.weights
-    say = observed.messages.fit
-    facts: dict[str, Any] = {
-        "model": model.uri.removeprefix("hf://"),
-        "claim": fetching.claim,
-        "job_pod": fetching.view.name if fetching.view is not None else "",
-        "serving": observed.serving,
-        "result": fetching.result,
-        "is_named": bool(weights and weights.claim_name),
-    }
+    say = partial(
+        observed.messages.fit,
+        shrink=("why",),
+        model=model.uri.removeprefix("hf://"),
+        claim=fetching.claim,
+        job_pod=fetching.view.name if fetching.view is not None else "",
+        serving=observed.serving,
+    )
     if fetching.state is FetchingState.IMPOSSIBLE:
-        return Verdict(FALSE, Reason.FETCH_FAILED, observed.messages.say("fetching_weights.impossible", **facts))
+        return Verdict(FALSE, Reason.FETCH_FAILED, say("fetching_weights.impossible", why="", result=fetching.result))
     if fetching.state is FetchingState.REFUSED:
-        return Verdict(FALSE, Reason.FETCH_FAILED, say("fetching_weights.refused", shrink=("why",), why=fetching.why, **facts))
-    progress = _downloaded(observed, fetching)
+        return Verdict(FALSE, Reason.FETCH_FAILED, say("fetching_weights.refused", why=fetching.why))
+    progress = _downloaded(observed)
     if fetching.state is FetchingState.FAILED and progress is None:
         text = say(
             "fetching_weights.failed",
-            shrink=("why",),
             why=fetching.why,
+            result=fetching.result,
+            is_named=bool(weights and weights.claim_name),
             revision=model.revision,
             secret=model.token_secret_ref.name if model.token_secret_ref is not None else None,
             needed_gib=fetching.needed_bytes / _GIB if fetching.needed_bytes is not None else None,
             free_gib=fetching.free_bytes / _GIB if fetching.free_bytes is not None else None,
-            **facts,
         )
         return Verdict(FALSE, Reason.FETCH_FAILED, text)
     why, is_stuck = _obstacle(observed, fetching)
-    text = say("fetching_weights.running", shrink=("why",), **_gibibytes(progress if not why else None), why=why, **facts)
+    shown = progress if progress is not None and not why else Progress(0, 0, "")
+    sizes: dict[str, Any] = {"completed": shown.completed / _GIB, "total": shown.total / _GIB, "eta": shown.eta_seconds}
+    text = say("fetching_weights.running", why=why, **sizes)
     return Verdict(FALSE, Reason.FETCH_FAILED, text) if is_stuck else Verdict(TRUE, Reason.FETCHING_WEIGHTS, text)
 
 
@@ -193,33 +184,23 @@ def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
     return view.message, view.phase in _STUCK
 
 
-def fetching_block(observed: Observation) -> StartupStatus | None:
+def _fetching_block(observed: Observation) -> StartupStatus | None:
     """Return the download's progress as a start in progress; None if no weights are fetched."""
-    fetching = observed.activity.fetching
-    progress = _downloaded(observed, fetching) if fetching is not None else None
-    verdict = describe_fetching(observed)
+    fetching, progress, verdict = observed.activity.fetching, _downloaded(observed), describe_fetching(observed)
     if fetching is None or fetching.view is None or progress is None or verdict is None:
         return None
-    view = fetching.view
-    state, stage = observed.startups[view.run], str(Stage.WEIGHT_DOWNLOAD)
     return StartupStatus(
-        stage=stage,
-        completed=progress.completed,
-        total=progress.total,
+        stage=str(Stage.WEIGHT_DOWNLOAD),
         message=verdict.message,
-        stage_since=reading.stamp(state.stage_since),
+        stage_since=reading.stamp(observed.startups[fetching.view.run].stage_since),
         update_time=reading.stamp(observed.now),
         eta_seconds=progress.eta_seconds,
-        pods=[PodStartup(name=view.name, restarts=view.restarts or None)],
+        pods=[PodStartup(name=fetching.view.name, restarts=fetching.view.restarts or None)],
+        **_counts(progress),
     )
 
 
-def _downloaded(observed: Observation, fetching: Fetching) -> Progress | None:
-    state = observed.startups.get(fetching.view.run) if fetching.view is not None else None
+def _downloaded(observed: Observation) -> Progress | None:
+    view = observed.activity.fetching.view if observed.activity.fetching is not None else None
+    state = observed.startups.get(view.run) if view is not None else None
     return _progress(state) if state is not None and not state.is_final else None
-
-
-def _gibibytes(progress: Progress | None) -> dict[str, Any]:
-    if progress is None:
-        return {"completed": None, "total": None, "eta": None}
-    return {"completed": progress.completed / _GIB, "total": progress.total / _GIB, "eta": progress.eta_seconds}

@@ -23,7 +23,7 @@ def redact(text: str) -> str:
 
 
 def present(text: str, limit: int) -> str:
-    """Redact, drop control characters, and truncate to the last `limit` characters."""
+    """Redact, drop control characters, and truncate to `limit` characters."""
     clean = redact(_CONTROL.sub(" ", _ANSI.sub("", text[: limit * 4]))).rstrip()
     return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
 

@@ -7,7 +7,7 @@ length is limited.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from vllm_operator.text.redaction import redact
@@ -79,16 +79,6 @@ def rounded(seconds: float) -> int:
 def clock(when: datetime) -> str:
     """Format a time in UTC with its date, because it may be read a day later."""
     return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def time_of_day(when: datetime) -> str:
-    """Format a time of day in UTC."""
-    return when.astimezone(UTC).strftime("%H:%M:%S UTC")
-
-
-def minute(when: datetime) -> str:
-    """Format an approximate time of day: whole minutes, in UTC."""
-    return (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC")
 
 
 def count(number: int, noun: str) -> str:
