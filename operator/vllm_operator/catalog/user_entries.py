@@ -25,7 +25,7 @@ from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
 from vllm_operator.catalog.startup import FACTS, Change, LinePattern, Signature, StartupKnowledge
 from vllm_operator.catalog.templates import TemplateError, check_template
 from vllm_operator.catalog.versions import Versions, VersionTable, load_versions
-from vllm_operator.text.patterns import PatternError, compile_linear
+from vllm_operator.text.patterns import compile_linear
 
 SIZE_LIMIT = 64 * 1024
 """Maximum size of a text in bytes."""
@@ -211,7 +211,7 @@ def _check_anchor(anchor: str) -> str:
 def _check_expression(regex: str) -> str:
     try:
         compile_linear(regex)
-    except PatternError as error:
+    except ValueError as error:
         raise ValueError(f"{quote(regex)} is not a regular expression of RE2: {str(error)[:120]}") from None
     return regex
 

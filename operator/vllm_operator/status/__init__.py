@@ -8,7 +8,8 @@ reaction          remedies, damaged caches, restarts of stalled starts, scale to
 cache_damage      whether damaged caches cause a crash
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
 planned           Accepted, Planned, `status.pinnedPlan`
-caches            CacheWarm, CachePublished, `status.cache`, the PVCs
+caches            CacheWarm, CachePublished, `status.cache`
+claims            problems with the PVCs of caches and weights
 startup           `status.startup`: the start in progress, and the download of weights
 progressing       Progressing, with advice about Pods that are refused
 optional_objects  Exposed, Autoscaled, Protected, `status.url`

@@ -16,7 +16,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, RemediationState, VLLMDeploymentStatus
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.caches import CLAIM_PROBLEMS
+from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.planned import Backends, backends_logged_before, mismatches

@@ -35,7 +35,7 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 }
 
 
-def progressing(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
+def progressing(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
     """Judge Progressing, as for a Deployment. `block` and `remediation` are parts of the new status."""
     say = observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:

@@ -11,7 +11,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, FALSE, PLANNED, PROGRESSING, TRUE, Reason, Verdict
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.caches import CLAIM_PROBLEMS
+from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, Finding, reason_of
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.progressing import partly
@@ -88,55 +88,44 @@ def service_url(observed: Observation) -> str | None:
     return f"http://{name}.{observed.resource.metadata.namespace}.svc:{port}" if name and port else None
 
 
-def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
+def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict | None:
     """Judge Crashed: whether a Pod crashed and no later start has succeeded, and the cause. None if no Pod has crashed."""
-    last, chosen = crashes.last, crashes.most_informative
+    last, chosen, decided = crashes.last, crashes.most_informative, remediation or RemediationStatus()
     if crashes.in_force and chosen is None:
         return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, _being_read(observed, crashes.in_force[0])))
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
-        text = partly(observed, _crash_text(observed, crashes, chosen.status, remediation, others=others))
+        text = partly(observed, _crash_text(observed, crashes, chosen.status, decided, others=others))
         return Verdict(TRUE, reason_of(chosen.status.signature), text)
-    if last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
-        return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, remediation))
+    if last is not None and decided.state is RemediationState.STOPPED:
+        return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, decided))
     if (finding := crashes.being_read) is not None:  # the Pod was restarted before its log was read
         serves = finding.view.phase is Phase.READY
         return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, _being_read(observed, finding, serves=serves))
     if last is None:
         return None
-    done = ""
-    if observed.serving and remediation is not None and remediation.state is RemediationState.APPLIED:
-        helped = any(remedy.signature == last.signature for remedy in remediation.applied)
-        done = _done(observed, remediation, last) if helped else ""
-    text = observed.messages.say(
-        "crash.last",
-        crash=last,
-        time=reading.moment(last.time),
-        done=done,
-        healthy=observed.serving > 0 and not observed.unhealthy,
-    )
+    has_remedy = decided.state is RemediationState.APPLIED and any(remedy.signature == last.signature for remedy in decided.applied)
+    done = _done(observed, decided, last) if observed.serving and has_remedy else ""
+    healthy = observed.serving > 0 and not observed.unhealthy
+    text = observed.messages.say("crash.last", crash=last, time=reading.moment(last.time), done=done, healthy=healthy)
     return Verdict(FALSE, Reason.RECOVERED if observed.serving else Reason.NO_CRASH, text)
 
 
-def _crash_text(
-    observed: Observation, crashes: Crashes, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0
-) -> str:
+def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, decided: RemediationStatus, *, others: int = 0) -> str:
     """Describe the crash: cause, reaction and remedy, in at most 500 characters."""
-    about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
-    decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
-    facts: dict[str, Any] = {"cause": crash.cause or "", "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
-    facts |= {
+    if (decided.pod, decided.restarts) != (crash.pod, crash.restarts) and decided.state is not RemediationState.STOPPED:
+        decided = RemediationStatus()  # it is about another crash
+    field = "lastCrash" if is_mere_suggestion(decided, crashes.last) else "remediation"
+    facts: dict[str, Any] = {
         "crash": crash,
         "times": (crash.restarts or 0) + 1,
         "others": others,
+        "cause": crash.cause or "",
+        "remedy": "" if decided.state is RemediationState.APPLIED else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
-        "suggested": "",
+        "suggested": f"status.{field}.command" if decided.command else "",
+        "reference": (crash.reference or "")[:120],
     }
-    if decided is not None and decided.state is RemediationState.APPLIED:
-        facts["remedy"] = ""  # the operator is trying it
-    if decided is not None and decided.command:
-        field = "lastCrash" if is_mere_suggestion(decided, crashes.last) else "remediation"
-        facts["suggested"] = f"status.{field}.command"
     # the remedy is more important than the reference, which is also in status.lastCrash
     for less in ({}, {"reference": ""}):
         text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less)
@@ -150,9 +139,9 @@ def _being_read(observed: Observation, finding: Finding, *, serves: bool = False
     return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
-def _done(observed: Observation, decided: RemediationStatus | None, crash: CrashStatus) -> str:
+def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:
     """Describe what the operator did about a crash; empty if it only suggests a command."""
-    if decided is None or decided.state in (None, RemediationState.SUGGESTED):
+    if decided.state in (None, RemediationState.SUGGESTED):
         return ""
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
     changes = in_words(tried.changes) if tried is not None else ""

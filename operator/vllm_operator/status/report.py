@@ -14,7 +14,7 @@ from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.status import caches, optional_objects, planned, progressing, ready, startup
+from vllm_operator.status import caches, claims, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, crash_settles, shorten
 from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation
@@ -126,7 +126,7 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
         None if observed.activity.recheck_seconds is None else max(_SOON, observed.activity.recheck_seconds),
     ]
     yield from (observed.now + timedelta(seconds=each) for each in seconds if each is not None)
-    yield caches.binding_deadline(observed)
+    yield claims.binding_deadline(observed)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in observed.starting:
         yield startup.silence_begins(observed, view)

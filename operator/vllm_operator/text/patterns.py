@@ -13,16 +13,12 @@ PATTERN_BYTES = 1 << 18
 """Maximum memory of a compiled pattern in bytes. The patterns that ship with the operator need less."""
 
 
-class PatternError(ValueError):
-    """A pattern is invalid. The message says why."""
-
-
 @lru_cache(maxsize=1024)
 def compile_linear(regex: str) -> re.Pattern[str]:
     """Compile a regular expression with RE2.
 
     Raises:
-        PatternError: It is malformed, uses a feature that RE2 lacks, or needs too much memory.
+        ValueError: It is malformed, uses a feature that RE2 lacks, or needs too much memory.
     """
     options = re2.Options()
     options.log_errors = False
@@ -32,4 +28,4 @@ def compile_linear(regex: str) -> re.Pattern[str]:
         return cast("re.Pattern[str]", re2.compile(regex, options))
     except re2.error as error:
         reason = error.args[0] if error.args else "it cannot be read"
-        raise PatternError(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)) from None
+        raise ValueError(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)) from None

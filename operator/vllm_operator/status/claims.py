@@ -1,0 +1,114 @@
+"""Problems with the PVCs of caches and weights, which CacheWarm reports."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import partial
+
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import FALSE, UNKNOWN, Reason, Verdict
+from vllm_operator.api.operation import StorageSpec
+from vllm_operator.api.reading import Manifest
+from vllm_operator.caches.claims import is_terminating
+from vllm_operator.status.observation import Observation
+from vllm_operator.text import wording
+
+CLAIM_PROBLEMS = (
+    Reason.CLAIM_MISSING,
+    Reason.CLAIM_NOT_BOUND,
+    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_READ_ONLY,
+    Reason.CLAIM_TERMINATING,
+)
+"""Reasons that prevent any Pod from starting."""
+_MAX_NAMED_PODS = 2
+BINDING_SECONDS = 15
+"""Seconds that a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
+_BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
+_NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
+
+
+def claim_verdict(observed: Observation) -> Verdict | None:
+    """Return the problem with the PVCs of caches and weights, first the one that blocks everything else; None if both are bound."""
+    spec = observed.resource.spec
+    verdicts = (
+        _judge_claim(observed, "cache", observed.claim_name, observed.claim, spec.cache),
+        _judge_claim(observed, "weights", observed.weights_claim_name, observed.weights_claim, spec.weights),
+    )
+    found = (verdict for verdict in verdicts if verdict is not None)
+    return min(found, key=lambda it: (it.status is not FALSE, it.reason != Reason.CLAIM_NOT_OWNED), default=None)
+
+
+def binding_deadline(observed: Observation) -> datetime | None:
+    """Return when a new unbound PVC will be reported; None if all are bound or reported."""
+    verdict = claim_verdict(observed)
+    if verdict is None or verdict.status is not UNKNOWN:
+        return None
+    waiting = (claim for claim in (observed.claim, observed.weights_claim) if claim is not None and not _is_bound(claim))
+    times = (reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting)
+    return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
+
+
+def _is_bound(claim: Manifest) -> bool:
+    return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
+
+
+def _judge_claim(observed: Observation, field: str, name: str | None, live: Manifest | None, spec: StorageSpec | None) -> Verdict | None:
+    """Judge the PVC that a field of the spec requires."""
+    if name is None:
+        return None
+    namespace, is_named = observed.resource.metadata.namespace, spec is not None and bool(spec.claim_name)
+    say = partial(observed.messages.say, claim=name, field=field, namespace=namespace)
+    if live is None and is_named:
+        return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named"))
+    if live is None:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own"))
+    if name in observed.activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not observed.activity.held))
+    if is_terminating(live):
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, name, field, is_named=is_named))
+    if reading.text(live, "status", "phase") == "Lost":
+        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost"))
+    if reading.access_modes(live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only"))
+    if _is_bound(live):
+        return None
+    uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
+    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
+    if event is not None and event.reason in _NORMAL:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.waiting_for_consumer"))
+    if event is None and created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS):
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.binding"))
+    why = event.message if event is not None else "no volume has been provisioned for it"
+    text = say("cache.not_bound", why=why, storage_class=reading.text(live, "spec", "storageClassName"))
+    return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, text)
+
+
+def _describe_termination(observed: Observation, claim: str, field: str, *, is_named: bool) -> str:
+    """Describe which Pods keep a PVC from being deleted, and the fix."""
+    holders, name = observed.claim_holders.get(claim, ()), observed.resource.metadata.name
+    unknown = [holder.pod for holder in holders if holder.instance is None]
+    removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
+    mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
+    others = {holder.pod: holder.instance for holder in holders if holder.instance not in (None, name) and not holder.is_removable}
+    return observed.messages.fit(
+        "cache.terminating",
+        shrink=("mine", "removed", "others", "unknown"),
+        claim=claim,
+        field=field,
+        namespace=observed.resource.metadata.namespace,
+        is_named=is_named,
+        wanted=observed.wanted,
+        mine=_some(mine),
+        removed=_some(removed),
+        others=_some([*others]),
+        owners=", ".join(sorted({owner or "" for owner in others.values()})[:_MAX_NAMED_PODS]),
+        unknown=_some(unknown),
+        commands=" ".join(unknown[:_MAX_NAMED_PODS]),
+    )
+
+
+def _some(pods: Sequence[str]) -> str:
+    """Return the names of the first Pods and the number of the others; empty without Pods."""
+    named, more = list(pods[:_MAX_NAMED_PODS]), len(pods) - _MAX_NAMED_PODS
+    named += [wording.count(more, "other")] if more > 0 else []
+    return f"Pod{'s' if len(pods) > 1 else ''} {wording.listed(named, 'and')}" if pods else ""
