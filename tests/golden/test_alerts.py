@@ -12,13 +12,13 @@ import yaml
 from support import helm
 from support import observations as o
 from support.promtool import ALERTS, Firing, Recording, check_alerts
-from support.reports import report
 from testenv.binaries import find_binary
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import report
 
 pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
 

@@ -13,7 +13,6 @@ from support import kstatus
 from support import observations as o
 from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
-from support.reports import report
 from testenv.replay import SERVING, read_recording
 from vllm_operator.api.conditions import ALWAYS, Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition
@@ -25,7 +24,7 @@ from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import not_accepted
 from vllm_operator.status.observation import DrainingPod, ObjectProblem, Observation
-from vllm_operator.status.report import status_with_failure
+from vllm_operator.status.report import report, status_with_failure
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"

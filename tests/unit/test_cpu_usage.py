@@ -7,11 +7,11 @@ import pytest
 
 from support import observations as o
 from support.fake_cluster import FakeCluster
-from support.reports import report
 from vllm_operator.controller.start_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
 from vllm_operator.kube.client import POD_METRICS, ClusterError, Forbidden, Unavailable
 from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.pods.view import read_pod
+from vllm_operator.status.report import report
 
 X1 = ("vllm-a-x1", 0)
 RUN = ("uid-vllm-a-x1", 0)

@@ -7,9 +7,9 @@ import pytest
 from support import observations as o
 from support.gpus import real_node
 from support.plans import deployment, made
-from support.reports import report
 from vllm_operator.rendering.manifests import render_service
 from vllm_operator.rendering.pod import render_pod_template
+from vllm_operator.status.report import report
 
 AUTH: dict[str, Any] = {"apiKeySecretRef": {"name": "llama-key"}}
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from support import observations as o
-from support.reports import report
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import report
 from vllm_operator.status.starts import LONGEST_START_SECONDS, StartClock
 
 X1 = ("vllm-a-x1", 0)

@@ -8,11 +8,11 @@ import pytest
 from support import observations as o
 from support.gpus import real_node
 from support.plans import deployment, made
-from support.reports import report
 from vllm_operator.api.plan import EngineMemory, PlannedMemory
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import MeasuredMemory, Stage, StartupState
+from vllm_operator.status.report import report
 
 X1, Y2 = ("vllm-a-x1", 0), ("vllm-a-y2", 0)
 SAID = (

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from support import observations as o
-from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import report
 from vllm_operator.status.starts import read_stages
 
 X1 = ("vllm-a-x1", 0)

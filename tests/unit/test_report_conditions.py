@@ -6,13 +6,13 @@ import pytest
 
 from support import observations as o
 from support.engine_logs import crash_of, engine_failure
-from support.reports import report
 from support.situations import CRASHES, X1, Situation, crashed_state
 from support.taints import TAINTS
 from vllm_operator.api.conditions import ALWAYS, ORDER, Verdict, find_condition
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.status.report import report
 
 IMAGE = "registry.example.com/machine-learning/vllm-openai-with-plugins:v0.20.1-2026-11-21"
 NOT_RESTRICTED = (

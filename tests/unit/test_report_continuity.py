@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.own_knowledge import LICENCE_SIGNATURE
-from support.reports import report
 from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.plan import ObservedBackend
@@ -20,6 +19,7 @@ from vllm_operator.catalog.user_entries import with_user_signatures
 from vllm_operator.logs.state import CacheEvidence, Crash, Progress, Stage, StartupState
 from vllm_operator.status.knowledge import load_knowledge
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import report
 
 X1 = ("vllm-a-x1", 0)
 
@@ -227,11 +227,11 @@ def test_the_owner_of_the_cluster_names_a_crash_that_had_a_name_of_ours_already(
     written = report(observation)
     for cause in (own.cause, "Our licence server lic-7 is away."):
         told = {("uid-vllm-a-x1", 0): StartupState(crash=replace(own, cause=cause))}
-        written = report(o.after(observation, written, startups=told), knowledge)
+        written = report(o.after(observation, written, startups=told, knowledge=knowledge))
         assert written.status.last_crash is not None
         assert (written.status.last_crash.signature, written.status.last_crash.cause) == (name, cause)
         assert written.events == ()
-    log_is_gone = report(o.after(observation, written, startups={}), knowledge)
+    log_is_gone = report(o.after(observation, written, startups={}, knowledge=knowledge))
     assert log_is_gone.status.last_crash == written.status.last_crash
 
 

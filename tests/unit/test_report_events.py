@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
-from support.reports import report
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Observation
-from vllm_operator.status.report import Report
+from vllm_operator.status.report import Report, report
 
 X1 = ("vllm-a-x1", 0)
 UID = ("uid-vllm-a-x1", 0)

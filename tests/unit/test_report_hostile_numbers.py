@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 
 from support import observations as o
-from support.reports import report
 from vllm_operator.logs.state import Progress, Stage, StartupState
+from vllm_operator.status.report import report
 from vllm_operator.status.starts import learn
 
 X1, X2 = "vllm-a-x1", "vllm-a-x2"

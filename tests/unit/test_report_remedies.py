@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from support import observations as o
-from support.reports import react_to, report
 from vllm_operator.logs.state import Crash, Stage, StartupState
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.remedies import current
-from vllm_operator.status.report import Report
+from vllm_operator.status.report import Report, report
 
 X1 = ("vllm-a-x1", 0)
 CRASH = Crash(
@@ -118,7 +117,7 @@ def stalled(**startup: Any) -> Observation:
 
 def deleted(observed: Observation) -> list[tuple[str, str]]:
     """The name and UID of the Pods that are deleted."""
-    return [(pod.name, pod.uid) for pod in react_to(observed).restart_pods]
+    return [(pod.name, pod.uid) for pod in report(observed).restart_pods]
 
 
 def test_a_stall_is_reported_and_left_alone() -> None:

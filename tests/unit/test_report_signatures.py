@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from support import observations as o
-from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.catalog.startup import Sample, Severity, load_signature_samples
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.report import report
 from vllm_operator.text import wording
 
 FATAL = {signature.id for signature in load_knowledge().startup.signatures if signature.severity is Severity.FATAL}

@@ -8,9 +8,9 @@ import yaml
 
 from support import observations as o
 from support.describe import describe
-from support.reports import report
 from vllm_operator.api.plan import Plan
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
+from vllm_operator.status.report import report
 
 CASES = Path(__file__).parent.parent / "golden" / "cases"
 PLANS = {

@@ -8,12 +8,12 @@ import pytest
 from support import observations as o
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import TERMINATED, line, pod
-from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.kube.client import ClusterError, Forbidden, Invalid, Unavailable
 from vllm_operator.logs.state import LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import report
 
 RUN = ("uid-vllm-a-x1", 0)
 

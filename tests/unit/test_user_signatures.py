@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support import observations as o
 from support.operators import Bench
 from support.own_knowledge import LICENCE_SIGNATURE, config_map, written
-from support.reports import report
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.startup import Signature, StartupKnowledge, load_startup
 from vllm_operator.catalog.user_entries import UserEntries, with_user_signatures
@@ -23,6 +22,7 @@ from vllm_operator.controller.user_data import KnownCrashes, UserData
 from vllm_operator.kube.client import EVENT
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
+from vllm_operator.status.report import report
 
 SHIPPED = load_startup()
 LICENCE = {**LICENCE_SIGNATURE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "<host>"}]}
@@ -197,8 +197,7 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     parser = crashes.make_parser()
     parser.feed((FAILED + LINE).encode())
     parser.end()
-    crashed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
-    reported = report(crashed, crashes.reporting)
+    reported = report(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state}, knowledge=crashes.reporting))
     assert reported.status.last_crash is not None
     assert reported.status.last_crash.signature == "LicenceServerAway"
     assert "lic-7.example.com did not answer" in str(reported.status.last_crash.cause)
@@ -217,8 +216,8 @@ def test_what_it_suggests_is_a_command_and_never_done_without_asking() -> None:
     parser = crashes.make_parser()
     parser.feed(FAILED + LINE)
     parser.end()
-    resource = o.resource(remediation={"mode": "Auto"})
-    reported = report(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state}, resource=resource), crashes.reporting)
+    states, resource = {("vllm-a-x1", 0): parser.final_state}, o.resource(remediation={"mode": "Auto"})
+    reported = report(o.observe(o.crashed_pod(), states=states, resource=resource, knowledge=crashes.reporting))
     assert reported.status.remediation is None
     assert reported.status.last_crash is not None
     assert '"name":"OUR_LICENCE_HOST","value":"lic-7.example.com"' in (reported.status.last_crash.command or "")

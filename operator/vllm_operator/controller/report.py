@@ -28,9 +28,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
 from vllm_operator.pods.view import PodView
-from vllm_operator.status.crashes import find_crashes
 from vllm_operator.status.observation import Observation
-from vllm_operator.status.reaction import react
 from vllm_operator.status.report import Report, report, status_with_failure
 from vllm_operator.text import wording
 
@@ -68,9 +66,7 @@ class Reporter:
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
         observed, look_again = await self._observe(snapshot, result)
-        crashes = find_crashes(observed)
-        reaction = react(observed, crashes)
-        reported = report(observed, crashes, reaction)
+        reported = report(observed)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
         # Events, caches and why they were not filled before a rollout may only be known now.
@@ -80,7 +76,7 @@ class Reporter:
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._write(snapshot, reported)
-        await self._restart_stalled(snapshot.resource.metadata.namespace, reaction.restart_pods)
+        await self._restart_stalled(snapshot.resource.metadata.namespace, reported.restart_pods)
         if must_act:
             return Result("waiting", ACT_SECONDS)
         if applied.waiting:

@@ -15,10 +15,10 @@ from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Ve
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, claims, optional_objects, planned, progressing, ready, startup
-from vllm_operator.status.crashes import Crashes, crash_settles, shorten
+from vllm_operator.status.crashes import Crashes, crash_settles, find_crashes, shorten
 from vllm_operator.status.events import draft_events
-from vllm_operator.status.observation import Observation
-from vllm_operator.status.reaction import Reaction
+from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.reaction import Reaction, react
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
 
@@ -36,27 +36,30 @@ REFUSED_SECONDS = (5.0, 60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The status and events to write, and the time of the next observation."""
+    """What to write and to delete, and the time of the next observation."""
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...]
+    restart_pods: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
     start: StartClock | None  # the start in progress
     warm_starts: tuple[tuple[datetime, int], ...]  # ends and saved seconds of warm starts whose logs were read
     requeue_after_seconds: float | None  # after this time, the report may change without a change in the cluster
 
 
-def report(observed: Observation, crashes: Crashes, reaction: Reaction) -> Report:
-    """Report on one VLLMDeployment.
+def report(observed: Observation) -> Report:
+    """Decide how to react to crashes and stalled starts, and report on one VLLMDeployment.
 
-    Equal arguments give equal reports. If the previous status is the one of that report, the same observation gives the same status and no
-    events.
+    Equal observations give equal reports. If the previous status is the one of that report, the same observation gives the same status and
+    no events.
     """
-    logged = planned.logged_backends(observed)
+    crashes, logged = find_crashes(observed), planned.logged_backends(observed)
+    reaction = react(observed, crashes)
     block, block_held_until = startup.startup_status(observed)
     status = _status(observed, crashes, reaction, logged, block)
     return Report(
         status=status,
         events=draft_events(observed, status, crashes, logged),
+        restart_pods=reaction.restart_pods,
         start=start_clock(observed),
         warm_starts=saved_seconds(observed, status.cache),
         requeue_after_seconds=_requeue_after(observed.now, [block_held_until, *_deadlines(observed, crashes)]),
