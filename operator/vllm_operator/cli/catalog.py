@@ -25,13 +25,11 @@ from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
 from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.cli.terminal import table
+from vllm_operator.cli.terminal import NARROW, paragraph, table
 from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
 
-FOUND_STATUS = 0
 SUGGESTIONS = 8
-_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def _show_catalog(arguments: argparse.Namespace) -> int:
         rows = [(name, *(_cell(value(entry)) for value in section.columns.values())) for name, entry in entries.items()]
         print("\n".join(table(("NAME", *section.columns), rows)))
         print(f"\nCatalog {catalog.version}. For everything about one entry: vllm-operator catalog {arguments.section} ID")
-    return FOUND_STATUS
+    return 0
 
 
 def _cell(value: Any) -> str:
@@ -305,17 +303,16 @@ def _show_signatures(arguments: argparse.Namespace) -> int:
         if arguments.output == "json":
             print(json.dumps([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()]))
         else:
-            shown = ((each.signature, textwrap.shorten(each.cause, _WIDTH, placeholder=" ...")) for each in examples(signatures.values()))
+            shown = ((each.signature, textwrap.shorten(each.cause, NARROW, placeholder=" ...")) for each in examples(signatures.values()))
             print("\n".join(f"{signature.id:38} {signature.severity.value:9} {cause}" for signature, cause in shown))
-        return FOUND_STATUS
+        return 0
     found = {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())
     if found is None:
-        near = similar(arguments.name, signatures, most=3)
-        hint = f" Did you mean {listed(near, 'or')}?" if near else ""
-        raise InputError(f"there is no signature {arguments.name}.{hint}")
+        near = listed(similar(arguments.name, signatures, most=3), "or")
+        raise InputError(f"there is no signature {arguments.name}.{f' Did you mean {near}?' if near else ''}")
     remedy = remedies.get(found.id)
     print(json.dumps(_signature_as_json(found, remedy)) if arguments.output == "json" else _signature_page(examples([found])[0], remedy))
-    return FOUND_STATUS
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,28 +334,20 @@ def examples(signatures: Iterable[Signature]) -> list[Example]:
 
 def _example(signature: Signature, texts: Sequence[str]) -> Example:
     """Return the example from the recorded line with the most captures."""
-    best: tuple[str, dict[str, str]] | None = None
-    for line in (line for text in texts for line in text.splitlines()):
-        for pattern in signature.patterns:
-            if found := re.search(pattern.regex, line):
-                captures = {name: value for name, value in found.groupdict().items() if value}
-                best = (line.strip(), captures) if best is None or len(captures) > len(best[1]) else best
-    shown, known = best or (None, {})
+    lines = [line for text in texts for line in text.splitlines()]
+    searched = ((line.strip(), re.search(pattern.regex, line)) for line in lines for pattern in signature.patterns)
+    found = [(line, {name: value for name, value in match.groupdict().items() if value}) for line, match in searched if match]
+    shown, known = max(found, key=lambda each: len(each[1]), default=(None, dict[str, str]()))
     return Example(signature, fill_in(signature.cause, known.items()), fill_in(signature.remedy, known.items()), shown, known)
 
 
 def _signature_as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
     return {
         "name": signature.id,
-        "severity": signature.severity.value,
-        "versions": signature.versions,
-        "architectures": signature.architectures,
-        "cause": signature.cause,
-        "remedy": signature.remedy,
-        "arguments": [change_in_words(change) for change in signature.arguments],
-        "environment": [change_in_words(change) for change in signature.environment],
+        **_fields(signature, "severity", "versions", "architectures", "cause", "remedy"),
+        **{name: [change_in_words(change) for change in getattr(signature, name)] for name in ("arguments", "environment")},
         "retryable": signature.retryable,
-        "automatic": None if remedy is None else {"changes": remedy.changes, "versions": remedy.versions, "costs": remedy.costs},
+        "automatic": None if remedy is None else _fields(remedy, "changes", "versions", "costs"),
         "patterns": [pattern.regex for pattern in signature.patterns],
         "references": signature.references,
     }
@@ -372,16 +361,16 @@ def _signature_page(example: Example, remedy: Remedy | None) -> str:
         automatic = f"With spec.remediation.mode Auto: {', '.join(remedy.changes)}; vLLM {remedy.versions}; "
         automatic += f"GPUs: {', '.join(remedy.architectures)}. Cost: {remedy.costs}."
     parts = {
-        "What happened": [_filled(example.cause)],
-        "What to do": [_filled(example.remedy)],
+        "What happened": [paragraph(example.cause)],
+        "What to do": [paragraph(example.remedy)],
         "Changes": [f"  {change_in_words(each, example.captures)}" for each in (*signature.arguments, *signature.environment)],
-        "Applied automatically": [_filled(automatic)],
+        "Applied automatically": [paragraph(automatic)],
         "Example": [f"  {example.line}"] if example.line else [],
         "Patterns": [f"  {pattern.regex}" for pattern in signature.patterns],
         "Read more": [f"  {reference}" for reference in signature.references],
     }
-    head = f"{signature.id} ({signature.severity.value})\n\n"
-    head += _filled(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}.")
+    about = paragraph(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}.")
+    head = f"{signature.id} ({signature.severity.value})\n\n{about}"
     return "\n\n".join([head, *("\n".join([title, *lines]) for title, lines in parts.items() if lines)])
 
 
@@ -394,7 +383,3 @@ def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -
         return f"{change.name}{known}"
     value = change.value if captures is None else fill_in_exactly(change.value, captures) or "<value>"
     return f"{change.name}{' ' if change.name.startswith('-') else '='}{value}{known}"
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -3,21 +3,22 @@
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
-from vllm_operator.cli.inputs import InputError, name_of_file, read_input
+from vllm_operator.cli.inputs import InputError, name_of_file, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs
+from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Progress, Stage, StartupState
+from vllm_operator.text.wording import count
 
 CRASHED = 3
 """Exit status for a crash. Status 2 means invalid input, 1 an error in the command itself."""
-_WIDTH = 100
 STAGE_NAMES = {
     Stage.PROCESS_START: "process start",
     Stage.CONFIGURATION: "configuration",
@@ -33,7 +34,7 @@ STAGE_NAMES = {
     Stage.SERVER_START: "server start",
     Stage.READY: "ready",
 }
-
+_OF_CRASH = ("signature", "cause", "remedy", "reference", "line", "line_number")
 _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
     " Line {line} says that a process failed. The error is below it, at the end of the traceback."
@@ -79,16 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
     name, parser = found[0]
     if arguments.output == "json":
         print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {})))
-    elif len(found) > 1:
-        print(page_of_several(found, colours=sys.stdout.isatty()))
     else:
-        print(page(parser, parser.final_state, colours=sys.stdout.isatty()))
-    return exit_code(parser.final_state) if arguments.exit_code else 0
+        print(page_of_several(found, colours=sys.stdout.isatty()))
+    return exit_code(parser.final_state, arguments)
 
 
-def exit_code(state: StartupState) -> int:
-    """Return the exit status for `--exit-code`: 3 if the engine failed, else 0."""
-    return CRASHED if state.crash is not None or state.cut_off_at is not None else 0
+def exit_code(state: StartupState, arguments: argparse.Namespace) -> int:
+    """Return 3 with `--exit-code` if the engine failed, else 0."""
+    return CRASHED if arguments.exit_code and (state.crash is not None or state.cut_off_at is not None) else 0
 
 
 def known_crashes(files: Sequence[str]) -> StartupKnowledge:
@@ -102,12 +101,7 @@ def known_crashes(files: Sequence[str]) -> StartupKnowledge:
         return shipped
     from vllm_operator.catalog.user_entries import with_user_signatures  # slow to import
 
-    try:
-        texts = {file: Path(file).read_text("utf-8") for file in files}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"{getattr(error, 'filename', None) or 'a file'} cannot be read: {reason}") from error
-    known, read = with_user_signatures(shipped, texts)
+    known, read = with_user_signatures(shipped, {file: read_text(file) for file in files})
     if read.problems:
         raise InputError("\n".join(problem.removesuffix(" The signature is ignored.") for problem in read.problems))
     return known
@@ -120,24 +114,25 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     if crash := state.crash:
         place = f" (line {crash.line_number})" if crash.line_number else ""
         sections += [
-            ("What happened", "", _indented(crash.cause)),
-            ("What to do", "", _indented(crash.remedy or "")),
+            ("What happened", "", paragraph(crash.cause)),
+            ("What to do", "", paragraph(crash.remedy or "")),
             ("Read more", "", f"  {crash.reference}" if crash.reference else ""),
             ("Log", place, "\n".join(f"  | {line}" for line in (crash.excerpt or crash.line).splitlines())),
         ]
     elif state.cut_off_at is not None:
-        sections.append(("What to do", "", _indented(_WHOLE.format(line=state.cut_off_at))))
-    notices = [_indented(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
+        sections.append(("What to do", "", paragraph(_WHOLE.format(line=state.cut_off_at))))
+    notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
     sections.append(("Also in the log", "", "\n".join(notices)))
     parts = [f"{bold}{title}{plain}{suffix}\n{body}" for title, suffix, body in sections if body]
     return "\n\n".join((f"{bold}{_headline(state, red, green)}{plain}", _facts(state), *parts))
 
 
 def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
-    """Return the page about the most severe of several logs, and one line about each other log."""
+    """Return the page about the most severe log, with its name and one line about each other log if there are several."""
     (name, worst), *others = logs
-    rows = [f"  {each}: {_headline(parser.final_state, '', '')}" for each, parser in others]
-    return "\n\n".join((name, page(worst, worst.final_state, colours=colours), "\n".join(("Other containers", *rows))))
+    worst_page = page(worst, worst.final_state, colours=colours)
+    rows = [f"  {each}: {_headline(parser.final_state)}" for each, parser in others]
+    return "\n\n".join((name, worst_page, "\n".join(("Other containers", *rows)))) if others else worst_page
 
 
 def as_json(state: StartupState) -> dict[str, Any]:
@@ -157,16 +152,7 @@ def as_json(state: StartupState) -> dict[str, Any]:
             "kvCacheTokens": memory.kv_cache_tokens,
             "maxConcurrency": memory.concurrency,
         },
-        "crash": None
-        if crash is None
-        else {
-            "signature": crash.signature,
-            "cause": crash.cause,
-            "remedy": crash.remedy,
-            "reference": crash.reference,
-            "line": crash.line,
-            "lineNumber": crash.line_number,
-        },
+        "crash": None if crash is None else {to_camel(name): getattr(crash, name) for name in _OF_CRASH},
         "cutOffAtLine": state.cut_off_at,
     }
 
@@ -175,7 +161,7 @@ def _timestamp(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _headline(state: StartupState, red: str, green: str) -> str:
+def _headline(state: StartupState, red: str = "", green: str = "") -> str:
     name = STAGE_NAMES.get(state.stage, state.stage.value)
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
@@ -192,12 +178,12 @@ def _headline(state: StartupState, red: str, green: str) -> str:
 
 def _facts(state: StartupState) -> str:
     version = f"vLLM {state.engine_version}, " if state.engine_version else ""
-    lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
+    lines = f"{version}{count(state.lines, 'line')}"
     if state.has_start:
-        return _indented(lines)
+        return paragraph(lines)
     if state.crash is not None or state.cut_off_at is not None:
-        return _indented(f"{lines}. The log does not contain the start.")
-    return _indented(
+        return paragraph(f"{lines}. The log does not contain the start.")
+    return paragraph(
         f"{lines}. Is this the complete log of a vLLM server? With kubectl logs, do not use --tail, select the container of the engine with"
         " -c, and add --previous after a restart."
     )
@@ -216,7 +202,7 @@ def _timeline(state: StartupState) -> str:
         failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""
         rows.append(f"  compile cache: {cache.hits} loaded, {cache.misses} built{failures}")
     if state.observed_backends:
-        rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends)))
+        rows.append(paragraph("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends)))
     return "\n".join(rows)
 
 
@@ -239,8 +225,3 @@ def _seconds(seconds: int) -> str:
         return f"{seconds} s"
     minutes, rest = divmod(seconds, 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _indented(text: str) -> str:
-    words = " ".join(text.split())
-    return textwrap.fill(words, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

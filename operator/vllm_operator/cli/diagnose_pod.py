@@ -21,6 +21,7 @@ from vllm_operator.logs.state import StartupState
 from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
 from vllm_operator.status.knowledge import Knowledge, load_knowledge
+from vllm_operator.text.wording import count
 
 _LINE_BYTES = 64 * 1024
 _RETRY_SECONDS = (0.5, 1.0, 2.0)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(found.state) | {"pod": found.note}))
     else:
         print(f"{found.note}\n\n{page(found.parser, found.state, colours=sys.stdout.isatty())}" if found.state.lines else found.note)
-    return exit_code(found.state) if arguments.exit_code else 0
+    return exit_code(found.state, arguments)
 
 
 async def diagnose_pod(
@@ -95,20 +96,18 @@ async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
     """Read the log of a run. If nothing could be read, raise the error of the last request."""
-    for wait in (*waits, None):
+    for wait in waits:
         try:
-            await _read_once(client, parser, request)
+            return await _read_once(client, parser, request)
         except (ClusterError, LogUnavailableError):
-            if wait is None or parser.state.lines:
+            if parser.state.lines:
                 raise
             await asyncio.sleep(wait)
-        else:
-            return
+    await _read_once(client, parser, request)
 
 
 async def _read_once(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
-    lines = LogLines(line_bytes=_LINE_BYTES)
-    size = 0
+    lines, size = LogLines(line_bytes=_LINE_BYTES), 0
     async with client.stream_log(request) as stream:
         async for piece in stream:
             size += len(piece)
@@ -117,14 +116,12 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
             if size > SIZE_LIMIT:
                 break
     lines.check()
-    rest = lines.flush()
-    if rest is not None:
+    if (rest := lines.flush()) is not None:
         parser.feed(*rest)
 
 
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    ended = view.termination
-    if ended is None:
+    if (ended := view.termination) is None:
         return state
     crash = diagnose_termination(
         knowledge.startup,
@@ -140,7 +137,7 @@ def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> Star
 
 def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> str:
     place = f" on node {view.node}" if view.node else ""
-    restarts = f", {view.restarts} restart{'' if view.restarts == 1 else 's'}" if view.restarts else ""
+    restarts = f", {count(view.restarts, 'restart')}" if view.restarts else ""
     text = f"Pod {view.name}{place}: {view.phase}{restarts}."
     if view.phase not in _PHASES_OF_LOG:
         text += " " + knowledge.messages.say(f"pod.{view.phase}", pod=view)

@@ -14,7 +14,7 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
-from vllm_operator.cli.inputs import InputError, name_of_file, read_input
+from vllm_operator.cli.inputs import InputError, invalid, name_of_file, read_text
 from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
@@ -47,15 +47,13 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     """
     name = name_of_file(path)
     try:
-        text = read_input(path).decode("utf-8-sig")
+        text = read_text(path)
         _check(text)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         raise InputError(f"{where}: this is not valid YAML: {error.problem or error.context}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not a text file (byte {error.start} is not UTF-8)") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: this is not valid YAML: {' '.join(str(error).split())}") from error
     return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]
@@ -66,13 +64,13 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
     try:
         return VLLMDeployment.parse(manifest)
     except ValidationError as error:
-        found = "\n".join(f"  {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise InputError(f"the {KIND} {name_of(manifest)} is invalid:\n{found}") from error
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise invalid(f"the {KIND} {name_of(manifest)} is", problems) from error
 
 
 def catalog_with(path: str | None) -> Catalog:
     """Load the catalog with the rules in a file, if one is given. Raises InputError if the file cannot be read or contains no rules."""
-    return load_catalog() if path is None else catalog_with_texts({"rules": _rule_texts(path)})
+    return catalog_with_texts(texts_in(path, None))
 
 
 def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
@@ -85,9 +83,9 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
         catalog, read = with_user_rules(catalog, rules)
         problems += read.problems
     if pools := texts.get("instance_types"):
-        read_of_types = read_instance_types(pools, catalog.gpus)
-        catalog = replace(catalog, instance_types=read_of_types.entries)
-        problems += read_of_types.problems
+        types = read_instance_types(pools, catalog.gpus)
+        catalog = replace(catalog, instance_types=types.entries)
+        problems += types.problems
     for problem in problems:
         print(f"Warning: {problem}", file=sys.stderr)
     return catalog
@@ -189,18 +187,14 @@ def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
         for entry in document:
             yield from _flatten(entry, name, number)
     elif not isinstance(document, dict):
-        raise InputError(f"{name}: document {number} is {_kind(document)}, not a Kubernetes object")
+        kind = "string" if isinstance(document, str) else type(document).__name__
+        raise InputError(f"{name}: document {number} is a {kind}, not a Kubernetes object")
     elif isinstance(document.get("items"), list) and str(document.get("kind", "List")).endswith("List"):
+        kind = str(document.get("kind", "List")).removesuffix("List")  # items of a typed list (NodeList) have no kind
         for entry in document["items"]:
-            # Items of a typed list (NodeList) have no kind.
-            kind = str(document.get("kind", "List")).removesuffix("List")
             yield from _flatten({"kind": kind, **entry} if kind and isinstance(entry, dict) else entry, name, number)
     else:
         yield document
-
-
-def _kind(value: Any) -> str:
-    return "a string" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 FILES_LIMIT = 1024
@@ -229,16 +223,16 @@ def _read_object(path: str) -> Mapping[str, Any]:
 def _read_tensors(folder: Path) -> TensorSizes | None:
     """Return the sizes of the tensors in all files; None without such files, or if one of them has no header."""
     paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))[:FILES_LIMIT]
-    found = [_sizes_of(path) for path in paths]
-    return sum((each for each in found if each is not None), TensorSizes()) if found and None not in found else None
-
-
-def _sizes_of(path: Path) -> TensorSizes | None:
-    try:
-        with path.open("rb") as file:
-            length = header_length(file.read(LENGTH_BYTES))
-            data = file.read(length) if length is not None else b""
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    header = read_header(data) if len(data) == length else None
-    return None if header is None else add_up(header)
+    found = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                length = header_length(file.read(LENGTH_BYTES))
+                data = file.read(length) if length is not None else b""
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+        header = read_header(data) if len(data) == length else None
+        if header is None:
+            return None
+        found.append(add_up(header))
+    return sum(found, TensorSizes()) if found else None

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, VLLMDeploymentSpec
@@ -20,8 +19,8 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.cli.documents import read_model_files
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
+from vllm_operator.cli.documents import print_as, read_model_files
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, read_input
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
@@ -34,7 +33,7 @@ from vllm_operator.sizing.model_facts import ModelFiles, resolve_facts
 from vllm_operator.sizing.parallelism import ParallelShape, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, check_length, device_of, find_product, predict_model, resolve_model, stated_mebibytes
 
-FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
+DOES_NOT_FIT_STATUS = 1
 LINE_LIMIT = 4 * 1024 * 1024
 """Maximum characters of a line of cases."""
 MOST_GPUS = 8
@@ -86,13 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the estimates. Return the exit status."""
     if arguments.cases is None:
         return _run_model(arguments)
-    try:
-        lines = sys.stdin if arguments.cases == STANDARD_INPUT else Path(arguments.cases).read_text("utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise InputError(f"{arguments.cases} cannot be read: {error.strerror or error}") from error
+    lines = sys.stdin if arguments.cases == STANDARD_INPUT else read_input(arguments.cases).decode("utf-8", "replace").split("\n")
     for made in estimate_lines(lines, load_predictor()):
         print(json.dumps(made, ensure_ascii=False))
-    return FITS_STATUS
+    return 0
 
 
 def load_predictor() -> Callable[[Mapping[str, Any]], Estimate]:
@@ -129,7 +125,7 @@ def _run_model(arguments: argparse.Namespace) -> int:
         raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
     files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
     model = _model(arguments, files, catalog.shapes)
-    refuse = find_refusals(arguments.model, version, model.form.name, files, catalog)
+    refuse = _find_refusals(arguments.model, version, model.form.name, files, catalog)
     options = Options(
         utilization=arguments.gpu_memory_utilization,
         max_length=arguments.context,
@@ -138,15 +134,15 @@ def _run_model(arguments: argparse.Namespace) -> int:
         cache_dtype=arguments.kv_cache_dtype,
         eager=arguments.enforce_eager,
     )
-    rows = []
+    rows: list[_Row] = []
     for product in _products(arguments.gpu, catalog.gpus, catalog.memory):
         own = _rows(product, model, options, arguments.concurrency, release, refuse, catalog)
         rows += own if arguments.gpu else [next((row for row in own if row.fits), own[-1])] if own else []
     if arguments.output:
-        print(json.dumps(_as_json(arguments.model, version, model, rows), indent=2))
+        print_as(_as_json(arguments.model, version, model, rows), arguments.output)
     else:
         _write_page(arguments, version, model, rows)
-    return FITS_STATUS if any(row.fits for row in rows) else DOES_NOT_FIT_STATUS
+    return 0 if any(row.fits for row in rows) else DOES_NOT_FIT_STATUS
 
 
 def _rows(
@@ -263,21 +259,13 @@ def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -
     }
 
 
-def find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog: Catalog) -> Refuse:
-    """Return a function that applies the rules about a model.
-
-    Args:
-        name: `organisation/name`. The rules do not apply to other names.
-        version: The vLLM version. The rules do not apply to unknown versions.
-        form: The name of the weight format.
-        files: The contents of the model's files.
-        catalog: The catalog.
-    """
+def _find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog: Catalog) -> Refuse:
+    """Return a function that applies the rules about a model with the name `organisation/name` to a known version of vLLM."""
     try:
         spec = VLLMDeploymentSpec(model=ModelSpec(uri=f"hf://{name}"), engine=EngineSpec(version=version))
+        resolved = resolve_version(spec.engine, catalog.versions)
     except ValueError:
-        return lambda architecture, parallel: ""
-    resolved = resolve_version(spec.engine, catalog.versions)
+        resolved = None
     if not isinstance(resolved, ResolvedVersion):
         return lambda architecture, parallel: ""
     facts = resolve_facts(spec.model, catalog.models, files)

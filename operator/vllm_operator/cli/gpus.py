@@ -19,8 +19,6 @@ from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean
 
-READ_STATUS = 0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no arguments: the command takes none."""
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the devices. Return the exit status."""
     show(with_client("list of nodes", _page))
-    return READ_STATUS
+    return 0
 
 
 async def _page(client: ClusterClient) -> list[Line]:

@@ -15,13 +15,13 @@ import yaml
 
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
-from vllm_operator.cli.imports.engine import ImportRefusedError, Report
+from vllm_operator.cli.imports.engine import Report
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
-from vllm_operator.cli.terminal import wrap
+from vllm_operator.cli.inputs import invalid
+from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 
-IMPORTED_STATUS = 0
 _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
@@ -46,20 +46,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the VLLMDeployments and the reports. Return the exit status."""
     objects = _read(arguments.source, arguments.namespace)
     results = [(engine.source, *translate(engine, load_catalog(), model=arguments.model)) for engine in find_engines(objects)]
-    for _, manifest, _ in results:
-        _check(manifest)
-    print(yaml.safe_dump_all([manifest for _, manifest, _ in results], sort_keys=False, width=140, allow_unicode=True), end="")
+    manifests = [manifest for _, manifest, _ in results]
+    for manifest in manifests:
+        if problems := violations(manifest):
+            raise invalid(f"the VLLMDeployment {manifest['metadata']['name']} would be", problems)
+    print(yaml.safe_dump_all(manifests, sort_keys=False, width=140, allow_unicode=True), end="")
     for source, manifest, report in results:
         print("\n".join(report_lines(source, manifest, report)), file=sys.stderr)
-    return IMPORTED_STATUS
+    return 0
 
 
 def report_lines(source: str, manifest: Mapping[str, Any], report: Report) -> list[str]:
     """Return the report as text."""
-    lines = [f"{source} -> VLLMDeployment {manifest['metadata']['name']}"]
-    for title, sentences in report.sections():
-        lines += ["", f"{title}:", *(line for sentence in sentences for line in wrap(sentence, "  "))]
-    return [*lines, "", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", ""]
+    lines = [line for title, sentences in report.sections() for line in section(title, sentences)]
+    head = f"{source} -> VLLMDeployment {manifest['metadata']['name']}"
+    return [head, *lines, "", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", ""]
 
 
 def _read(source: str, given: str | None) -> Sequence[Mapping[str, Any]]:
@@ -73,10 +74,3 @@ def _read(source: str, given: str | None) -> Sequence[Mapping[str, Any]]:
     name, namespace = source.removeprefix(prefix), namespace_or_current(given)
     found = with_client(f"Deployment {name} in the namespace {namespace}", lambda client: client.get(DEPLOYMENT, name, namespace))
     return [{**found, "kind": DEPLOYMENT.kind}]
-
-
-def _check(manifest: Mapping[str, Any]) -> None:
-    problems = violations(manifest)
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ImportRefusedError(f"the VLLMDeployment {manifest['metadata']['name']} would be invalid:\n{listed}")

@@ -1,6 +1,7 @@
 """Input of commands, and the error for invalid input. Quick to import."""
 
 import sys
+from collections.abc import Iterable
 
 INPUT_ERROR_STATUS = 2
 """Exit status of a command with invalid input."""
@@ -31,3 +32,16 @@ def read_input(path: str) -> bytes:
     if len(data) > SIZE_LIMIT:
         raise InputError(f"{name_of_file(path)} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB")
     return data
+
+
+def read_text(path: str) -> str:
+    """Read a file as `read_input`. Raises InputError, too, if it is not UTF-8."""
+    try:
+        return read_input(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name_of_file(path)} is not a text file (byte {error.start} is not UTF-8)") from error
+
+
+def invalid(claim: str, problems: Iterable[object]) -> InputError:
+    """Return the error for an object that is invalid, with one line for each problem."""
+    return InputError("\n".join((f"{claim} invalid:", *(f"  {problem}" for problem in problems))))

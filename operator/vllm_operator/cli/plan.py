@@ -9,20 +9,22 @@ the comparison failed.
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
 from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
 from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
+from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError
-from vllm_operator.cli.terminal import table, wrap
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, invalid
+from vllm_operator.cli.terminal import section, table, wrap
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.nodes import read_inventory
@@ -38,8 +40,7 @@ from vllm_operator.rendering.revision import RevisionError, is_revision_of, numb
 from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.text.wording import listed
 
-PLANNED_STATUS, REFUSED_STATUS = 0, 1
-SAME_STATUS, DIFFERENT_STATUS = 0, 1
+REFUSED_STATUS, DIFFERENT_STATUS = 1, 1
 NEWEST = 0
 """Represents the number of the newest revision."""
 CHOSEN_BY = {ChosenBy.USER: "user", ChosenBy.RULE: "rule", ChosenBy.ENGINE: "vLLM default"}
@@ -127,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         given = arguments.live or arguments.nodes is not None
         _print(_plan_page(resource, outcome, inventory, catalog, manifests, nodes_given=given))
-    return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
+    return 0 if outcome.plan else REFUSED_STATUS
 
 
 def _show_revision(arguments: argparse.Namespace) -> int:
@@ -143,22 +144,23 @@ def _show_revision(arguments: argparse.Namespace) -> int:
 
         manifest, objects = read_with_revisions(arguments.namespace, arguments.name)
     resource = documents.parse_deployment(manifest)
-    number, name, made, before = _find_revision(resource, read_revisions(resource, objects), arguments.revision)
+    revision, before = _find_revision(resource, objects, arguments.revision)
+    made = _plan_in(resource, revision)
     why = list(_causes(before, made)) if before is not None else []
     differences = compare(before, made) if before is not None else []
     if arguments.output:
         found = [{"subject": each.subject, "before": each.before, "after": each.after, "reason": each.after_reason} for each in differences]
         documents.print_as({"plan": made.to_json(), "causes": why, "differences": found}, arguments.output)
-        return PLANNED_STATUS
+        return 0
     pinned = resource.status.pinned_plan
-    state = "in force" if pinned is not None and pinned.revision == name else "not in force"
-    title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number}, {state}"
+    state = "in force" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "not in force"
+    title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number_of(revision)}, {state}"
     lines = [title, "", *_plan_lines(made, documents.catalog_with(arguments.rules))]
     if before is not None:
         lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
         lines += _difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
-    print("\n".join(lines))
-    return PLANNED_STATUS
+    _print(lines)
+    return 0
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, form: str | None) -> int:
@@ -168,7 +170,7 @@ def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, fo
         documents.print_as(_differences_as_json(pinned, fresh, today, differences), form)
     else:
         _print(_difference_page(resource, pinned, fresh, today, differences))
-    return SAME_STATUS if fresh.plan and not differences else DIFFERENT_STATUS
+    return 0 if fresh.plan and not differences else DIFFERENT_STATUS
 
 
 def _print(lines: Sequence[str]) -> None:
@@ -206,8 +208,7 @@ def _read_files(arguments: argparse.Namespace) -> documents.ClusterObjects:
     presets = documents.of_kind(objects, *PRESET_PLURALS)
     for each in (manifest, *presets):
         if problems := violations(each):
-            listing = "\n".join(f"  {problem}" for problem in problems)
-            raise InputError(f"{path}: the {each['kind']} {documents.name_of(each)} is invalid:\n{listing}")
+            raise invalid(f"{path}: the {each['kind']} {documents.name_of(each)} is", problems)
     return documents.ClusterObjects(
         manifest, [*nodes, *documents.of_kind(objects, "ControllerRevision"), *presets], documents.of_kind(nodes, "Pod") or None
     )
@@ -225,7 +226,7 @@ def _inventory(resource: VLLMDeployment, found: documents.ClusterObjects, catalo
     return replace(inventory, used=used, allocated=held.claimed_by_others())
 
 
-def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment | Verdict:
+def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment | Verdict:
     """Merge the preset that an object names, found among `objects`, into its spec; or return a verdict why that is impossible."""
     reference, namespace = resource.spec.preset_ref, resource.metadata.namespace
     if reference is None:
@@ -244,48 +245,32 @@ def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any
 # revisions
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """A plan with its number and creation time. `plan` is None if its content cannot be read, as `problem` explains."""
-
-    number: int
-    name: str
-    made: str
-    plan: Plan | None
-    problem: str = ""
-
-
-def read_revisions(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> list[Revision]:
+def _revisions_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> list[Manifest]:
     """Return the revisions among these objects that the VLLMDeployment controls, oldest first."""
     own = (entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry))
-    return sorted((_read_revision(resource, entry) for entry in own), key=lambda revision: (revision.number, revision.made))
+    return sorted(own, key=lambda entry: (number_of(entry), reading.text(entry, "metadata", "creationTimestamp")))
 
 
-def _read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Revision:
-    made: Plan | None = None
-    problem = ""
+def _plan_in(resource: VLLMDeployment, revision: Manifest) -> Plan:
     try:
-        made = read_revision(resource, manifest)
+        return read_revision(resource, revision)
     except RevisionError as error:
-        problem = str(error)
-    name, created = (reading.text(manifest, "metadata", field) for field in ("name", "creationTimestamp"))
-    return Revision(number_of(manifest), name, created, made, problem)
+        raise InputError(str(error)) from error
 
 
-def _find_revision(resource: VLLMDeployment, revisions: Sequence[Revision], number: int) -> tuple[int, str, Plan, Plan | None]:
-    """Return number, name and plan of a revision by its number or `NEWEST`, and the plan of the revision before it."""
-    before: Plan | None = None
-    for revision in revisions:
-        if revision.number == number or (number == NEWEST and revision is revisions[-1]):
-            if revision.plan is None:
-                raise InputError(revision.problem)
-            return revision.number, revision.name, revision.plan, before
-        before = revision.plan
-    known = ", ".join(str(entry.number) for entry in revisions) or "none"
+def _find_revision(resource: VLLMDeployment, objects: Sequence[Manifest], number: int) -> tuple[Manifest, Plan | None]:
+    """Return a revision by its number or `NEWEST`, and the plan of the revision before it, if that can be read."""
+    revisions = _revisions_of(resource, objects)
+    for previous, revision in zip((None, *revisions), revisions, strict=False):
+        if number_of(revision) == number or (number == NEWEST and revision is revisions[-1]):
+            with suppress(RevisionError):
+                return revision, None if previous is None else read_revision(resource, previous)
+            return revision, None
+    known = ", ".join(str(number_of(entry)) for entry in revisions) or "none"
     raise InputError(f"{resource.metadata.name} has no revision{f' {number}' if number != NEWEST else ''}; it has {known}")
 
 
-def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment:
+def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment:
     """Return the object with its pinned plan, from the revision that its status names.
 
     Raises InputError if the status names a revision that is not in the objects, or whose content cannot be read.
@@ -293,12 +278,10 @@ def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, An
     if resource.status.pinned_plan is None:
         return resource
     name = resource.status.pinned_plan.revision
-    revision = next((entry for entry in read_revisions(resource, objects) if entry.name == name), None)
-    if revision is None:
+    found = [entry for entry in _revisions_of(resource, objects) if reading.text(entry, "metadata", "name") == name]
+    if not found:
         raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")
-    if revision.plan is None:
-        raise InputError(revision.problem)
-    return resource.with_pinned(revision.plan)
+    return resource.with_pinned(_plan_in(resource, found[0]))
 
 
 def _causes(before: Plan, made: Plan) -> Iterator[str]:
@@ -324,7 +307,7 @@ def _plan_page(
     outcome: Outcome,
     inventory: Inventory,
     catalog: Catalog,
-    manifests: Sequence[Mapping[str, Any]],
+    manifests: Sequence[Manifest],
     *,
     nodes_given: bool,
 ) -> list[str]:
@@ -334,9 +317,9 @@ def _plan_page(
     if outcome.plan is not None:
         lines += _plan_lines(outcome.plan, catalog)
         lines += _command(manifests)
-        lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
-    lines += _section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
-    return lines + _section("Invalid node labels", list(inventory.notes))
+        lines += section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
+    lines += section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
+    return lines + section("Invalid node labels", list(inventory.notes))
 
 
 def _title(resource: VLLMDeployment) -> str:
@@ -353,17 +336,17 @@ def _plan_lines(made: Plan, catalog: Catalog) -> list[str]:
     }
     lines = [line for name, value in rows.items() for line in wrap(value, " " * _LABEL_WIDTH, first=f"{name}:".ljust(_LABEL_WIDTH))]
     if made.preset is not None:
-        lines += _section(f"From {made.preset}", made.preset.fields or ["nothing: the VLLMDeployment sets all of it itself"])
+        lines += section(f"From {made.preset}", made.preset.fields or ["nothing: the VLLMDeployment sets all of it itself"])
     kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
     keeping = ", ".join(f"{v.name}={v.value}" for v in made.env if v.name in kept)
-    lines += _section("GPUs compared", [f"{each.gpu}: {each.verdict}" for each in made.candidates or ()])
-    lines += _section("Notes", made.notes)
+    lines += section("GPUs compared", [f"{each.gpu}: {each.verdict}" for each in made.candidates or ()])
+    lines += section("Notes", made.notes)
     lines += ["", *_backends(made)]
-    lines += _section("Model facts", [f"{fact.name} = {_shown(fact)}  ({fact.source})" for fact in made.model_facts])
-    lines += _section("Flags", [_setting(a.name, a.text, " ", a.reason) for a in made.args])
-    lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
-    lines += _section("Variables for caches and weights", [keeping] if keeping else [])
-    return lines + _section(
+    lines += section("Model facts", [f"{fact.name} = {_shown(fact)}  ({fact.source})" for fact in made.model_facts])
+    lines += section("Flags", [_setting(a.name, a.text, " ", a.reason) for a in made.args])
+    lines += section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
+    lines += section("Variables for caches and weights", [keeping] if keeping else [])
+    return lines + section(
         "Inputs of the cache key", [_setting(part.name, part.value, " = ", part.reason) for part in made.cache_key_parts]
     )
 
@@ -401,19 +384,15 @@ def _shown(fact: ModelFact) -> str:
     return f"{int(fact.value) / 1e9:.3g} GB" if fact.name == "weightBytes" and fact.value.isdecimal() else fact.value
 
 
-def _section(title: str, entries: Sequence[str]) -> list[str]:
-    return ["", f"{title}:", *(line for entry in entries for line in wrap(entry, "  "))] if entries else []
-
-
 def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str:
     shown = name if value is None else f"{name}{sign}{value}"
     return f"{shown}  ({reason.rstrip('.')})" if reason else shown
 
 
-def _command(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+def _command(manifests: Sequence[Manifest]) -> list[str]:
     """Return the engine's command line, one flag per line, ready to be pasted into a shell."""
     pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "Deployment"]
-    engine: Mapping[str, Any] = next((each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER), {})
+    engine: Manifest = next((each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER), {})
     lines: list[str] = []
     for word in engine.get("args") or ():
         if str(word).startswith("-") or not lines:
@@ -433,7 +412,7 @@ def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, tod
     if fresh.plan is None:
         return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The plan in force stays. Running Pods are not affected.", "")]
     lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *_difference_lines(differences)]
-    lines += _section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
+    lines += section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
     if not is_in_force(pinned, resource):
         lines += ["", *wrap("The spec has changed or a new plan was requested since. The operator applies the new plan.", "")]
     elif differences:

@@ -1,30 +1,25 @@
 """`kubectl vllm status`, `top` and `caches`: the state of one VLLMDeployment, and tables of all.
 
-Exit status: 0, or 2 if an object does not exist, or the cluster or the file cannot be read. Only a command that reads the cluster imports
-the Kubernetes client, because that is slow.
+Exit status: 0, or 2 if an object does not exist, or the cluster or the file cannot be read.
 """
 
 import argparse
-import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.documents import of_kind, read_objects
+from vllm_operator.cli.documents import of_kind, print_as, read_objects
+from vllm_operator.cli.live import Read, namespace_or_current, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
+from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean, count, duration
 
-if TYPE_CHECKING:
-    from vllm_operator.kube.client import ClusterClient
-
-Read = TypeVar("Read")
-READ_STATUS = 0
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
 
 
@@ -58,16 +53,12 @@ def _add_scope(parser: argparse.ArgumentParser) -> Any:
     return scope
 
 
-def _show(what: str, read: "Callable[[ClusterClient], Awaitable[Read]]", draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
+def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
     """Show a screen, or screens until Ctrl-C. Return the exit status."""
-    from vllm_operator.cli.live import screens, with_client
 
-    async def use(client: "ClusterClient") -> None:
+    async def use(client: ClusterClient) -> None:
         pages = screens(lambda: read(client), draw)
-        if is_endless:
-            await show_each(pages)
-        else:
-            show(await anext(pages))
+        await show_each(pages) if is_endless else show(await anext(pages))
 
     try:
         with_client(what, use)
@@ -75,12 +66,10 @@ def _show(what: str, read: "Callable[[ClusterClient], Awaitable[Read]]", draw: C
         if not is_endless:
             raise
         print()
-    return READ_STATUS
+    return 0
 
 
 def _show_status(arguments: argparse.Namespace) -> int:
-    from vllm_operator.cli.live import namespace_or_current
-
     namespace = namespace_or_current(arguments.namespace)
     return _show(
         f"{KIND} {arguments.name} in the namespace {namespace}",
@@ -99,21 +88,16 @@ def _show_top(arguments: argparse.Namespace) -> int:
     )
 
 
-def _find_all(arguments: argparse.Namespace) -> "Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]":
-    from vllm_operator.cli.live import namespace_or_current
-    from vllm_operator.kube.client import VLLM_DEPLOYMENT
-
+def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]:
     namespace = None if arguments.all_namespaces else namespace_or_current(arguments.namespace)
     return lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
-async def read_object(client: "ClusterClient", name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
+async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
     """Read an object and its events. Without permission to read events, there are none.
 
     Raises ClusterError if the object does not exist or cannot be read.
     """
-    from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden
-
     resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
     try:
         return resource, list(await client.find(EVENT, namespace, fields={"involvedObject.kind": KIND, "involvedObject.name": name}))
@@ -147,8 +131,7 @@ class _StatusPage:
         self.lines: list[Line] = []
 
     def compose(self, events: Iterable[Manifest]) -> list[Line]:
-        created = age(moment(self.resource, "metadata", "creationTimestamp"), self.now)
-        reason, style = state_of(self.resource)
+        created, (reason, style) = age(moment(self.resource, "metadata", "creationTimestamp"), self.now), state_of(self.resource)
         is_crashed = named(self.status, CRASHED, "conditions").get("status") == "True"
         head = (Span("/".join(_name(self.resource)), Style.BOLD), "  ", Span(reason, style))
         self.lines = [
@@ -329,9 +312,8 @@ def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: in
         return labelled("", "There are no VLLMDeployments.", label_width=0, width=width)
     states.sort(key=lambda each: (list(_SEVERITIES).index(each[0][1]), _name(each[1])))
     counts = Counter(style for (_, style), _ in states)
-    summary = [Span(f"{counts[style]} {words}", style) for style, words in _SEVERITIES.items() if counts[style]]
-    spans = [span for each in summary for span in (Span(", "), each)]
-    head = line(count(len(states), "VLLMDeployment"), Span(": "), *spans[1:])
+    spans = [span for style in _SEVERITIES if (number := counts[style]) for span in (", ", Span(f"{number} {_SEVERITIES[style]}", style))]
+    head = line(count(len(states), "VLLMDeployment"), ": ", *spans[1:])
     return [head, (), *grid(TOP_HEADER, [_top_row(reason, style, resource, now) for (reason, style), resource in states])]
 
 
@@ -371,19 +353,18 @@ def _show_caches(arguments: argparse.Namespace) -> int:
     if arguments.filename is not None:
         resources: Sequence[Mapping[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
     else:
-        from vllm_operator.cli.live import with_client
-
         resources = with_client(_NOT_INSTALLED, _find_all(arguments))
     rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))
     if arguments.output == "json":
-        print(json.dumps(rows, indent=2))
+        print_as(rows, "json")
     else:
-        print("\n".join(table(CACHES_HEADER, [_cells(row) for row in rows])) if rows else "No VLLMDeployment has caches yet.")
-    return READ_STATUS
+        cells = [[clean(_cell(field, value), 128) for field, value in row.items()] for row in rows]
+        print("\n".join(table(CACHES_HEADER, cells)) if rows else "No VLLMDeployment has caches yet.")
+    return 0
 
 
 def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a VLLMDeployment's row for the table of caches; None if it has no plan yet. Accepts any object."""
+    """Return a VLLMDeployment's row for the table, in the order of its columns; None if it has no plan yet. Accepts any object."""
     cache, spec = mapping(resource, "status", "cache"), mapping(resource, "spec", "cache")
     artifact = mapping(cache, "artifact")
     if not text(cache, "key"):
@@ -407,12 +388,5 @@ def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the values of a row, which has the order of the columns, as text."""
-    return [clean(_cell(field, value), 128) for field, value in row.items()]
-
-
 def _cell(field: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value} s" if "Seconds" in field else str(value)
+    return "" if value is None else f"{value} s" if "Seconds" in field else str(value)

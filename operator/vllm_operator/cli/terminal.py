@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-WIDTH, NARROWEST = 110, 60
-"""Maximum and minimum width of paragraphs and screens, in characters. Tables may be wider."""
+WIDTH, NARROW, NARROWEST = 110, 100, 60
+"""Maximum width of paragraphs and screens, that of pages about logs, and the minimum, in characters. Tables may be wider."""
 BAR_WIDTH = 24
 
 
@@ -54,7 +54,7 @@ def plain(lines: Iterable[Line]) -> str:
 def labelled(label: str, text: str, *, style: str = "", label_width: int, width: int) -> list[Line]:
     """Return a paragraph with a label on its left, wrapped to `width` characters."""
     room = max(20, width - label_width)
-    rows = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
+    rows = wrap(text, "", first="", width=room) or [""]
     return [line(Span(f"{label if number == 0 else '':<{label_width}}", Style.BOLD), Span(row, style)) for number, row in enumerate(rows)]
 
 
@@ -85,16 +85,21 @@ def age(since: datetime | None, now: datetime) -> str:
     return duration(seconds)
 
 
-def wrap(text: str, indent: str, *, first: str | None = None) -> list[str]:
+def wrap(text: str, indent: str, *, first: str | None = None, width: int = WIDTH) -> list[str]:
     """Wrap a text. The first line begins with `first` instead of the indent, if given; otherwise further lines are indented more."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent + ("  " if first is None else ""),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    first, further = (indent, f"{indent}  ") if first is None else (first, indent)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False, break_long_words=False)
+
+
+def section(title: str, entries: Iterable[str]) -> list[str]:
+    """Return a title with a paragraph for each entry, after an empty line; nothing without entries."""
+    lines = [line for entry in entries for line in wrap(entry, "  ")]
+    return ["", f"{title}:", *lines] if lines else []
+
+
+def paragraph(text: str) -> str:
+    """Return a text of a page about a log or a crash, indented."""
+    return "\n".join(wrap(" ".join(text.split()), "  ", first="  ", width=NARROW))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
