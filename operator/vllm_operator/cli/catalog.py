@@ -93,9 +93,6 @@ def _plain(value: Any) -> Any:
     return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
 
 
-# versions
-
-
 def _versions(catalog: Catalog) -> dict[str, Any]:
     return {
         table.version: {
@@ -146,9 +143,6 @@ def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
     }
 
 
-# GPUs
-
-
 def _gpus(catalog: Catalog) -> dict[str, Any]:
     """Return each product, and each architecture without a known product, in the operator's order of preference."""
     found: dict[str, Any] = {}
@@ -187,9 +181,6 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
         if any(architecture in condition.members.get("architecture", (architecture,)) for condition in kernel.works):
             found.setdefault(kernel.component.value, []).append(kernel.backend)
     return found
-
-
-# models and rules
 
 
 def _find_model(catalog: Catalog, name: str) -> Any:
@@ -283,9 +274,6 @@ SECTIONS = {
         "Give the ID of a rule. Without an ID, this command lists all rules.",
     ),
 }
-
-
-# signatures
 
 
 def add_signatures_arguments(parser: argparse.ArgumentParser) -> None:

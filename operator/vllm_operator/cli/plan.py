@@ -185,9 +185,6 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
     ]
 
 
-# input
-
-
 def _read_live(arguments: argparse.Namespace) -> documents.ClusterObjects:
     from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
 
@@ -242,9 +239,6 @@ def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VL
     return with_current_preset(resource, reference, presets[reference.name])
 
 
-# revisions
-
-
 def _revisions_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> list[Manifest]:
     """Return the revisions among these objects that the VLLMDeployment controls, oldest first."""
     own = (entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry))
@@ -297,9 +291,6 @@ def _causes(before: Plan, made: Plan) -> Iterator[str]:
     elif made.cache_key != before.cache_key:
         changed = ", ".join(sorted(name for name in parts.keys() | parts_before.keys() if parts.get(name) != parts_before.get(name)))
         yield f"The cache directory changed because of: {changed or 'the digest of the image'}."
-
-
-# the page about a plan
 
 
 def _plan_page(
@@ -401,9 +392,6 @@ def _command(manifests: Sequence[Manifest]) -> list[str]:
             lines[-1] += f" {shlex.quote(str(word))}"
     command = shlex.join(map(str, engine.get("command") or ()))
     return ["", "Command:", "  " + " \\\n    ".join([command, *lines])] if command else []
-
-
-# the page about differences
 
 
 def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, differences: Sequence[Difference]) -> list[str]:

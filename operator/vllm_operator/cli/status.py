@@ -105,8 +105,6 @@ async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple
         return resource, []
 
 
-# the screen of one VLLMDeployment
-
 EVENTS_SHOWN = 5
 _LABEL = 11
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
@@ -229,15 +227,12 @@ class _StatusPage:
 
 def _memory(plan: Manifest) -> str:
     """Compare the predicted and the measured memory of one GPU; empty without a measurement."""
-    values = [
-        (name, integer(plan, "predicted", field), integer(plan, "measured", field))
-        for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes"))
-    ]
-    return "; ".join(
-        f"{name}: predicted {predicted / 1024:.1f} GiB, measured {measured / 1024:.1f}"
-        for name, predicted, measured in values
-        if predicted is not None and measured is not None
-    )
+    parts = []
+    for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes")):
+        predicted, measured = integer(plan, "predicted", field), integer(plan, "measured", field)
+        if predicted is not None and measured is not None:
+            parts.append(f"{name}: predicted {predicted / 1024:.1f} GiB, measured {measured / 1024:.1f}")
+    return "; ".join(parts)
 
 
 def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manifest]]:
@@ -249,9 +244,6 @@ def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manife
 def _time_of(event: Manifest) -> datetime | None:
     fields = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime",), ("metadata", "creationTimestamp"))
     return next((when for path in fields if (when := moment(event, *path)) is not None), None)
-
-
-# what `status` and `top` show
 
 
 def state_of(resource: Manifest) -> tuple[str, Style]:
@@ -271,19 +263,14 @@ def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
     estimate = Span(f"  about {duration(left)} left" if left is not None else "", Style.DIM)
     if completed is not None and total:
         return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
-    since = moment(startup, "stageSince")
-    elapsed = (now - since).total_seconds() if since is not None else 0.0
-    if left is None or elapsed < 0:
-        return []
-    return [*bar(elapsed, elapsed + left), estimate]
+    elapsed = (now - (moment(startup, "stageSince") or now)).total_seconds()
+    return [] if left is None or elapsed < 0 else [*bar(elapsed, elapsed + left), estimate]
 
 
 def _seconds_left(startup: Manifest, now: datetime) -> int | None:
     """Return the estimated seconds left in the stage at `now`; None if unknown or exceeded."""
     estimated, written = integer(startup, "etaSeconds"), moment(startup, "updateTime")
-    if estimated is None or written is None:
-        return None
-    left = estimated - (now - written).total_seconds()
+    left = 0.0 if estimated is None or written is None else estimated - (now - written).total_seconds()
     return round(left) if left > 0 else None
 
 
@@ -296,8 +283,6 @@ def _ready(resource: Manifest) -> tuple[int, int]:
 def _name(resource: Manifest) -> tuple[str, str]:
     return text(resource, "metadata", "namespace"), text(resource, "metadata", "name")
 
-
-# the table of `top`
 
 TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
 _SEVERITIES = {Style.RED: "failed", Style.YELLOW: "not ready", Style.GREEN: "serving"}
@@ -318,10 +303,8 @@ def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: in
 
 
 def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: datetime) -> Sequence[Span]:
-    startup = mapping(resource, "status", "startup")
-    left = _seconds_left(startup, now)
-    namespace, name = _name(resource)
-    cache = text(resource, "status", "cache", "state")
+    startup, cache = mapping(resource, "status", "startup"), text(resource, "status", "cache", "state")
+    left, (namespace, name) = _seconds_left(startup, now), _name(resource)
     return (
         Span(namespace, Style.DIM),
         Span(name),
@@ -343,8 +326,6 @@ def _progress(startup: Mapping[str, Any], now: datetime) -> str:
     done, rest = (len(span.text) // _BAR_SCALE for span in spans[:2])
     return f"{'█' * done}{'░' * rest}{spans[2].text if len(spans) > 3 else ''}"
 
-
-# the table of `caches`
 
 CACHES_HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "FETCHED", "PUBLISHED", "TAG")
 
@@ -382,9 +363,7 @@ def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "coldStartSeconds": cold,
         "warmStartSeconds": warm,
         "savedSeconds": max(0, cold - warm) if cold is not None and warm is not None else None,
-        "fetch": text(artifact, "fetch"),
-        "publishResult": text(artifact, "publishResult"),
-        "tag": text(artifact, "tag"),
+        **{field: text(artifact, field) for field in ("fetch", "publishResult", "tag")},
     }
 
 

@@ -75,6 +75,15 @@ class CommandLine:
         return next((values for flag, values in reversed(self.flags) if flag in names and values), ())
 
 
+def put(target: dict[str, Any], path: str, value: Any) -> None:
+    """Set a field such as `model.revision`, or a list of one entry such as `imagePullSecrets[].name`."""
+    name, _, rest = path.partition(".")
+    inner = target.get(name, {}) if rest else value
+    if rest:
+        put(inner, rest, value)
+    target[name.removesuffix("[]")] = [inner] if name.endswith("[]") else inner
+
+
 def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
     """Return settings such as `maxModelLen: 4096` as words of a command line: `--max-model-len=4096`."""
     words: list[str] = []

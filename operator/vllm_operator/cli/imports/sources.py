@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_integer, sequence, text
-from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, split_words, words_of_settings
+from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, put, split_words, words_of_settings
 from vllm_operator.cli.imports.pod import CONTAINER_FIELDS, POD_FIELDS, PROBES
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
@@ -48,30 +48,36 @@ _WAYS_OUT = {
     "other": "Found: {}. ",
 }
 _SIZES = ("tensor", "pipeline", "data")
-_STACK_CONTAINER = {name: name for name in ("resources", "imagePullPolicy", *PROBES)} | {"containerSecurityContext": "securityContext"}
-_STACK_REQUESTS = {"requestCPU": "cpu", "requestMemory": "memory"}
-_STACK_LIMITS = {"limitCPU": "cpu", "limitMemory": "memory"}
-_STACK_POD = {
-    name: name
-    for name in (
-        *("nodeSelector", "runtimeClassName", "nodeName", "affinity", "serviceAccountName", "priorityClassName", "schedulerName"),
-        "securityContext",
-    )
+_STACK_COMMON = {
+    **{name: f"pod.{name}" for name in ("nodeSelector", "runtimeClassName", "schedulerName", "securityContext")},
+    **{name: f"container.{name}" for name in ("imagePullPolicy", *PROBES)},
+    "containerSecurityContext": "container.securityContext",
+    "labels": "metadata.labels",
+    **dict.fromkeys(("configs", "containerPort", "enableEngine", "modelSpec", "sidecar", "strategy", "tolerations", "vllmApiKey"), ""),
 }
-_STACK_VOLUME = {"pvcStorage": "size", "storageClass": "storageClassName"}
-"""Settings of the production stack, with the fields for them in a container, its requests and limits, a Pod and a volume."""
-_STACK_COMMON = (
-    *("tolerations", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext", "containerSecurityContext", "imagePullPolicy"),
-    *("enableEngine", "modelSpec", "labels", "vllmApiKey", "configs", "containerPort", "sidecar", "strategy", *PROBES),
-)
-_STACK_MODEL = (
-    *(*_STACK_REQUESTS, *_STACK_LIMITS, *_STACK_VOLUME, "resources", "requestGPU", "requestGPUType", "nodeSelector", "nodeSelectorTerms"),
-    *("name", "enabled", "repository", "tag", "modelURL", "replicaCount", "vllmConfig", "env", "envFromSecret", "hf_token", "affinity"),
-    *("pvcAccessMode", "nodeName", "tolerations", "tolerationsPolicy", "runtimeClassName", "serviceAccountName", "priorityClassName"),
-    *("imagePullSecret", "podAnnotations", "extraVolumes", "extraVolumeMounts", "shmSize", "initContainer", "enableLoRA", "enableTool"),
-    "toolCallParser",
-)
-"""Settings of the production stack for all models, and for one, as in its chart (templates/deployment-vllm-multi.yaml)."""
+_STACK_MODEL = {
+    **{name: f"pod.{name}" for name in ("nodeSelector", "runtimeClassName", "affinity", "nodeName", "serviceAccountName")},
+    "priorityClassName": "pod.priorityClassName",
+    "imagePullSecret": "pod.imagePullSecrets[].name",
+    "initContainer": "pod.initContainers[]",
+    "extraVolumes": "pod.volumes",
+    "requestCPU": "container.resources.requests.cpu",
+    "requestMemory": "container.resources.requests.memory",
+    "limitCPU": "container.resources.limits.cpu",
+    "limitMemory": "container.resources.limits.memory",
+    "envFromSecret": "container.envFrom[].secretRef",
+    "extraVolumeMounts": "container.volumeMounts",
+    "podAnnotations": "metadata.annotations",
+    "pvcStorage": "spec.weights.volume.size",
+    "storageClass": "spec.weights.volume.storageClassName",
+    **dict.fromkeys(("name", "enabled", "repository", "tag", "modelURL", "replicaCount", "resources", "requestGPU", "requestGPUType"), ""),
+    **dict.fromkeys(("vllmConfig", "env", "hf_token", "enableLoRA", "enableTool", "toolCallParser", "pvcAccessMode", "shmSize"), ""),
+    **dict.fromkeys(("nodeSelectorTerms", "tolerations", "tolerationsPolicy"), ""),
+}
+"""Settings of the production stack for all models and for one, as in its chart (templates/deployment-vllm-multi.yaml).
+
+Each has the part of the engine that it becomes; those without one are read by the function.
+"""
 _OF_API_SERVER = ("restartPolicy", "serviceAccount", "terminationMessagePath", "terminationMessagePolicy")
 """Fields of Pods and containers that the API server adds."""
 
@@ -201,14 +207,14 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
     passed_on = {"annotations": {name: value for name, value in annotations if str(name).startswith(_PASSED_ON)}}
     settings = {f"{name}ParallelSize": value for name, value in parallelism.items() if name in _SIZES}
     settings |= {setting: lora.get(name) for name, setting in _LORA.items()}
-    expert = ["--enable-expert-parallel"] if parallelism.get("expert") is True else []
+    settings |= {"enableExpertParallel": parallelism.get("expert") is True or None}
     report = Report(advice=[f"Requests went through the router {_EXPOSING}"] if spec.get("router") else [])
     report.advice += [] if container.get("command") else [_PUBLISHED]
     engine = _engine(
         manifest,
         "LLMInferenceService {} of KServe",
         report,
-        container={**container, "args": [*_words(container), *words_of_settings(settings), *expert, *more], "command": []},
+        container={**container, "args": [*_words(container), *words_of_settings(settings), *more], "command": []},
         pod=pod,
         metadata=_pod_metadata(report, manifest, passed_on, spec),
         model=text(spec, "model", "uri"),
@@ -248,6 +254,7 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     if model is None:
         raise ImportRefusedError(f"the InferenceService {name} names the Model {wanted}, which is not in the file. Add it to the file")
     config, resources = mapping(spec, "vllmConfig"), mapping(spec, "resources")
+    requests = {name: resources[name] for name in ("cpu", "memory") if resources.get(name)}
     flags = words_of_settings(config, without=("hfTokenSecretRef", "speculative", "extraArgs"))
     gpus = integer(resources, "gpu") or integer(model, "spec", "hardware", "gpu", "count") or 1
     report = Report(dropped=[*_unread("vllmConfig", config, config.keys() - {"speculative"}), *_unread("spec", spec, POD_FIELDS, _LLMKUBE)])
@@ -259,7 +266,7 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
             "image": text(spec, "image"),
             "args": [*flags, *_listed(config, "extraArgs"), *_listed(spec, "extraArgs")],
             "env": list(objects(spec, "env")),
-            "resources": {"requests": _moved(resources, {"cpu": "cpu", "memory": "memory"}), "limits": {GPU_RESOURCE: gpus}},
+            "resources": {"requests": requests, "limits": {GPU_RESOURCE: gpus}},
         },
         pod=spec,
         metadata=_pod_metadata(report, manifest),
@@ -274,61 +281,54 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
 
 def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> Engine:
     """Return the engine of one model of the production stack. Its settings come before those of all models."""
-    common, report = mapping(values, "servingEngineSpec"), Report(advice=[_ROUTER] if "routerSpec" in values else [])
-    levels = ((common, _STACK_COMMON), (model, _STACK_MODEL))
-    settings = {name: value for each, known in levels for name, value in each.items() if value and name in known}
-    config, token, shared = mapping(settings, "vllmConfig"), settings.get("hf_token"), text(settings, "shmSize")
-    adapters, parser = _adapters_of_stack(model, values, others), text(settings, "toolCallParser")
-    words = words_of_settings(config, without=("v1", "extraArgs", "v0"))
-    words += ["--enable-lora"] if settings.get("enableLoRA") is True and not adapters else []
-    words += ["--enable-auto-tool-choice"] if settings.get("enableTool") is True else []
-    words += [f"--tool-call-parser={parser}"] if parser else []
-    env: list[Manifest] = [{"name": name, "value": str(value)} for name, value in mapping(settings, "configs").items()]
-    env += [*objects(settings, "env"), *(_variable("HF_TOKEN", token) if isinstance(token, str) else [])]
-    repository, secret = text(settings, "repository"), text(settings, "envFromSecret", "name")
-    gpus = {text(settings, "requestGPUType") or GPU_RESOURCE: settings.get("requestGPU", 0)}
-    volume, modes = _moved(settings, _STACK_VOLUME), sequence(settings.get("pvcAccessMode"))
-    volume |= {"accessMode": modes[0]} if modes and modes[0] != "ReadWriteOnce" else {}
-    report.dropped += _unread("modelSpec", model, _STACK_MODEL)
-    report.dropped += _unread("servingEngineSpec", common, _STACK_COMMON)
+    common, config, token = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig"), model.get("hf_token")
+    report = Report(advice=[_ROUTER] if "routerSpec" in values else [])
+    parts: dict[str, Any] = {"container": {"resources": {"limits": {}}}, "pod": {}, "metadata": {}, "spec": {}}
+    report.dropped += [*_unread("modelSpec", model, _STACK_MODEL), *_unread("servingEngineSpec", common, _STACK_COMMON)]
     report.dropped += _unread("values", values, ("servingEngineSpec", "routerSpec", "loraAdapters", "loraController"))
+    for settings, fields in ((common, _STACK_COMMON), (model, _STACK_MODEL)):
+        for name, path in fields.items():
+            if path and settings.get(name):
+                put(parts, path, settings[name])
+    container, pod, spec = parts["container"], parts["pod"], parts["spec"]
+    container["resources"]["limits"][text(model, "requestGPUType") or GPU_RESOURCE] = model.get("requestGPU") or 0
+    container["resources"] = mapping(model, "resources") or container["resources"]
+    if repository := text(model, "repository"):
+        container["image"] = f"{repository}:{text(model, 'tag') or 'latest'}"
+    adapters = _adapters_of_stack(model, values, others)
+    flags = {
+        "enableLora": (model.get("enableLoRA") is True and not adapters) or None,
+        "enableAutoToolChoice": model.get("enableTool") is True or None,
+        "toolCallParser": text(model, "toolCallParser"),
+    }
+    words = [*words_of_settings(config, without=("v1", "extraArgs", "v0")), *words_of_settings(flags)]
+    container["args"] = [*words, *_listed(config, "extraArgs")]
+    env: list[Manifest] = [{"name": name, "value": str(value)} for name, value in mapping(common, "configs").items()]
+    env += [*objects(model, "env"), *(_variable("HF_TOKEN", token) if isinstance(token, str) else [])]
+    container["env"] = [*env, *_variable("VLLM_API_KEY", common.get("vllmApiKey"))]
+    is_own = model.get("tolerationsPolicy") == "override" and model.get("tolerations")
+    pod["tolerations"] = [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]
+    terms = list(objects(model, "nodeSelectorTerms"))
+    if terms and not pod.keys() & {"affinity", "nodeName"}:  # as in the chart, which ignores the terms beside these
+        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    if size := text(model, "shmSize"):
+        container["volumeMounts"] = [*objects(container, "volumeMounts"), {"name": "shm", "mountPath": "/dev/shm"}]
+        pod["volumes"] = [*objects(pod, "volumes"), {"name": "shm", "emptyDir": {"sizeLimit": size}}]
+    modes = sequence(model.get("pvcAccessMode"))
+    if modes and modes[0] != "ReadWriteOnce":
+        put(spec, "weights.volume.accessMode", modes[0])
     return Engine(
         source=f"model {text(model, 'name')} of the production stack",
         name=text(model, "name"),
-        container={
-            "resources": {"requests": _moved(settings, _STACK_REQUESTS), "limits": {**_moved(settings, _STACK_LIMITS), **gpus}},
-            **_moved(settings, _STACK_CONTAINER),
-            "image": f"{repository}:{text(settings, 'tag') or 'latest'}" if repository else "",
-            "args": [*words, *_listed(config, "extraArgs")],
-            "env": [*env, *_variable("VLLM_API_KEY", settings.get("vllmApiKey"))],
-            "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
-            "volumeMounts": [*objects(settings, "extraVolumeMounts"), *([{"name": "shm", "mountPath": "/dev/shm"}] if shared else [])],
-        },
-        pod=_pod_of_stack(settings, common, model),
-        metadata=_pod_metadata(report, {}, {"labels": settings.get("labels"), "annotations": settings.get("podAnnotations")}),
-        model=text(settings, "modelURL"),
+        container=container,
+        pod=pod,
+        metadata=_pod_metadata(report, {}, parts["metadata"]),
+        model=text(model, "modelURL"),
         adapters=adapters,
         token=_reference(token),
-        spec={
-            "replicas": read_integer(model.get("replicaCount")),
-            "rollout": _rollout(mapping(settings, "strategy")),
-            "weights": {"volume": volume} if volume else {},
-        },
+        spec={"replicas": read_integer(model.get("replicaCount")), "rollout": _rollout(mapping(common, "strategy")), **spec},
         report=report,
     )
-
-
-def _pod_of_stack(settings: Manifest, common: Manifest, model: Manifest) -> Manifest:
-    pod = _moved(settings, _STACK_POD)
-    is_own = settings.get("tolerationsPolicy") == "override" and model.get("tolerations")
-    pod["tolerations"] = [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]
-    terms, secret, shared = list(objects(settings, "nodeSelectorTerms")), text(settings, "imagePullSecret"), text(settings, "shmSize")
-    if terms and not pod.keys() & {"affinity", "nodeName"}:  # as in the chart, which ignores the terms beside these
-        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    pod["imagePullSecrets"] = [{"name": secret}] if secret else []
-    pod["initContainers"] = [settings["initContainer"]] if "initContainer" in settings else []
-    pod["volumes"] = [*objects(settings, "extraVolumes"), *([{"name": "shm", "emptyDir": {"sizeLimit": shared}}] if shared else [])]
-    return pod
 
 
 def _adapters_of_stack(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> list[Manifest]:
@@ -354,12 +354,8 @@ def _variable(name: str, given: Any) -> list[Manifest]:
     """Return a variable with a value, or with a reference to a Secret; none without both."""
     if isinstance(given, str) and given:
         return [{"name": name, "value": given}]
-    return [{"name": name, "valueFrom": {"secretKeyRef": reference}}] if (reference := _reference(given)) else []
-
-
-def _moved(source: Manifest, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields with other names. Empty ones are left out."""
-    return {name: value for field, name in names.items() if (value := source.get(field))}
+    reference = _reference(given)
+    return [{"name": name, "valueFrom": {"secretKeyRef": reference}}] if "name" in reference else []
 
 
 def _engine(manifest: Manifest, source: str, report: Report, **parts: Any) -> Engine:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -10,30 +11,30 @@ from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.reading import Manifest, mapping, objects, read_integer, sequence, text
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, read_command_line
+from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, put, read_command_line
 from vllm_operator.cli.imports.pod import PodParts
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 
-_PARALLEL_SIZES = {
-    **dict.fromkeys(("--tensor-parallel-size", "-tp"), "tensor"),
-    **dict.fromkeys(("--pipeline-parallel-size", "-pp"), "pipeline"),
-    **dict.fromkeys(("--data-parallel-size", "-dp"), "data"),
+_FIELDS = {
+    **dict.fromkeys(("--tensor-parallel-size", "-tp"), "parallelism.tensor"),
+    **dict.fromkeys(("--pipeline-parallel-size", "-pp"), "parallelism.pipeline"),
+    **dict.fromkeys(("--data-parallel-size", "-dp"), "parallelism.data"),
+    **dict.fromkeys(("--attention-backend", "VLLM_ATTENTION_BACKEND"), "backends.attention"),
+    **dict.fromkeys(("--all2all-backend", "VLLM_ALL2ALL_BACKEND"), "backends.allToAll"),
+    "--moe-backend": "backends.moe",
 }
-_BACKENDS = {
-    **dict.fromkeys(("--attention-backend", "VLLM_ATTENTION_BACKEND"), "attention"),
-    **dict.fromkeys(("--all2all-backend", "VLLM_ALL2ALL_BACKEND"), "allToAll"),
-    "--moe-backend": "moe",
-}
+"""Flags and variables whose value is that of a field of the spec."""
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
 _SECRET_FLAGS = ("--api-key", "--hf-token")
+_KEY = ("auth.apiKeySecretRef", "", "a key", "API key")
+_TOKEN = ("model.tokenSecretRef", "token", "its value", "token for the hub")
 _SECRETS = {
-    "key": ("auth.apiKeySecretRef", "", "a key", "API key"),
-    "token": ("model.tokenSecretRef", "token", "its value", "token for the hub"),
+    **dict.fromkeys(("--api-key", "VLLM_API_KEY"), _KEY),
+    **dict.fromkeys(("--hf-token", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"), _TOKEN),
 }
-"""Field of the spec for a secret, default of its key in a Secret, and two names for the report."""
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
+"""Flags and variables with a secret: the field of the spec, the default of the key in its Secret, and two names for the report."""
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 _DROPPED = {
     **dict.fromkeys(("--host", "--port", "--uds"), "the engine listens on port 8000 of its Pod, the Service on spec.service.port."),
@@ -67,6 +68,8 @@ class _Translation:
         self.table: VersionTable | None = None
         self.parts = PodParts(engine)
         self.secrets: dict[str, Manifest] = {}
+        caches = {name for cache in (*catalog.caches.compiled, catalog.caches.weights) for name in cache.written}
+        self.dropped = _DROPPED | dict.fromkeys(caches, "the operator keeps all caches on a volume, and sets this variable itself.")
 
     def result(self) -> Manifest:
         engine = self.engine
@@ -86,7 +89,9 @@ class _Translation:
         named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
         self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
         self._devices()
-        self.parts.keep_used(text(self.spec, "model", "uri"), self._other_words())
+        kept = [each for name in ("args", "env") for each in objects(self.spec, "engine", name)]
+        words = [str(word) for each in kept for word in (each.get("value", ""), *each.get("values", ()))]
+        self.parts.keep_used(text(self.spec, "model", "uri"), words)
         self.spec |= engine.spec
         self.spec["podTemplate"] = self.parts.template()
         metadata = {"name": _object_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
@@ -95,11 +100,7 @@ class _Translation:
 
     def _put(self, source: str, path: str, value: Any) -> None:
         """Set a field of the spec, such as `model.revision`, and report where the value comes from."""
-        *parents, name = path.split(".")
-        target = self.spec
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[name] = value
+        put(self.spec, path, value)
         self.report.translated.append(f"{source} is spec.{path}.")
 
     def _version(self, image: str) -> None:
@@ -134,26 +135,17 @@ class _Translation:
         """Sort the flags into fields of the spec and `engine.args`."""
         args: dict[str, dict[str, Any]] = {}
         for written, values in line.flags:
-            flag = self._renamed(written)
-            value = values[0] if values else None
-            if flag in _PARALLEL_SIZES:
-                self._put(f"{flag} {value}", f"parallelism.{_PARALLEL_SIZES[flag]}", read_integer(value) or 1)
-            elif flag == "--enable-expert-parallel":
+            flag, value = self._renamed(written), values[0] if values else ""
+            if flag == "--enable-expert-parallel":
                 self._put(flag, "parallelism.expert", "Enabled")
             elif flag == "--revision":
                 self._put(flag, "model.revision", value)
-            elif flag in _BACKENDS and value is not None:
-                self._put(f"{flag} {value}", f"backends.{_BACKENDS[flag]}", value)
-            elif flag in _SECRET_FLAGS:
-                secret = self.secrets.get((value or "").removeprefix("$(").removesuffix(")"), {})
-                self._secret(flag, "token" if flag == "--hf-token" else "key", secret)
-                if len(values) > 1:
-                    self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
             elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
                 self.report.translated.append(f"{flag} is spec.adapters.")
-            elif flag in _DROPPED:
-                self.report.dropped.append(f"{flag}: {_DROPPED[flag]}")
-            elif flag not in (*_MODEL_FLAGS, *_NAME_FLAGS) and self._has_flag(flag):
+            elif flag in (*_MODEL_FLAGS, *_NAME_FLAGS) or self._translate(flag, value, self.secrets.get(value[2:-1], {})):
+                if len(values) > 1 and flag in _SECRETS:
+                    self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
+            elif self._is_known(flag):
                 self._check_references(values)
                 if flag in args:
                     self.report.dropped.append(f"{flag} {' '.join(args[flag].get('values', [args[flag].get('value', '')]))}: given twice.")
@@ -163,19 +155,39 @@ class _Translation:
             self.spec["engine"]["args"] = list(args.values())
             self.report.kept.append(f"Flags: {', '.join(args)}.")
 
-    def _other_words(self) -> list[str]:
-        """Return the values of flags and variables that stay."""
-        args, env = (list(objects(self.spec, "engine", name)) for name in ("args", "env"))
-        return [str(word) for each in (*args, *env) for word in (each.get("value", ""), *each.get("values", ()))]
+    def _variables(self, variables: Sequence[Manifest]) -> None:
+        env: dict[str, dict[str, Any]] = {}
+        for variable in variables:
+            name, secret = text(variable, "name"), mapping(variable, "valueFrom", "secretKeyRef")
+            if not self._translate(name, text(variable, "value"), secret) and name not in ("", "STORAGE_URI") and self._is_known(name):
+                env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
+        if self.engine.token:
+            self._secret("The token", _TOKEN, self.engine.token)
+        if env:
+            self.spec["engine"]["env"] = list(env.values())
+            self.report.kept.append(f"Variables: {', '.join(env)}.")
+
+    def _translate(self, name: str, value: str, secret: Manifest) -> bool:
+        """Translate or drop a flag or variable according to the tables. Return False if it is in none of them."""
+        if name in _SECRETS:
+            self._secret(name, _SECRETS[name], secret)
+        elif name in self.dropped:
+            self.report.dropped.append(f"{name}: {self.dropped[name]}")
+        elif name in _FIELDS and value:
+            is_size = _FIELDS[name].startswith("parallelism")
+            self._put(f"{name} {value}", _FIELDS[name], (read_integer(value) or 1) if is_size else value)
+        else:
+            return False
+        return True
 
     def _check_references(self, values: Sequence[str]) -> None:
         secret = next((found[1] for value in values for found in REFERENCE.finditer(value) if found[1] in self.secrets), None)
         if secret:
             raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Write the value")
 
-    def _secret(self, source: str, what: str, secret: Manifest) -> None:
-        """Name the Secret of the `key` for clients or of the `token` for the hub. A value is not written."""
-        field, default, whose, title = _SECRETS[what]
+    def _secret(self, source: str, about: tuple[str, str, str, str], secret: Manifest) -> None:
+        """Name the Secret of the key for clients or of the token for the hub. A value is not written."""
+        field, default, whose, title = about
         name, key = text(secret, "name"), text(secret, "key") or default
         if name:
             self._put(source, field, {"name": name, **({"key": key} if key else {})})
@@ -192,42 +204,20 @@ class _Translation:
         self.report.translated.append(f"{flag} is {renamed} in vLLM {self.table.version}.")
         return renamed
 
-    def _has_flag(self, flag: str) -> bool:
+    def _is_known(self, name: str) -> bool:
+        """Return whether this version may have a flag or variable. One that it does not have is reported."""
         table = self.table
-        if table is None or table.knows_flag(flag) or any(known.startswith(flag) for known in table.flags):
+        if table is None:
             return True
-        self._report_missing(flag, "have it", table, table.flags)
-        return False
-
-    def _has_variable(self, name: str) -> bool:
-        table = self.table
-        if table is None or not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name):
-            return True
-        self._report_missing(name, "know it", table, table.variables)
-        return False
-
-    def _report_missing(self, name: str, verb: str, table: VersionTable, known: Collection[str]) -> None:
-        self.report.dropped.append(f"{name}: vLLM {table.version} does not {verb}.{instead_of(name, self.catalog.replacements, known)}")
-
-    def _variables(self, variables: Sequence[Manifest]) -> None:
-        caches = {name for cache in (*self.catalog.caches.compiled, self.catalog.caches.weights) for name in cache.written}
-        dropped = _DROPPED | dict.fromkeys(caches, "the operator keeps all caches on a volume, and sets this variable itself.")
-        env: dict[str, dict[str, Any]] = {}
-        for variable in variables:
-            name, value = text(variable, "name"), text(variable, "value")
-            if name in _TOKENS or name == "VLLM_API_KEY":
-                self._secret(name, "token" if name in _TOKENS else "key", mapping(variable, "valueFrom", "secretKeyRef"))
-            elif name in dropped:
-                self.report.dropped.append(f"{name}: {dropped[name]}")
-            elif name in _BACKENDS and value:
-                self._put(f"{name} {value}", f"backends.{_BACKENDS[name]}", value)
-            elif name not in ("", "STORAGE_URI") and self._has_variable(name):  # the URI is the engine's `model`
-                env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
-        if self.engine.token:
-            self._secret("The token", "token", self.engine.token)
-        if env:
-            self.spec["engine"]["env"] = list(env.values())
-            self.report.kept.append(f"Variables: {', '.join(env)}.")
+        is_flag = name.startswith("-")
+        if is_flag:
+            is_known = table.knows_flag(name) or any(flag.startswith(name) for flag in table.flags)
+        else:
+            is_known = not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name)
+        if not is_known:
+            way = instead_of(name, self.catalog.replacements, table.flags if is_flag else table.variables)
+            self.report.dropped.append(f"{name}: vLLM {table.version} does not {'have' if is_flag else 'know'} it.{way}")
+        return is_known
 
     def _served_name(self, names: Sequence[str]) -> str:
         """Return the first name for clients, by which vLLM also answers, and report the others."""
@@ -242,8 +232,8 @@ class _Translation:
         return names[0]
 
     def _model(self, named: str | None, served: str) -> None:
-        location, revision = _apart(self.given_model or self._location(named))
-        self.spec["model"] = {"uri": location, **({"revision": revision} if revision else {}), **self.spec["model"]}
+        self.spec["model"] = {**_apart(self.given_model or self._location(named)), **self.spec["model"]}
+        location: str = self.spec["model"]["uri"]
         scheme, _, rest = location.partition("://")
         if scheme in _STORES:
             self.report.advice.append(
@@ -265,9 +255,7 @@ class _Translation:
                 self.report.dropped.append(f"The adapter {name} at {text(each, 'uri')}: it is neither on the hub nor on a mounted volume.")
                 self.report.advice.append(f"Copy the adapter {name} to a PersistentVolumeClaim, and add it to spec.adapters.")
             else:
-                location, revision = _apart(uri)
-                adapter = {**each, "uri": location, **({"revision": revision} if revision else {})}
-                self.spec.setdefault("adapters", []).append(adapter)
+                self.spec.setdefault("adapters", []).append({**each, **_apart(uri)})
                 self.report.translated.append(f"The adapter {name} is in spec.adapters.")
 
     def _uri(self, path: str) -> str | None:
@@ -317,10 +305,10 @@ class _Translation:
         self.spec |= {"accelerator": accelerator, "parallelism": sizes | expert}
 
 
-def _apart(uri: str) -> tuple[str, str]:
+def _apart(uri: str) -> dict[str, str]:
     """Split a URI of KServe into the URI and the revision on the hub: `hf://organisation/name:revision`."""
     location, _, revision = uri.removeprefix("hf://").partition(":")
-    return (f"hf://{location}", revision) if uri.startswith("hf://") else (uri, "")
+    return {"uri": f"hf://{location}", "revision": revision} if uri.startswith("hf://") and revision else {"uri": uri}
 
 
 def _modules(values: Sequence[str]) -> list[dict[str, Any]]:
@@ -329,10 +317,9 @@ def _modules(values: Sequence[str]) -> list[dict[str, Any]]:
     for value in values:
         name, _, path = value.partition("=")
         if value.startswith("{"):
-            try:
+            module = {}
+            with suppress(ValueError):
                 module = json.loads(value)
-            except ValueError:
-                module = {}
             name, path = text(module, "name"), text(module, "path")
         modules.append({"name": name, "uri": path})
     return modules
