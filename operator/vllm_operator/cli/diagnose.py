@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from vllm_operator.api.reading import stamp
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.cli.inputs import InputError, name_of_file, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs
@@ -110,20 +111,21 @@ def known_crashes(files: Sequence[str]) -> StartupKnowledge:
 def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     """Return the page about one log: headline, stages, crash, notices."""
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
-    sections = [("Stages", "", _timeline(state) if state.has_start else "")]
+    sections = {"Stages": _timeline(state) if state.has_start else ""}
     if crash := state.crash:
-        place = f" (line {crash.line_number})" if crash.line_number else ""
-        sections += [
-            ("What happened", "", paragraph(crash.cause)),
-            ("What to do", "", paragraph(crash.remedy or "")),
-            ("Read more", "", f"  {crash.reference}" if crash.reference else ""),
-            ("Log", place, "\n".join(f"  | {line}" for line in (crash.excerpt or crash.line).splitlines())),
-        ]
+        sections |= {
+            "What happened": paragraph(crash.cause),
+            "What to do": paragraph(crash.remedy or ""),
+            "Read more": f"  {crash.reference}" if crash.reference else "",
+            f"Log (line {crash.line_number})" if crash.line_number else "Log": "\n".join(
+                f"  | {line}" for line in (crash.excerpt or crash.line).splitlines()
+            ),
+        }
     elif state.cut_off_at is not None:
-        sections.append(("What to do", "", paragraph(_WHOLE.format(line=state.cut_off_at))))
+        sections["What to do"] = paragraph(_WHOLE.format(line=state.cut_off_at))
     notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
-    sections.append(("Also in the log", "", "\n".join(notices)))
-    parts = [f"{bold}{title}{plain}{suffix}\n{body}" for title, suffix, body in sections if body]
+    sections["Also in the log"] = "\n".join(notices)
+    parts = [f"{bold}{title}{plain}\n{body}" for title, body in sections.items() if body]
     return "\n\n".join((f"{bold}{_headline(state, red, green)}{plain}", _facts(state), *parts))
 
 
@@ -143,7 +145,7 @@ def as_json(state: StartupState) -> dict[str, Any]:
         "engineVersion": state.engine_version,
         "stage": state.stage.value,
         "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
-        "stages": [{"stage": stage.value, "enteredAt": _timestamp(since), "seconds": seconds} for stage, since, seconds in stages],
+        "stages": [{"stage": stage.value, "enteredAt": stamp(since), "seconds": seconds} for stage, since, seconds in stages],
         "backends": [{"component": component, "backend": backend} for component, backend in state.observed_backends],
         "cache": {"loaded": state.cache.hits, "built": state.cache.misses, "failedToLoad": state.cache.load_failures},
         "memory": {
@@ -155,10 +157,6 @@ def as_json(state: StartupState) -> dict[str, Any]:
         "crash": None if crash is None else {to_camel(name): getattr(crash, name) for name in _OF_CRASH},
         "cutOffAtLine": state.cut_off_at,
     }
-
-
-def _timestamp(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _headline(state: StartupState, red: str = "", green: str = "") -> str:

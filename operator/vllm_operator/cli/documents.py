@@ -133,12 +133,13 @@ def of_kind(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, An
     return [entry for entry in objects if entry.get("kind") in kinds]
 
 
-def find_deployment(objects: Iterable[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
-    """Return the VLLMDeployment with this name, or the only one. Raises InputError if there is none, or several."""
+def read_deployment(paths: Sequence[str], name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the VLLMDeployment with this name or the only one, and all objects. Raises InputError if there is none, or several."""
+    objects, path = [entry for each in paths for entry in read_objects(each)], ", ".join(paths)
     found = of_kind(objects, KIND)
     named = [entry for entry in found if name is None or name_of(entry) == name]
     if len(named) == 1:
-        return named[0]
+        return named[0], objects
     names = ", ".join(map(name_of, found))
     if not found:
         raise InputError(f"{path} contains no {KIND}")

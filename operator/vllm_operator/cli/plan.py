@@ -9,10 +9,9 @@ the comparison failed.
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
@@ -45,6 +44,10 @@ NEWEST = 0
 """Represents the number of the newest revision."""
 CHOSEN_BY = {ChosenBy.USER: "user", ChosenBy.RULE: "rule", ChosenBy.ENGINE: "vLLM default"}
 _LABEL_WIDTH = 19
+_NEXT_LINE = " \\\n    "
+_IN_FORCE = {"subject": "subject", "inForce": "before", "today": "after", "reasonInForce": "before_reason", "reasonToday": "after_reason"}
+_CHANGED = {"subject": "subject", "before": "before", "after": "after", "reason": "after_reason"}
+"""Members of differences in JSON, from the plan in force and from the previous revision, with the fields for them."""
 _NO_NODES = (
     "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or read "
     "everything from the cluster with --live."
@@ -121,24 +124,20 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
-    manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
-        made = outcome.plan.to_json() if outcome.plan else None
-        documents.print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output)
+        made, manifests = (outcome.plan.to_json(), list(render(resource, outcome.plan))) if outcome.plan else (None, [])
+        documents.print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": manifests}, arguments.output)
     else:
         given = arguments.live or arguments.nodes is not None
-        _print(_plan_page(resource, outcome, inventory, catalog, manifests, nodes_given=given))
+        _print(_plan_page(resource, outcome, inventory, catalog, nodes_given=given))
     return 0 if outcome.plan else REFUSED_STATUS
 
 
 def _show_revision(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
-    if len(arguments.filename or ()) > 1:
-        raise InputError("--revision reads one file")
     if arguments.filename:
-        objects = documents.read_objects(arguments.filename[0])
-        manifest = documents.find_deployment(objects, arguments.filename[0], arguments.name)
+        manifest, objects = documents.read_deployment(arguments.filename, arguments.name)
     else:
         from vllm_operator.cli.live import read_with_revisions  # imported only here, because the Kubernetes client is slow to import
 
@@ -149,8 +148,8 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     why = list(_causes(before, made)) if before is not None else []
     differences = compare(before, made) if before is not None else []
     if arguments.output:
-        found = [{"subject": each.subject, "before": each.before, "after": each.after, "reason": each.after_reason} for each in differences]
-        documents.print_as({"plan": made.to_json(), "causes": why, "differences": found}, arguments.output)
+        found = {"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}
+        documents.print_as(found, arguments.output)
         return 0
     pinned = resource.status.pinned_plan
     state = "in force" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "not in force"
@@ -167,7 +166,9 @@ def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, fo
     """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
     differences = compare(pinned, fresh.plan) if fresh.plan else []
     if form:
-        documents.print_as(_differences_as_json(pinned, fresh, today, differences), form)
+        refusal = None if fresh.plan else refusal_of(fresh)
+        versions = {"catalogVersion": pinned.catalog_version, "todaysCatalogVersion": today}
+        documents.print_as({**versions, "refusal": refusal, "differences": _as_json(differences, _IN_FORCE)}, form)
     else:
         _print(_difference_page(resource, pinned, fresh, today, differences))
     return 0 if fresh.plan and not differences else DIFFERENT_STATUS
@@ -199,13 +200,12 @@ def _read_files(arguments: argparse.Namespace) -> documents.ClusterObjects:
         raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
     if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
         raise InputError("only one of -f and --nodes can be standard input")
-    objects, path = [entry for each in paths for entry in documents.read_objects(each)], ", ".join(paths)
-    manifest = documents.find_deployment(objects, path, arguments.name)
+    manifest, objects = documents.read_deployment(paths, arguments.name)
     nodes = documents.read_objects(arguments.nodes) if arguments.nodes else []
     presets = documents.of_kind(objects, *PRESET_PLURALS)
     for each in (manifest, *presets):
         if problems := violations(each):
-            raise invalid(f"{path}: the {each['kind']} {documents.name_of(each)} is", problems)
+            raise invalid(f"{', '.join(paths)}: the {each['kind']} {documents.name_of(each)} is", problems)
     return documents.ClusterObjects(
         manifest, [*nodes, *documents.of_kind(objects, "ControllerRevision"), *presets], documents.of_kind(nodes, "Pod") or None
     )
@@ -293,21 +293,13 @@ def _causes(before: Plan, made: Plan) -> Iterator[str]:
         yield f"The cache directory changed because of: {changed or 'the digest of the image'}."
 
 
-def _plan_page(
-    resource: VLLMDeployment,
-    outcome: Outcome,
-    inventory: Inventory,
-    catalog: Catalog,
-    manifests: Sequence[Manifest],
-    *,
-    nodes_given: bool,
-) -> list[str]:
+def _plan_page(resource: VLLMDeployment, outcome: Outcome, inventory: Inventory, catalog: Catalog, *, nodes_given: bool) -> list[str]:
     lines = [_title(resource), "", *([] if nodes_given else [*wrap(_NO_NODES, ""), ""])]
     if outcome.refusal is not None:
         lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
     if outcome.plan is not None:
-        lines += _plan_lines(outcome.plan, catalog)
-        lines += _command(manifests)
+        manifests = render(resource, outcome.plan)
+        lines += [*_plan_lines(outcome.plan, catalog), *_command(manifests)]
         lines += section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
     lines += section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
     return lines + section("Invalid node labels", list(inventory.notes))
@@ -384,14 +376,10 @@ def _command(manifests: Sequence[Manifest]) -> list[str]:
     """Return the engine's command line, one flag per line, ready to be pasted into a shell."""
     pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "Deployment"]
     engine: Manifest = next((each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER), {})
-    lines: list[str] = []
-    for word in engine.get("args") or ():
-        if str(word).startswith("-") or not lines:
-            lines.append(shlex.quote(str(word)))
-        else:
-            lines[-1] += f" {shlex.quote(str(word))}"
+    words = enumerate(map(str, engine.get("args") or ()))
+    lines = [f"{_NEXT_LINE if word.startswith('-') or number == 0 else ' '}{shlex.quote(word)}" for number, word in words]
     command = shlex.join(map(str, engine.get("command") or ()))
-    return ["", "Command:", "  " + " \\\n    ".join([command, *lines])] if command else []
+    return ["", "Command:", "".join(["  ", command, *lines])] if command else []
 
 
 def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, differences: Sequence[Difference]) -> list[str]:
@@ -410,22 +398,8 @@ def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, tod
     return lines
 
 
-def _differences_as_json(pinned: Plan, fresh: Outcome, today: str, differences: Sequence[Difference]) -> dict[str, Any]:
-    return {
-        "catalogVersion": pinned.catalog_version,
-        "todaysCatalogVersion": today,
-        "refusal": None if fresh.plan else refusal_of(fresh),
-        "differences": [
-            {
-                "subject": each.subject,
-                "inForce": each.before,
-                "today": each.after,
-                "reasonInForce": each.before_reason,
-                "reasonToday": each.after_reason,
-            }
-            for each in differences
-        ],
-    }
+def _as_json(differences: Sequence[Difference], members: Mapping[str, str]) -> list[dict[str, str | None]]:
+    return [{name: getattr(each, field) for name, field in members.items()} for each in differences]
 
 
 def _difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
