@@ -77,7 +77,7 @@ def described(uri: str, version: str, architecture: str | None, spec: dict[str, 
     lines = [f"{uri.rpartition('/')[2]} on {architecture or 'an unknown GPU'} with {vllm} {version}, {setting}"]
     decision = decide(uri, version, architecture, **spec)
     if decision.refusal is not None:
-        return lines + wrap(f"refused: {decision.refusal.message}", "  ")
+        return lines + wrap(f"refused: {decision.refusal}", "  ")
     users = [f"{choice.component} {choice.backend}" for choice in decision.choices if choice.chosen_by == "User"]
     lines.append(f"  planned: {', '.join(users) or 'without it'}")
     return lines + [line for text in notes_of(decision) for line in wrap(f"note: {text}", "  ")]

@@ -157,7 +157,7 @@ def _disagreement(question: Question, selection: Selection, backend: str, decisi
 
 
 def _has_setting(decision: BackendDecision) -> bool:
-    return decision.refusal is None or " has no setting for " not in decision.refusal.message
+    return decision.refusal is None or " has no setting for " not in decision.refusal
 
 
 def _backend(question: Question, decision: BackendDecision) -> str | None:
@@ -178,7 +178,7 @@ def _is_planned(question: Question, backend: str, decision: BackendDecision) -> 
 
 
 def _said(decision: BackendDecision) -> str:
-    return decision.refusal.message if decision.refusal else " ".join([str(chosen(decision)), *notes_of(decision)])
+    return decision.refusal if decision.refusal else " ".join([str(chosen(decision)), *notes_of(decision)])
 
 
 @cache

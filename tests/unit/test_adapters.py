@@ -18,7 +18,8 @@ from vllm_operator.api.spec import AdapterSpec
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.kube.client import POD
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.planning.engine.adapters import AdapterError, adapter_path, check_adapters, plan_adapters
+from vllm_operator.planning.engine.adapters import adapter_path, check_adapters, plan_adapters
+from vllm_operator.planning.pod_template import SpecError
 from vllm_operator.rendering import pod as rendering
 from vllm_operator.sizing.model_facts import ModelFiles
 from vllm_operator.sizing.parallelism import ParallelShape
@@ -138,7 +139,7 @@ def test_another_source_has_another_path_so_that_a_change_replaces_the_pods(chan
 
 
 def test_an_adapter_with_the_name_of_the_model_is_refused() -> None:
-    with pytest.raises(AdapterError, match=r"The adapter llama in spec\.adapters has the name of the model\."):
+    with pytest.raises(SpecError, match=r"The adapter llama in spec\.adapters has the name of the model\."):
         check_adapters(resource({**SQL, "name": "llama"}, servedName="llama").spec)
 
 

@@ -84,8 +84,7 @@ def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"}]}
     refused = decide(LLAMA, "0.20.1", "sm_90", engine=engine)
     assert refused.refusal is not None
-    assert refused.refusal.reason == "KnownBad"
-    assert "Remove the variable" in refused.refusal.message
+    assert "Remove the variable" in refused.refusal
     assert decide(LLAMA, "0.24.0", "sm_90", engine=engine).refusal is None
 
 
@@ -128,8 +127,8 @@ def test_a_forced_backend_is_asked_for_the_way_the_version_takes_it(version: str
 def test_a_forced_backend_that_the_version_does_not_have_is_refused_with_those_it_has() -> None:
     refusal = decide(DEEPSEEK, "0.20.1", "sm_90", backends={"moe": "FLASHINFER_B12X"}).refusal
     assert refusal is not None
-    assert "vLLM 0.20.1" in refusal.message
-    assert "FLASHINFER_CUTLASS" in refusal.message
+    assert "vLLM 0.20.1" in refusal
+    assert "FLASHINFER_CUTLASS" in refusal
 
 
 def test_a_backend_set_by_the_users_own_flag_counts_as_the_users_choice() -> None:
@@ -149,7 +148,7 @@ def test_a_version_older_than_all_known_gets_no_setting_and_cannot_be_forced() -
     assert decide(DEEPSEEK, "0.10.2", "sm_100").choices == ()
     refusal = decide(DEEPSEEK, "0.10.2", "sm_100", backends={"moe": "TRITON"}).refusal
     assert refusal is not None
-    assert "spec.engine.args" in refusal.message
+    assert "spec.engine.args" in refusal
 
 
 def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
@@ -174,7 +173,7 @@ def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
 def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri: str, tensor: int, expert: str, refused: bool) -> None:
     refusal = decide(uri, "0.24.0", "sm_90", parallelism={"tensor": tensor, "expert": expert}).refusal
     assert (refusal is not None) is refused
-    assert refusal is None or "spec.parallelism.expert to Enabled" in refusal.message
+    assert refusal is None or "spec.parallelism.expert to Enabled" in refusal
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_what_cannot_work_is_refused_with_what_can_be_done(
 ) -> None:
     refusal = decide(uri, version, architecture, **spec).refusal
     assert refusal is not None, what
-    assert any(word in refusal.message for word in ("Use ", "Set ", "Leave ", "Remove ", "Give ", "What can be asked for here"))
+    assert any(word in refusal for word in ("Use ", "Set ", "Leave ", "Remove ", "Give ", "What can be asked for here"))
 
 
 def test_the_only_kernel_for_sparse_attention_on_sm120_gets_the_cache_it_needs() -> None:

@@ -45,4 +45,4 @@ def test_a_decision_is_reached_and_what_the_user_set_is_not_set_again(
     decision = decide(uri, version, architecture, engine=engine, backends=backends, allow_known_bad=allow)
     assert {variable.name for variable in decision.env}.isdisjoint(environment)
     assert {argument.name for argument in decision.args}.isdisjoint(arguments)
-    assert decision.refusal is None or decision.refusal.message
+    assert decision.refusal is None or decision.refusal

@@ -38,7 +38,7 @@ def test_another_cache_leaves_triton_for_attention() -> None:
     assert chosen(own)["Attention"] == ("CUTE_PAGED", "Rule")
     forced = decide(QWEN, "0.20.1", "sm_121", engine=with_flags(kv_cache_dtype="auto"), backends={"attention": "CUTE_PAGED"})
     assert forced.refusal is not None
-    assert "FP8 KV cache only" in forced.refusal.message
+    assert "FP8 KV cache only" in forced.refusal
 
 
 def test_the_output_projection_is_split_for_latency() -> None:
@@ -83,7 +83,7 @@ def test_tq_becomes_what_the_start_script_makes_of_it() -> None:
     ]
     refusal = decide(QWEN, "0.20.1", "sm_121", engine={"args": [{"name": "--tq"}]}).refusal
     assert refusal is not None
-    assert "turboquant_4bit_nc" in refusal.message
+    assert "turboquant_4bit_nc" in refusal
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_flags_of_the_start_script_do_not_reach_vllm_serve(flag: str, instead: l
 def test_other_gpus_are_refused(architecture: str) -> None:
     refusal = decide(QWEN, "0.20.1", architecture, engine=NVLLM).refusal
     assert refusal is not None
-    assert "GB10 (sm_121) and GH200 (sm_90)" in refusal.message
+    assert "GB10 (sm_121) and GH200 (sm_90)" in refusal
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])

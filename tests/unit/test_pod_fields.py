@@ -13,7 +13,6 @@ from vllm_operator.kube.client import DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.planning.pod_template import (
     MOST,
     SCHEMA_PATH,
-    UnknownField,
     find_kept_labels,
     find_unknown_fields,
     read_pod_schema,
@@ -78,7 +77,7 @@ SCHEMA = read_pod_schema(DOCUMENT)
     ],
 )
 def test_unknown_fields_are_found_where_they_are(template: Any, want: list[tuple[str, str]]) -> None:
-    assert [(field.path, field.near) for field in find_unknown_fields(template, SCHEMA)] == want
+    assert list(find_unknown_fields(template, SCHEMA)) == [f"{path} (did you mean {near}?)" if near else path for path, near in want]
 
 
 def test_a_template_full_of_slips_is_bounded_and_so_is_what_is_said() -> None:
@@ -111,7 +110,7 @@ ANY = st.recursive(
 @given(st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), ANY))
 def test_any_template_is_read(template: dict[str, Any]) -> None:
     for field in find_unknown_fields(template, SCHEMA):
-        assert isinstance(field, UnknownField)
+        assert field.startswith("podTemplate.")
 
 
 @given(ANY, st.sampled_from(["properties", "allOf", "$ref", "items"]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.plans import deployment, refusal
-from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
+from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user
 from vllm_operator.rendering.pod_template import merge_pod_template
 
 RENDERED: dict[str, Any] = {
@@ -94,7 +94,7 @@ def test_a_part_with_nothing_below_it_removes_nothing(template: dict[str, Any]) 
     ],
 )
 def test_a_container_that_is_none_of_the_pods_needs_an_image(spec: dict[str, Any], want_message: str) -> None:
-    with pytest.raises(PodTemplateError, match=want_message):
+    with pytest.raises(SpecError, match=want_message):
         check_containers({"spec": spec})
 
 
@@ -219,9 +219,9 @@ def test_the_user_of_the_engine_is_read_where_kubernetes_reads_it(spec: dict[str
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_the_field(template: dict[str, Any], want_message: str) -> None:
-    with pytest.raises(PodTemplateError, match=want_message):
+    with pytest.raises(SpecError, match=want_message):
         check_pod_template(template)
-    with pytest.raises(PodTemplateError, match=want_message):
+    with pytest.raises(SpecError, match=want_message):
         merge_pod_template(RENDERED, template)
 
 
@@ -237,7 +237,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(NAMES, VALUES, max_size=3) | st.fixed_dictionaries({"spec": st.dictionaries(NAMES, VALUES, max_size=4)}))
 def test_any_template_is_merged_or_refused_and_merging_twice_is_merging_once(template: dict[str, Any]) -> None:
-    with contextlib.suppress(PodTemplateError):
+    with contextlib.suppress(SpecError):
         once = merge_pod_template(RENDERED, template)
         assert merge_pod_template(once, template) == once
 
@@ -246,13 +246,13 @@ def test_a_template_that_is_too_deep_or_too_large_is_refused_before_anything_wal
     deep: dict[str, Any] = {}
     for _ in range(100):
         deep = {"a": [deep]}
-    with pytest.raises(PodTemplateError, match="more than 50 levels of nesting"):
+    with pytest.raises(SpecError, match="more than 50 levels of nesting"):
         check_pod_template({"spec": {"affinity": deep}})
     for _ in range(300):
         deep = {"a": [deep]}
     _, message = refusal(deployment(podTemplate={"spec": {"affinity": deep}}))
     assert "podTemplate has more than 50 levels of nesting" in message
     variables = [{"name": f"A{number}", "value": "x"} for number in range(4000)]
-    with pytest.raises(PodTemplateError, match="more than 10000 values"):
+    with pytest.raises(SpecError, match="more than 10000 values"):
         check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables}]}})
     check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables[:3000]}]}})

@@ -14,7 +14,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.serving import plan_deadline, plan_patience
-from vllm_operator.planning.pod_template import PodTemplateError
+from vllm_operator.planning.pod_template import SpecError
 from vllm_operator.planning.presets import merge_preset
 from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.container import render_arguments
@@ -230,5 +230,5 @@ def test_no_variable_of_vllm_differs_from_pod_to_pod() -> None:
 
 
 def test_a_template_that_cannot_be_merged_is_refused() -> None:
-    with pytest.raises(PodTemplateError, match="podTemplate has"):
+    with pytest.raises(SpecError, match="podTemplate has"):
         render(resource({"podTemplate": {"containers": []}}), PLAN)

@@ -276,6 +276,6 @@ def _find_refusals(name: str, version: str, form: str, files: ModelFiles, catalo
         expert = "Enabled" if parallel.expert else None
         sized = spec.model_copy(update={"parallelism": ParallelismSpec(tensor=parallel.tensor, expert=expert)})
         decision = choose_backends(resolved, describe_rule_input(sized, resolved, facts, architecture), catalog.rules, model=name)
-        return decision.refusal.message.removesuffix(ALLOW_ANYWAY).strip() if decision.refusal is not None else ""
+        return (decision.refusal or "").removesuffix(ALLOW_ANYWAY).strip()
 
     return refuse

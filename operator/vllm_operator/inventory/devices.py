@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.reading import mapping, objects, read_count, read_mebibytes, read_text, sequence, text
-from vllm_operator.catalog.gpus import Version, architecture_of, read_version
+from vllm_operator.catalog.gpus import read_version
+from vllm_operator.inventory.node_labels import valid_architecture
 from vllm_operator.inventory.pools import GPU_DEVICE_CLASS, MIG_DEVICE_CLASS, Pool, Source, Usage
 from vllm_operator.pods.owner import instance_of
 
@@ -32,10 +33,9 @@ class Device:
 
 
 def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, ...]]:
-    """Return the devices by node name.
+    """Return the devices by node name, without ResourceSlices of other drivers or without a single node.
 
-    ResourceSlices of other drivers or without a single node are ignored. A whole GPU that is listed together with its MIG devices is
-    ignored, because it cannot be allocated.
+    A whole GPU that is listed together with its MIG devices is left out, because it cannot be allocated.
     """
     found: dict[str, list[Device]] = {}
     for entry in slices:
@@ -59,7 +59,7 @@ def _device(raw: Mapping[str, Any], pool: str) -> Device | None:
     kind = _attribute(attributes, "type", "string")
     if kind not in ("gpu", "mig"):
         return None
-    architecture = _architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version")))
+    architecture = valid_architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version")) or ())
     cuda = read_version(_attribute(attributes, "cudaDriverVersion", "version"))
     product = read_text(_attribute(attributes, "productName", "string"))
     facts = Pool(
@@ -82,12 +82,6 @@ def _attribute(attributes: Mapping[str, Any], name: str, kind: str) -> Any:
     return mapping(value).get(kind)
 
 
-def _architecture(capability: Version | None) -> str | None:
-    if capability is None or len(capability) < 2 or not 0 < capability[0] < 100 or capability[1] > 9:
-        return None
-    return architecture_of(capability[:2])
-
-
 def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:
     partitioned = {device.parent_uuid for device in devices if device.pool.mig_profile and device.uuid and device.parent_uuid}
     return tuple(device for device in devices if device.pool.mig_profile or device.uuid not in partitioned)
@@ -95,10 +89,9 @@ def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """The devices that Pods of the cluster use: of all Pods, and of the Pods of each VLLMDeployment. No other data of Pods is kept.
+    """The devices that Pods of the cluster use: of all Pods, and of the Pods of each VLLMDeployment.
 
-    `claimed` are the identities of the devices that ResourceClaims hold, by the uid of the Pod that owns the claim; None if they were not
-    read.
+    `claimed` are the devices that ResourceClaims hold (see `read_claims`); None if they were not read.
     """
 
     all: Usage = field(default_factory=dict)
@@ -118,14 +111,11 @@ class HeldDevices:
 
 
 def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[str]]:
-    """Return the devices of NVIDIA's driver that ResourceClaims hold, by the uid of the Pod that owns the claim.
-
-    Any value is valid input.
-    """
+    """Return the devices of NVIDIA's driver that ResourceClaims hold, by the uid of the Pod that owns the claim. Any value is valid."""
     found: dict[str, frozenset[str]] = {}
     for claim in claims:
         results = (each for each in objects(claim, "status", "allocation", "devices", "results") if each.get("driver") == DRIVER)
-        named = {device_identity(text(each, "pool"), text(each, "device")) for each in results}
+        named = (device_identity(text(each, "pool"), text(each, "device")) for each in results)
         devices = frozenset(identity for identity in named if identity is not None)
         pod = next((text(owner, "uid") for owner in objects(claim, "metadata", "ownerReferences") if owner.get("kind") == "Pod"), "")
         if devices:
@@ -134,10 +124,7 @@ def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[s
 
 
 def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> HeldDevices:
-    """Add up the requests of Pods on nodes. Pods that have ended hold no device. Any value is valid input.
-
-    `claims` are the ResourceClaims of the cluster; None if they were not read.
-    """
+    """Add up the requests of Pods on nodes. Any value is valid input. `claims` is None if they were not read."""
     used: Counter[tuple[str, str]] = Counter()
     own: dict[Owner, Counter[tuple[str, str]]] = {}
     for pod in pods:
@@ -167,7 +154,7 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
     return Counter({name: amount for name, value in asked.items() if str(name).startswith(PREFIX) and (amount := read_count(value))})
 
 
-def deployment_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
+def deployment_of(pod: Mapping[str, Any]) -> Owner | None:
     """Return namespace and name of the VLLMDeployment that a Pod belongs to; None if there is none."""
     name = instance_of(pod)
     return (text(pod, "metadata", "namespace"), name) if name is not None else None

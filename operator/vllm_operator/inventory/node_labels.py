@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.reading import read_integer
-from vllm_operator.catalog.gpus import GPUs, LabelTable, architecture_of, read_version
+from vllm_operator.catalog.gpus import GPUs, LabelTable, Version, architecture_of, read_version
 from vllm_operator.inventory.pools import Pool, Source
 
 PREFIX = "nvidia.com/"
@@ -33,10 +33,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeLabels:
-    """The GPUs of one node according to its labels: the facts in `pool`.
+    """The GPUs of one node according to its labels: the facts in `pool`, and the unchanged value of gpu.product.
 
-    `count` is the number of GPUs, `replicas` the number of Pods on each; None if unknown. `product_label` is the unchanged value of
-    gpu.product.
+    `count` is the number of GPUs, `replicas` the number of Pods on each; None if unknown.
     """
 
     pool: Pool
@@ -76,7 +75,10 @@ def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeLabels:
     product, profile, shared = split_product(product_label) if product_label else (None, None, False)
     replicas = _integer(labels, f"{PREFIX}gpu.replicas", note)
     sharing = labels.get(f"{PREFIX}gpu.sharing-strategy", "none")
-    architecture = _gfd_architecture(labels, note)
+    capability = tuple(part for name in (MAJOR, MINOR) if (part := _integer(labels, name, note)) is not None)
+    architecture = valid_architecture(capability)
+    if architecture is None and len(capability) > 1:
+        note(f"the compute capability {'.'.join(map(str, capability))} in its labels is impossible")
     # the product identifies the nodes, or the compute capability if the product is unknown
     identity = (PRODUCT,) if product_label else (MAJOR, MINOR)
     major, minor = _first(labels, CUDA_MAJOR, read_integer, note), _first(labels, CUDA_MINOR, read_integer, note)
@@ -97,24 +99,18 @@ def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeLabels:
     return NodeLabels(pool, product_label, _integer(labels, f"{PREFIX}gpu.count", note), replicas)
 
 
-def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
-    major, minor = _integer(labels, MAJOR, note), _integer(labels, MINOR, note)
-    if major is None or minor is None:
-        return None
-    if not (0 < major < 100 and minor < 10):
-        note(f"the compute capability {major}.{minor} in its labels is impossible")
-        return None
-    return architecture_of((major, minor))
+def valid_architecture(capability: Version) -> str | None:
+    """Return the architecture of a compute capability; None if no GPU can have it."""
+    return architecture_of(capability[:2]) if len(capability) > 1 and 0 < capability[0] < 100 and 0 <= capability[1] < 10 else None
 
 
 def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeLabels, gpus: GPUs, note: Note) -> NodeLabels:
     product = gpus.product(name)
     if product is None:
         return rest
-    memory = _integer(labels, table.memory_label, note) if table.memory_label else None
-    profile = labels.get(table.mig_label) or None if table.mig_label else None
-    sharing = labels.get(table.sharing_label) or None if table.sharing_label else None
-    identity = [table.key, *((table.mig_label,) if table.mig_label and profile else ())]
+    memory = _integer(labels, table.memory_label or "", note)
+    profile, sharing = labels.get(table.mig_label or "") or None, labels.get(table.sharing_label or "") or None
+    identity = [table.key, *([table.mig_label] if table.mig_label and profile else [])]
     pool = replace(
         rest.pool,
         source=Source.CLOUD,
@@ -127,7 +123,7 @@ def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: N
         host=product.host,
         labels=tuple((name, labels[name]) for name in identity),
     )
-    return replace(rest, pool=pool, count=_integer(labels, table.count_label, note) if table.count_label and not profile else None)
+    return replace(rest, pool=pool, count=None if profile else _integer(labels, table.count_label or "", note))
 
 
 def _integer(labels: Mapping[str, str], name: str, note: Note) -> int | None:

@@ -129,29 +129,26 @@ def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
     merged: dict[Pool, list[Pool]] = {}
     for pool in pools:
         merged.setdefault(replace(pool, nodes=(), uuids=(), devices=()), []).append(pool)
-    joined = [
-        replace(
-            key,
-            nodes=tuple(sorted({node for pool in same for node in pool.nodes})),
-            uuids=tuple(sorted({uuid for pool in same for uuid in pool.uuids})),
-            devices=tuple(sorted({device for pool in same for device in pool.devices})),
-        )
-        for key, same in merged.items()
-    ]
+
+    def union(same: list[Pool], name: str) -> tuple[Any, ...]:
+        return tuple(sorted({each for pool in same for each in getattr(pool, name)}))
+
+    joined = (
+        replace(key, nodes=union(same, "nodes"), uuids=union(same, "uuids"), devices=union(same, "devices")) for key, same in merged.items()
+    )
     return tuple(sorted(joined, key=lambda pool: (pool.nodes, pool.resource, repr(pool))))
 
 
 class _Node:
     def __init__(self, name: str, node: Mapping[str, Any], devices: Sequence[Device], gpus: GPUs, notes: set[str]) -> None:
-        metadata, status = mapping(node.get("metadata")), mapping(node.get("status"))
-        self.name = name
-        self.devices = devices
-        self.gpus = gpus
-        self.labels = {key: value for key, value in mapping(metadata.get("labels")).items() if _is_label(value)}
-        self.unschedulable = mapping(node.get("spec")).get("unschedulable") is True
-        self.ready = _is_ready(status)
-        self.allocatable = mapping(status["allocatable"]) if isinstance(status.get("allocatable"), Mapping) else None
-        self.notes = notes
+        status = mapping(node, "status")
+        self.name, self.devices, self.gpus, self.notes = name, devices, gpus, notes
+        labels = mapping(node, "metadata", "labels")  # a file may contain any value
+        self.labels = {key: value for key, value in labels.items() if isinstance(value, str) and len(value) <= LABEL_LENGTH}
+        self.unschedulable = mapping(node, "spec").get("unschedulable") is True
+        # a node without conditions, as in a file, is ready
+        self.ready = all(each.get("status") == "True" for each in objects(status, "conditions") if each.get("type") == "Ready")
+        self.allocatable = status["allocatable"] if isinstance(status.get("allocatable"), dict) else None
 
     def note(self, what: str) -> None:
         self.notes.add(f"Node {self.name}: {what}")
@@ -178,7 +175,8 @@ class _Node:
             return {GPU_RESOURCE: offered} if offered else {}
         found: dict[str, int] = {}
         for name, amount in self.allocatable.items():
-            if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or _is_slice(name):
+            is_slice = str(name).startswith(MIG_RESOURCE_PREFIX) and len(name) <= LABEL_LENGTH
+            if is_slice or name in (GPU_RESOURCE, SHARED_GPU_RESOURCE):
                 number = read_count(amount)
                 if number is None:
                     self.note(f"the amount of {name[:63]} has the invalid value {str(amount)[:63]!r}")
@@ -205,7 +203,6 @@ class _Node:
         return tuple(problem for problem, exists in problems.items() if exists)
 
     def _offered(self, pool: Pool, read: NodeLabels, resource: str, amount: int) -> Pool:
-        """Return the pool of an extended resource."""
         offered = replace(pool, resource=resource, count=amount)
         if resource.startswith(MIG_RESOURCE_PREFIX):
             return self._slices(offered)
@@ -248,38 +245,17 @@ class _Node:
         )
 
     def _claimable(self, pool: Pool) -> list[Pool]:
-        """Return the pools of devices for ResourceClaims."""
         kinds: dict[Pool, list[Device]] = {}
         for device in self.devices:
             kinds.setdefault(device.pool, []).append(device)
+        node = {name: getattr(pool, name) for name in ("mig_strategy", "host", "problems", "nodes")}
         return [
             replace(
                 kind,
                 count=len(devices),
-                mig_strategy=pool.mig_strategy,
-                host=pool.host,
-                problems=pool.problems,
                 uuids=tuple(device.uuid for device in devices if device.uuid),
                 devices=tuple((self.name, device.identity) for device in devices if device.identity),
-                nodes=pool.nodes,
+                **node,
             )
             for kind, devices in kinds.items()
         ]
-
-
-def _is_slice(resource: Any) -> bool:
-    return isinstance(resource, str) and resource.startswith(MIG_RESOURCE_PREFIX) and len(resource) <= LABEL_LENGTH
-
-
-def _is_label(value: Any) -> bool:
-    """Return whether a value has the type and length of a label value. A file may contain any value."""
-    return isinstance(value, str) and len(value) <= LABEL_LENGTH
-
-
-def _is_ready(status: Mapping[str, Any]) -> bool:
-    """Return whether the node is ready. A node without conditions, as in a file, is ready."""
-    return all(
-        mapping(condition).get("status") == "True"
-        for condition in sequence(status.get("conditions"))
-        if mapping(condition).get("type") == "Ready"
-    )

@@ -7,6 +7,7 @@ available both from the device plugin and for ResourceClaims also belongs to two
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any
 
 from vllm_operator.api.reading import mapping, read_text, sequence
@@ -47,14 +48,12 @@ class Taint:
         return any(self._matches(mapping(each)) for each in sequence(tolerations))
 
     def _matches(self, toleration: Mapping[str, Any]) -> bool:
+        key, operator = toleration.get("key"), toleration.get("operator") or "Equal"
         if (toleration.get("effect") or self.effect) != self.effect:
             return False
-        operator = toleration.get("operator") or "Equal"
-        if not toleration.get("key"):
+        if not key:
             return bool(operator == "Exists")
-        if toleration["key"] != self.key:
-            return False
-        return bool(operator != "Equal" or (toleration.get("value") or "") == self.value)
+        return bool(key == self.key and (operator != "Equal" or (toleration.get("value") or "") == self.value))
 
 
 def read_taints(spec: Any) -> tuple[Taint, ...]:
@@ -88,30 +87,16 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One kind of device on a set of equal nodes.
+    """One kind of device on a set of equal nodes. None: unknown.
 
-    Attributes:
-        architecture: Such as `sm_90`; None if unknown.
-        product: As in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing; None if unknown.
-        memory_mebibytes: Memory of one GPU or MIG slice; None if unknown (always on GB10).
-        count: Devices on each node.
-        resource: Extended resource, or device class if `claims` is set.
-        claims: Whether devices are requested with a ResourceClaim (dynamic resource allocation), not as an extended resource.
-        mig_profile: Such as `1g.10gb` if the devices are MIG slices.
-        mig_strategy: `single` or `mixed`.
-        shared: Whether several Pods share a device (time-slicing or MPS).
-        time_slices: Number of Pods that share a device by time-slicing; None without time-slicing, or if unknown.
-        host: CPU architecture of the nodes as in kubernetes.io/arch.
-        driver: Version of the GPU driver.
-        cuda: Highest CUDA version that the driver supports.
-        source: Source of these facts.
-        labels: Labels, common to all nodes of the pool, that identify the GPU.
-        upgrade_label: Label with the CUDA major of the driver, if the nodes have it.
-        problems: Why the nodes are unavailable; empty if they are available.
-        uuids: UUIDs of the devices, if ResourceSlices list them.
-        devices: Node and identity (see `Device`) of each device for ResourceClaims.
-        nodes: Names of the nodes, sorted.
-        provider: Source of nodes that do not exist yet, for example `NodePool gpu`; None for existing nodes.
+    `architecture` is such as `sm_90`; `product` is as in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing.
+    `memory_mebibytes` is that of one GPU or MIG slice (always unknown on GB10), `count` the number of devices on each node. `resource` is
+    an extended resource, or a device class if the devices are requested with a ResourceClaim (`claims`). `mig_profile`, such as `1g.10gb`,
+    is None for whole GPUs; `mig_strategy` is `single` or `mixed`. `shared`: several Pods share a device by time-slicing or MPS;
+    `time_slices` is their number with time-slicing. `host` is as in kubernetes.io/arch, `cuda` the highest version that the driver
+    supports, and `upgrade_label` the label with its major. `labels` are common to all nodes, and identify the GPU. `problems`: why the
+    nodes are unavailable. `devices` are node and identity (see `Device`) of each device for ResourceClaims. `provider` is the source of
+    nodes that do not exist yet, for example `NodePool gpu`.
     """
 
     architecture: str | None = None
@@ -158,8 +143,6 @@ class Inventory:
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
         """Return the inventory with additional pools of nodes that do not exist, each with the labels that its nodes would have."""
         added = tuple(templates)
-        if not added:
-            return self
         labels = {pool.nodes[0]: labels for pool, labels in added}
         return replace(self, pools=(*self.pools, *(pool for pool, _ in added)), labels={**self.labels, **labels})
 
@@ -186,8 +169,5 @@ class Inventory:
 
     def most_per_node(self, like: Pool) -> int | None:
         """Return the largest number of these devices on a node; None if unknown."""
-
-        def kind(pool: Pool) -> tuple[str | None, ...]:
-            return pool.architecture, pool.product, pool.mig_profile, pool.resource
-
+        kind = attrgetter("architecture", "product", "mig_profile", "resource")
         return max((pool.count for pool in self.pools if kind(pool) == kind(like)), default=0) or None

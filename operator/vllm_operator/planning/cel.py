@@ -10,9 +10,8 @@ from celpy import celtypes
 from celpy.evaluation import CELEvalError
 
 LEVELS = 16
-"""Maximum depth of values that rules can read. Deeper levels, and values of other types, exist only in Pod templates, which have no
-rules.
-"""
+"""Maximum depth of values that rules can read. Only Pod templates, which have no rules, have deeper levels and values of other types."""
+_ENVIRONMENT = celpy.Environment()
 
 
 def holds(rule: str, subject: celtypes.Value) -> bool:
@@ -24,14 +23,8 @@ def holds(rule: str, subject: celtypes.Value) -> bool:
 
 
 @cache
-def _environment() -> celpy.Environment:
-    return celpy.Environment()
-
-
-@cache
 def _program(rule: str) -> celpy.Runner:
-    environment = _environment()
-    return environment.program(environment.compile(_OPTIONAL.sub(r"optional(\1, '\2', ", rule)), functions=_FUNCTIONS)
+    return _ENVIRONMENT.program(_ENVIRONMENT.compile(_OPTIONAL.sub(r"optional(\1, '\2', ", rule)), functions=_FUNCTIONS)
 
 
 def to_cel(value: Any, levels: int = LEVELS) -> celtypes.Value:

@@ -3,23 +3,21 @@
 Differences are in the preset, the GPU and its resource, the image, backends, variables and flags, but not in the wording of reasons.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.plan import BackendChoice, ChosenBy, Plan, PlannedArgument, PlannedPreset, PlannedVariable
-from vllm_operator.api.status import ConditionStatus
+from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.api.plan import ChosenBy, Plan, PlannedPreset
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.text.wording import count
+from vllm_operator.text.wording import count, few
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of planning one VLLMDeployment.
+    """The result of planning one VLLMDeployment. `plan` is None if and only if `accepted` or `planned` is not True.
 
-    `plan` is None if and only if `accepted` or `planned` is not True. If `plan` is a pinned plan, `today` is the result of a new planning
-    run, and `drift` has one sentence for each difference.
+    If `plan` is a pinned plan, `today` is the result of planning anew, and `drift` has one sentence for each difference.
     """
 
     accepted: Verdict
@@ -31,15 +29,14 @@ class Outcome:
     @property
     def refusal(self) -> Verdict | None:
         """Why there is no plan; None if there is one."""
-        if self.plan is not None:
-            return None
-        return self.planned if self.accepted.status is ConditionStatus.TRUE else self.accepted
+        refused = self.planned if self.accepted.status is TRUE else self.accepted
+        return refused if self.plan is None else None
 
 
 def not_accepted(verdict: Verdict) -> Outcome:
     """Return the outcome for a spec that is not accepted."""
     message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
-    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
+    return Outcome(verdict, Verdict(FALSE, Reason.NOT_ACCEPTED, message), None)
 
 
 def summarize_gpu(made: Plan, gpus: GPUs) -> str:
@@ -105,9 +102,11 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
         ("The image", pinned.image, fresh.image),
     ):
         differences += [Difference(subject, before or "unknown", after or "unknown")] if before != after else []
-    differences += _settings("The backend of {}", _backends(pinned.backends), _backends(fresh.backends))
-    differences += _settings("The variable {}", _values(pinned.env), _values(fresh.env))
-    return differences + _settings("The flag {}", _values(pinned.args), _values(fresh.args))
+    for old, new in zip(_settings(pinned), _settings(fresh), strict=True):
+        for name in sorted(old.keys() | new.keys()):
+            (was, reason), (is_now, new_reason) = old.get(name, NOTHING), new.get(name, NOTHING)
+            differences += [Difference(name, was, is_now, reason, new_reason)] if was != is_now else []
+    return differences
 
 
 def refusal_of(fresh: Outcome) -> str:
@@ -124,8 +123,7 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
             fields += [f"{name}.{part}" for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
         else:
             fields.append(name)
-    more = len(fields) - FIELDS_SHOWN
-    return ", ".join(fields[:FIELDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return few(fields, FIELDS_SHOWN)
 
 
 def _presets(old: PlannedPreset | None, new: PlannedPreset | None) -> list[Difference]:
@@ -140,18 +138,9 @@ def _gpu(plan: Plan) -> str:
     return f"{plan.product or 'a GPU'} ({plan.architecture})" if plan.architecture else plan.product or ""
 
 
-def _backends(choices: Iterable[BackendChoice]) -> dict[str, Setting]:
-    return {choice.component: (choice.backend, choice.reason) for choice in choices}
-
-
-def _values(settings: Iterable[PlannedVariable | PlannedArgument]) -> dict[str, Setting]:
-    return {each.name: ((each.text if isinstance(each, PlannedArgument) else each.value) or "", each.reason) for each in settings}
-
-
-def _settings(subject: str, before: Mapping[str, Setting], after: Mapping[str, Setting]) -> list[Difference]:
-    differences = []
-    for name in sorted(before.keys() | after.keys()):
-        (old, old_reason), (new, new_reason) = before.get(name, NOTHING), after.get(name, NOTHING)
-        if old != new:
-            differences.append(Difference(subject.format(name), old, new, old_reason, new_reason))
-    return differences
+def _settings(plan: Plan) -> tuple[Mapping[str, Setting], ...]:
+    return (
+        {f"The backend of {each.component}": (each.backend, each.reason) for each in plan.backends},
+        {f"The variable {each.name}": (each.value or "", each.reason) for each in plan.env},
+        {f"The flag {each.name}": (each.text or "", each.reason) for each in plan.args},
+    )

@@ -8,13 +8,12 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from vllm_operator.api.conditions import PLANNED, VALID_SPEC, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import PLANNED, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, VLLMDeploymentSpec
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
@@ -69,9 +68,8 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools:
 def planned_generation(resource: VLLMDeployment) -> int:
     """Return the generation for which the plan in force was made. Scaling raises the object's generation, but not this one."""
     plan = resource.pinned
-    if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
-        return resource.metadata.generation
-    return plan.observed_generation
+    made_for = plan.observed_generation if plan is not None and is_in_force(plan, resource) else None
+    return resource.metadata.generation if made_for is None else made_for
 
 
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
@@ -85,12 +83,9 @@ def digest_of(spec: VLLMDeploymentSpec) -> str:
 
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float | None:
-    """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows.
-
-    `resource` has the status that was last written; `pods` are its Pods.
-    """
+    """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows."""
     planned = find_condition(resource.status.conditions, PLANNED)
-    done = planned is not None and planned.status is ConditionStatus.TRUE
+    done = planned is not None and planned.status is TRUE
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
         return PENDING_SECONDS if not done or any(not pod.node for pod in pods) else None
     tried = planned is not None and not done and resource.status.observed_generation == resource.metadata.generation
@@ -100,30 +95,25 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
     """Return the pinned plan, with the differences from a new plan.
 
-    `fresh` is the result of planning today. `preset_change` is the difference between the preset of the plan and the current preset, as a
-    sentence; empty if equal.
+    `fresh` is the result of planning today. `preset_change` says how the current preset differs from that of the plan; empty if equal.
     """
     reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-    if fresh.refusal is not None and fresh.refusal.status is ConditionStatus.UNKNOWN:
+    if fresh.refusal is not None and fresh.refusal.status is UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
-        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, message), pinned)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
-        verdict = Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING))
+        verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING))
         return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
-        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
-    message = say(
-        "plan.drifted",
-        summary=summarize(shown, gpus, with_notes=False),
-        differences=f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}",
-        annotation=REPLAN_ANNOTATION,
-    )
-    return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
+    summary, differences = summarize(shown, gpus, with_notes=False), f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}"
+    message = say("plan.drifted", summary=summary, differences=differences, annotation=REPLAN_ANNOTATION)
+    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:

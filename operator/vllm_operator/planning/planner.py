@@ -7,12 +7,11 @@ backends, and the caches. Then the settings of the user override the plan. Each 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
+from vllm_operator.api.conditions import FALSE, TRUE, VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.claims import about_unknown_size, plan_weights
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
@@ -24,35 +23,13 @@ from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.planning.engine import serving
-from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
+from vllm_operator.planning.engine import image, overrides, serving
+from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
-from vllm_operator.planning.engine.image import (
-    ALLOW_ANYWAY,
-    ResolvedVersion,
-    check_platform,
-    check_source,
-    compatibility_variables,
-    image_options,
-    resolve_version,
-)
-from vllm_operator.planning.engine.overrides import (
-    ArgumentError,
-    Overrides,
-    Translation,
-    check_abbreviations,
-    check_arguments,
-    check_names,
-    drop_overridden,
-    engine_of,
-    keep_first,
-    read_overrides,
-    translate,
-)
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
-from vllm_operator.planning.placement import explanations
+from vllm_operator.planning.placement import explanations, targets
 from vllm_operator.planning.placement.fitting import (
     Headroom,
     Sizing,
@@ -63,18 +40,8 @@ from vllm_operator.planning.placement.fitting import (
 )
 from vllm_operator.planning.placement.policy import Ranking, describe_candidates
 from vllm_operator.planning.placement.shortage import explain
-from vllm_operator.planning.placement.targets import (
-    Candidate,
-    Rejection,
-    Request,
-    find_candidates,
-    find_others,
-    in_use_of,
-    most_gpus,
-    node_requirements,
-    notes_about_gpu,
-)
-from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
+from vllm_operator.planning.placement.targets import Candidate, Rejection, Request
+from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.sizing import model_facts
 from vllm_operator.sizing.engine import RESIZING_FLAGS, read_offload
@@ -97,22 +64,18 @@ def plan(
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
-    Args:
-        resource: The VLLMDeployment.
-        inventory: The GPUs of the cluster, or why they are unknown. A plan in force does not need them.
-        catalog: The catalog.
-        pinned: The plan in force until the spec changes or a new plan is requested, which keeps its GPU if that still fits.
-        cache_generation: Incremented with each quarantine of a damaged cache.
-        files: The model's files.
-        tools_image: The operator's image, which contains its programs for Pods.
+    `inventory` has the GPUs of the cluster, or why they are unknown; a plan in force does not need them. `pinned` is the plan in force
+    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` rises with each quarantine
+    of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
-    digest, moved = digest_of(resource.spec), translate(resource)
+    digest, moved = digest_of(resource.spec), overrides.translate(resource)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-        fresh = _FreshPlan(moved, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image).outcome()
+        made = _FreshPlan(moved.resource, moved, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image)
+        fresh = made.outcome()
     if pinned is None or not in_force:
         return fresh
     kept = with_cache_generation(pinned, moved.resource, catalog.caches, cache_generation)
@@ -121,11 +84,10 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Premises:
-    """Facts before the choice of a GPU. `engine` is the engine of the spec, with the image of `spec.podTemplate` if it sets one."""
+    """Facts before the choice of a GPU."""
 
-    engine: EngineSpec | None
-    overrides: Overrides
-    version: ResolvedVersion
+    overrides: overrides.Overrides
+    version: image.ResolvedVersion
     shape: Shape
     facts: ResolvedFacts
     sizing: Sizing
@@ -151,7 +113,8 @@ class _Chosen:
 class _FreshPlan:
     """The arguments of `plan`, and the steps to a new plan."""
 
-    translation: Translation
+    resource: VLLMDeployment
+    translation: overrides.Translation
     inventory: Inventory
     catalog: Catalog
     pinned: Plan | None
@@ -161,14 +124,12 @@ class _FreshPlan:
     files: ModelFiles
     tools_image: str
 
-    @property
-    def resource(self) -> VLLMDeployment:
-        """The VLLMDeployment to plan."""
-        return self.translation.resource
-
     def outcome(self) -> Outcome:
         """Return the outcome of a new plan."""
-        premises = self._premises()
+        try:
+            premises = self._premises()
+        except SpecError as error:
+            premises = Verdict(FALSE, Reason.INVALID_SPEC, f"{error}.")
         if isinstance(premises, Verdict):
             return not_accepted(premises)
         chosen = self._sized(premises)
@@ -177,57 +138,47 @@ class _FreshPlan:
         premises = chosen.premises
         target, decision = self._best(premises, chosen.candidates)
         if decision.refusal is not None:
-            return not_accepted(decision.refusal)
-        about_names, refusal = check_names(premises.overrides, premises.version, self.catalog)
+            return not_accepted(Verdict(FALSE, Reason.KNOWN_BAD, decision.refusal))
+        about_names, refusal = overrides.check_names(premises.overrides, premises.version, self.catalog)
         if refusal is not None and not self._allows_known_bad:
-            return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{refusal} {ALLOW_ANYWAY}"))
+            return not_accepted(Verdict(FALSE, Reason.KNOWN_BAD, f"{refusal} {image.ALLOW_ANYWAY}"))
         made = self._assemble(chosen, target, decision, about_names)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
-        return Outcome(VALID_SPEC, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
     def _premises(self) -> _Premises | Verdict:
         spec = self.resource.spec
-        try:
-            check_pod_template(spec.pod_template)
-            check_containers(spec.pod_template)
-            check_arguments(spec.engine)
-            check_adapters(spec)
-        except (PodTemplateError, ArgumentError, AdapterError) as error:
-            return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
-        overrides = read_overrides(spec)
-        engine = engine_of(spec.engine, overrides)
-        version = check_source(spec.model, resolve_version(engine, self.catalog.versions))
-        version = check_platform(engine.image if engine else None, version, self.catalog.images, forced=self._allows_known_bad)
+        check_pod_template(spec.pod_template)
+        check_containers(spec.pod_template)
+        overrides.check_arguments(spec.engine)
+        check_adapters(spec)
+        given = overrides.read_overrides(spec)
+        engine, forced = (spec.engine or EngineSpec()).model_copy(update={"image": given.image}), self._allows_known_bad
+        version = image.resolve_version(engine, self.catalog.versions)
+        version = image.check_image(given.image, spec.model, version, self.catalog.images, forced=forced)
         if isinstance(version, Verdict):
             return version
-        try:
-            check_abbreviations(overrides, version.table)
-        except ArgumentError as error:
-            return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
-        overrides = overrides.expanded(version.table)
+        given = given.expanded(version.table)
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return shape
         facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
-        unsized = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False)
+        sizing, release = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False), parse_release(version.version)
         if self.in_force and self.pinned is not None:  # a plan in force keeps its size
-            return _Premises(engine, overrides, version, pinned_shape(shape, self.pinned, spec), facts, unsized)
-        release = parse_release(version.version)
-        if release is None or overrides.replaces_arguments:
-            return _Premises(engine, overrides, version, shape, facts, unsized)
-        return _Premises(
-            engine, overrides, version, shape, facts, resolve_sizing(spec, overrides, release, facts, self.files, self.catalog)
-        )
+            shape = pinned_shape(shape, self.pinned, spec)
+        elif release is not None and not given.replaces_arguments:
+            sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
+        return _Premises(given, version, shape, facts, sizing)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)
-        accelerator, count = request.accelerator, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
+        accelerator, count = request.accelerator, self._kept.count if self._kept is not None else None
         free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
-        shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
-        found, rejections = find_candidates(request, shapes, self.inventory, self.catalog, in_use=count)
+        shapes = (sizing.shapes(self.inventory) if free else []) or [premises.shape]
+        found, rejections = targets.find_candidates(request, shapes, self.inventory, self.catalog, in_use=count)
         if not found:
             message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
-            return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
+            return Verdict(FALSE, Reason.NO_MATCHING_GPU, message)
         if self.in_force:
             return _Chosen(premises, found, (), (), pinned_length(self.pinned))
         length = wanted_length(spec, sizing.model)
@@ -235,9 +186,9 @@ class _FreshPlan:
             return _Chosen(premises, ranking.order(found, request.preferred), found, rejections, length)
         best = ranking.choose(found, request.preferred, count)
         if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad:
-            others = find_others(request, self.inventory, self.catalog)
-            message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {ALLOW_ANYWAY}"
-            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
+            others = targets.find_others(request, self.inventory, self.catalog)
+            message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {image.ALLOW_ANYWAY}"
+            return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
         sized = free and best[0].shape != premises.shape
         return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
 
@@ -265,24 +216,23 @@ class _FreshPlan:
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=premises.shape.count,
             replicas=spec.replicas,
-            options=image_options(premises.engine, version, images),
+            options=image.image_options(premises.overrides.image, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
             sizing=premises.sizing,
             forced=self._allows_known_bad or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
-            preferred=gpu_in_use(self.pinned) if self._keeps_gpu() and self.pinned else None,
+            preferred=gpu_in_use(self._kept) if self._kept is not None else None,
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized or premises.sizing.model else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
         )
 
-    def _keeps_gpu(self) -> bool:
-        """Return whether the GPU in use stays if it still fits. The inputs of its choice must be unchanged."""
-        pinned, spec = self.pinned, self.resource.spec
-        policy = spec.accelerator.policy if spec.accelerator else None
-        if pinned is None or (pinned.sizing, pinned.policy) != (spec.sizing, policy):
-            return False
-        return pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
+    @property
+    def _kept(self) -> Plan | None:
+        """The pinned plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
+        pinned, spec, token = self.pinned, self.resource.spec, self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
+        now = spec.sizing, spec.accelerator.policy if spec.accelerator else None, token
+        return pinned if pinned is not None and (pinned.sizing, pinned.policy, pinned.replan_token) == now else None
 
     def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
         """Return the first candidate whose backends are not refused; the first one if all are refused."""
@@ -294,7 +244,7 @@ class _FreshPlan:
             seen.add(kind)
             decision = self._decide(premises, each)
             if decision.refusal is None:
-                why = f"cannot be used: {best.refusal.message if best.refusal else ''}"
+                why = f"cannot be used: {best.refusal}"
                 text = f"{first.title} comes first in the order of GPUs, but {why}"
                 return each, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
         return first, best
@@ -332,28 +282,26 @@ class _FreshPlan:
         weight_bytes = weight_bytes_of(resource.spec.model, facts, self.files, self.catalog)
         weights = plan_weights(resource, weight_bytes)
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
-        compatibility, patience = compatibility_variables(target.fit, self.catalog.images), serving.plan_patience(deadline, version.table)
-        env = keep_first([*decision.env, *compatibility, *cache.env, *patience])
-        shortened = resource.spec.sizing is None or resource.spec.sizing.context_length is None
-        parallel = premises.shape.parallel
-        own = serving.engine_arguments(resource.spec.model, version, parallel, chosen=chosen.sized, length=length, shortened=shortened)
-        drain = serving.plan_drain(resource.spec, premises.overrides, version.version)
+        compatibility = image.compatibility_variables(target.fit, self.catalog.images)
+        env = overrides.keep_first([*decision.env, *compatibility, *cache.env, *serving.plan_patience(deadline, version.table)])
+        own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
+        drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
-        args = keep_first([*own, *shared, *adapters.arguments, *serving.drain_arguments(drain, version.table), *decision.args])
-        env, args, overridden = drop_overridden(env, args, premises.overrides)
+        args = overrides.keep_first([*own, *shared, *adapters.arguments, *drain.arguments, *decision.args])
+        env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         about_choice, listed = [], list[GPUCandidate]()
         if not self.in_force:
-            kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(target.pool)
+            kept = self._kept is not None and gpu_in_use(self._kept) == targets.in_use_of(target.pool)
             about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, kept=kept)
             listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)
         notes = [
-            *notes_about_gpu(target.pool, target.fit, self._request(premises), self.inventory),
+            *targets.notes_about_gpu(target.pool, target.fit, self._request(premises), self.inventory),
             *decision.notes,
             *about_names,
             *adapters.notes,
-            *serving.drain_notes(resource.spec, drain),
+            *drain.notes,
             *serving.access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
             *explanations.notes_about_size(target, premises.sizing, name, sized=chosen.sized),
@@ -383,7 +331,7 @@ class _FreshPlan:
             resource=target.pool.resource,
             count=target.shape.count,
             uuids=list(self.translation.uuids) or None,
-            node_requirements=node_requirements(target.pool, self.inventory, target.fit),
+            node_requirements=targets.node_requirements(target.pool, self.inventory, target.fit),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
             cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
@@ -396,7 +344,7 @@ class _FreshPlan:
             provisioner=target.pool.provider,
             time_slices=target.pool.time_slices,
             sizing=resource.spec.sizing,
-            policy=ranking.policy,
+            policy=ranking.accelerator.policy,
             candidates=listed or None,
             memory=predict_memory(target.result.made),
             model_facts=model_facts.keep_facts(facts),

@@ -1,10 +1,9 @@
 """Validation of `spec.podTemplate` before it is merged, and of its fields against the schema of the API server.
 
 It refuses templates that cannot be merged, containers without an image, and impossible names of PersistentVolumeClaims, because the API
-server accepts any text as `claimName`. It also refuses unknown fields: server-side apply refuses an object with a field that is not in the
-schema, regardless of `fieldValidation`, and the error refers to a Deployment that the user did not write. The schema comes from the OpenAPI
-document of the API server (https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3), so it always matches its version. The
-API server validates the rest, and the user sees its errors.
+server accepts any text as `claimName`. It also refuses unknown fields: server-side apply refuses them regardless of `fieldValidation`, and
+the error refers to a Deployment that the user did not write. The schema comes from the OpenAPI document of the API server
+(https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3). The API server validates the rest, and the user sees its errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL, is_name
 from vllm_operator.api.reading import mapping, named, read_text, sequence
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.notes import say
-from vllm_operator.text.wording import similar
+from vllm_operator.text.wording import few, similar
 
+HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
+"""A probe or hook has exactly one of these."""
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels in the selectors of the Deployment, the Service and the operator. They keep their rendered values."""
 
@@ -27,19 +27,16 @@ NAME_SHOWN = 63
 """Maximum characters of a name in a message."""
 
 
-class PodTemplateError(ValueError):
-    """`spec.podTemplate` cannot be merged. The message names the field and what is expected."""
+class SpecError(ValueError):
+    """A field of the spec is invalid. The message names it and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRules:
-    """How an object is merged.
+    """How an object is merged: by `objects` for the objects in it.
 
-    Attributes:
-        lists: Lists that are merged by entry, with the key fields of the entries. Other lists are replaced.
-        entries: Rules for list entries that are merged. Other entries are replaced.
-        objects: Rules for objects in the object.
-        added_to: Lists that only grow.
+    `lists` are merged by entry, with these key fields, and entries by the rules in `entries`, without which they are replaced. `added_to`
+    are lists that only grow. All other lists are replaced.
     """
 
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -75,37 +72,34 @@ def identify(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]
 
 
 def check_pod_template(template: Mapping[str, Any] | None) -> None:
-    """Check that a Pod template can be merged. Raises PodTemplateError if not."""
+    """Check that a Pod template can be merged. Raises SpecError if not."""
     if template is None:
         return
     _check_extent(template)
     if unknown := sorted(map(str, set(template) - {"metadata", "spec"})):
-        raise PodTemplateError(say("template.unknown", fields=", ".join(unknown)))
+        raise SpecError(say("template.unknown", fields=", ".join(unknown)))
     metadata = _mapping(template.get("metadata"), "podTemplate.metadata")
     if unknown := sorted(map(str, set(metadata) - {"labels", "annotations"})):
-        raise PodTemplateError(f"podTemplate.metadata has {', '.join(unknown)}; only labels and annotations are allowed")
+        raise SpecError(f"podTemplate.metadata has {', '.join(unknown)}; only labels and annotations are allowed")
     for part in ("labels", "annotations"):
         for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
             if value is not None and not isinstance(value, str):
-                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a string; put it in quotes: "{value}"')
+                raise SpecError(f'podTemplate.metadata.{part}: the value of {name} must be a string; put it in quotes: "{value}"')
     _check_object(template, "podTemplate", POD_TEMPLATE)
     for index, volume in enumerate(sequence(mapping(template, "spec").get("volumes"))):
         claim = mapping(volume, "persistentVolumeClaim").get("claimName")
         if claim is not None and not is_name(claim):
-            raise PodTemplateError(say("template.claim", index=index, name=repr(str(claim)[:NAME_SHOWN])))
+            raise SpecError(say("template.claim", index=index, name=repr(str(claim)[:NAME_SHOWN])))
 
 
 def check_containers(template: Mapping[str, Any] | None) -> None:
-    """Check that each container is rendered by the operator or has an image: the API server would refuse the Deployment.
-
-    Raises PodTemplateError for a new container without an image.
-    """
+    """Refuse a new container without an image with SpecError: the API server would refuse the Deployment."""
     for part, ours in (("containers", (CONTAINER,)), ("initContainers", ())):
         for index, container in enumerate(map(mapping, sequence(mapping(template, "spec").get(part)))):
             if container.get("name") not in ours and not container.get("image"):
                 meant = f"; the container of the engine is {CONTAINER}" if ours else ""
                 name = str(container.get("name"))[:NAME_SHOWN]
-                raise PodTemplateError(say("template.no-image", place=f"{part}[{index}]", name=name, meant=meant))
+                raise SpecError(say("template.no-image", place=f"{part}[{index}]", name=name, meant=meant))
 
 
 def tolerations_of(template: Mapping[str, Any] | None) -> tuple[Any, ...]:
@@ -121,17 +115,16 @@ def run_as_user(template: Mapping[str, Any] | None) -> int | None:
 
 
 def _check_extent(template: Mapping[str, Any]) -> None:
-    level: list[Any] = [template]
-    count = 0
+    level, count = list[Any]([template]), 0
     for _ in range(DEPTH_LIMIT):
         level = [inner for value in level for inner in (value.values() if isinstance(value, Mapping) else value)]
         count += len(level)
         level = [value for value in level if isinstance(value, Mapping | list)]
         if count > VALUES_LIMIT:
-            raise PodTemplateError(f"podTemplate has more than {VALUES_LIMIT} values; put large data into a ConfigMap")
+            raise SpecError(f"podTemplate has more than {VALUES_LIMIT} values; put large data into a ConfigMap")
         if not level:
             return
-    raise PodTemplateError(f"podTemplate has more than {DEPTH_LIMIT} levels of nesting; reduce them")
+    raise SpecError(f"podTemplate has more than {DEPTH_LIMIT} levels of nesting; reduce them")
 
 
 def _check_object(value: Any, path: str, rules: MergeRules) -> None:
@@ -144,21 +137,21 @@ def _check_object(value: Any, path: str, rules: MergeRules) -> None:
 
 def _check_list(entries: Any, path: str, keys: tuple[str, ...], rules: MergeRules) -> None:
     if not isinstance(entries, list | None):
-        raise PodTemplateError(f"{path} must be a list, each entry with a {keys[0]}")
+        raise SpecError(f"{path} must be a list, each entry with a {keys[0]}")
     seen: set[tuple[str, ...]] = set()
     for index, entry in enumerate(entries or ()):
         if not isinstance(entry, Mapping) or not isinstance(entry.get(keys[0]), str | int):
-            raise PodTemplateError(f"{path}[{index}] needs a {keys[0]}, because entries are merged by it")
+            raise SpecError(f"{path}[{index}] needs a {keys[0]}, because entries are merged by it")
         identity = identify(entry, keys)
         if identity in seen:
-            raise PodTemplateError(f"{path} has {keys[0]} {entry[keys[0]]} twice; keep one of them")
+            raise SpecError(f"{path} has {keys[0]} {entry[keys[0]]} twice; keep one of them")
         seen.add(identity)
         _check_object(entry, f"{path}[{index}]", rules)
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
-        raise PodTemplateError(f"{path} must be an object with fields, not {type(value).__name__}")
+        raise SpecError(f"{path} must be an object with fields, not {type(value).__name__}")
     return value or {}
 
 
@@ -179,14 +172,6 @@ PodSchema = Mapping[str, Mapping[str, str | None]]
 """The fields of each type, with the type of their value or list entries; None for values without fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownField:
-    """A field that the API server does not know. `near` is a similar known field, or empty."""
-
-    path: str
-    near: str = ""
-
-
 def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
     """Read the fields of a Pod template from an OpenAPI v3 document; None if it does not describe them. Any document is valid input."""
     described = mapping(document, "components", "schemas")
@@ -202,22 +187,20 @@ def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
     return types if types[_ROOT] else None
 
 
-def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[UnknownField, ...]:
-    """Return the fields of `spec.podTemplate` that the API server does not know, in their order, at most `MOST`.
+def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[str, ...]:
+    """Return the fields of `spec.podTemplate` that the API server does not know, each with a similar known one, at most `MOST`.
 
     Any object is a valid template. Without a schema of the API server, the result is empty.
     """
     return tuple(islice(_unknown(template, _ROOT, "podTemplate", schema, _DEEPEST), MOST)) if schema is not None else ()
 
 
-def refuse_unknown_fields(fields: Sequence[UnknownField]) -> Verdict | None:
+def refuse_unknown_fields(fields: Sequence[str]) -> Verdict | None:
     """Return the verdict about unknown fields; None if there are none."""
     if not fields:
         return None
-    named = ", ".join(f"{field.path[:_LONGEST]}{f' (did you mean {field.near}?)' if field.near else ''}" for field in fields[:NAMED])
-    more = f" and {len(fields) - NAMED} more" if len(fields) > NAMED else ""
-    message = f"The API server does not know these fields of a Pod: {named}{more}. Correct or remove them."
-    return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, message)
+    message = f"The API server does not know these fields of a Pod: {few(fields, NAMED)}. Correct or remove them."
+    return Verdict(FALSE, Reason.INVALID_SPEC, message)
 
 
 def find_kept_labels(template: Mapping[str, Any] | None, rendered: Mapping[str, str]) -> dict[str, str]:
@@ -237,7 +220,7 @@ def _type_of(schema: Any, described: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -> Iterator[UnknownField]:
+def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -> Iterator[str]:
     if isinstance(value, list):
         for index, entry in enumerate(value):
             if isinstance(entry, dict):
@@ -247,6 +230,6 @@ def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -
     for name, inner in mapping(value).items():
         place = f"{path}.{name}"
         if name not in fields:
-            yield UnknownField(place, "".join(similar(str(name), fields)))
+            yield place[:_LONGEST] + "".join(f" (did you mean {near}?)" for near in similar(str(name), fields))
         elif (inner_type := fields[name]) is not None and levels > 0:
             yield from _unknown(inner, inner_type, place, schema, levels - 1)

@@ -16,20 +16,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetReference
 from vllm_operator.api.plan import PlannedPreset
-from vllm_operator.api.reading import mapping, objects
+from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.notes import say
 from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields
 from vllm_operator.planning.pinning import is_in_force
-from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, MergeRules, PodTemplateError, check_pod_template, identify
+from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, MergeRules, SpecError, check_pod_template, identify
 from vllm_operator.planning.validation import violations
+from vllm_operator.text.wording import few
 
 Fields = Mapping[str, Any]
 _BY_NAME = ("name",)
@@ -38,8 +38,6 @@ _SPEC = MergeRules(objects={"engine": _ENGINE, "podTemplate": POD_TEMPLATE})
 _IMAGE = ("image", "version", "distribution")
 _STRATEGY = ("strategy", "maxSurge", "maxUnavailable")
 _VOLUME = ("storage", "claimName", "volume", "hostPath")
-_HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
-"""A probe or hook has exactly one of these."""
 FIELDS_LIMIT, PATH_LIMIT = 256, 512
 NAMES_LIMIT, PROBLEM_LIMIT = 10, 600
 
@@ -85,19 +83,14 @@ def _engine_for(own: Fields, preset: Fields) -> dict[str, Any]:
 
 def _template_for(engine: Fields, template: Fields) -> dict[str, Any]:
     """Return the preset's Pod template without the engine fields that the object sets, because the template would override them."""
-    variables = {each.get("name") for each in objects(engine, "env")}
-    spec = mapping(template, "spec")
-    if not isinstance(spec.get("containers"), list):
-        return dict(template)
-    containers = []
-    for container in spec["containers"]:
-        kept = dict(container)
-        if container.get("name") == CONTAINER:
-            kept = _without(kept, *(["image"] if any(name in engine for name in _IMAGE) else []))
-            if isinstance(kept.get("env"), list):
-                kept["env"] = [each for each in kept["env"] if each.get("name") not in variables]
-        containers.append(kept)
-    return {**template, "spec": {**spec, "containers": containers}}
+    variables, spec = {each.get("name") for each in objects(engine, "env")}, mapping(template, "spec")
+    containers = [dict(container) for container in sequence(spec.get("containers"))]
+    for container in containers:
+        if container.get("name") == CONTAINER and any(name in engine for name in _IMAGE):
+            container.pop("image", None)
+        if container.get("name") == CONTAINER and isinstance(container.get("env"), list):
+            container["env"] = [each for each in container["env"] if each.get("name") not in variables]
+    return {**template, "spec": {**spec, "containers": containers}} if containers else dict(template)
 
 
 def _volume_kind(storage: Fields) -> str | None:
@@ -118,7 +111,7 @@ def _merge(preset: Fields, own: Fields, rules: MergeRules, path: str, added: lis
 
     Nulls of the object stay: in a Pod template they remove rendered fields.
     """
-    replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
+    replaced = HANDLERS if HANDLERS & own.keys() else frozenset()
     merged: dict[str, Any] = {}
     for name, value in _without(preset, *replaced).items():
         mine: Any = own.get(name)
@@ -155,10 +148,7 @@ def _merge_list(
 
 
 def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> VLLMDeployment | Verdict:
-    """Merge the preset that an object names into its spec, or return why that is not possible.
-
-    `resource` has its own spec and its pinned plan. `found` is the current spec of the preset, or why it is unknown.
-    """
+    """Merge the preset that an object names into its spec, or return why not. `found` is its current spec, or why it is unknown."""
     reference, pinned = resource.spec.preset_ref, resource.pinned
     if reference is None:
         return resource
@@ -182,44 +172,44 @@ def with_current_preset(resource: VLLMDeployment, reference: PresetReference, fo
 
 def missing_preset(reference: PresetReference, namespace: str, existing: Iterable[str]) -> Verdict:
     """Return the verdict for a preset that does not exist. `existing` are the names of the others."""
-    names = sorted(existing)
     where = f" in the namespace {namespace}" if reference.kind == "VLLMPreset" else ""
-    more = f" and {len(names) - NAMES_LIMIT} more" if len(names) > NAMES_LIMIT else ""
-    others = f"{', '.join(names[:NAMES_LIMIT])}{more}" if names else "none"
-    return Verdict(ConditionStatus.FALSE, Reason.PRESET_MISSING, say("preset.missing", preset=reference, where=where, others=others))
+    others = few(sorted(existing), NAMES_LIMIT) or "none"
+    return Verdict(FALSE, Reason.PRESET_MISSING, say("preset.missing", preset=reference, where=where, others=others))
 
 
 def missing_definition(reference: PresetReference) -> Verdict:
     """Return the verdict for a kind of preset that the API server does not serve."""
     message = say("preset.no-crd", crd=f"{PRESET_PLURALS[reference.kind]}.{GROUP}", preset=reference)
-    return Verdict(ConditionStatus.FALSE, Reason.KIND_NOT_INSTALLED, message)
+    return Verdict(FALSE, Reason.KIND_NOT_INSTALLED, message)
 
 
 def _merged(resource: VLLMDeployment, reference: PresetReference, content: Mapping[str, Any]) -> VLLMDeployment | Verdict:
     try:
-        check_pod_template(resource.spec.pod_template)
-        own_is_valid = True
-    except PodTemplateError:
-        own_is_valid = False
-    try:
         preset = PresetSpec.model_validate(content)
         check_pod_template(preset.pod_template)
-        if not own_is_valid:
-            return resource  # planning refuses it
-        taken = preset.to_json()
-        merged = merge_preset(resource.spec.to_json(), taken)
+    except ValidationError as error:
+        return _invalid(reference, error)
+    except SpecError as error:
+        return _unusable(reference, str(error))
+    try:
+        check_pod_template(resource.spec.pod_template)
+        merged = merge_preset(resource.spec.to_json(), preset.to_json())
         spec = VLLMDeploymentSpec.model_validate(merged.spec)
     except ValidationError as error:
-        return _unusable(reference, "; ".join(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
-    except PodTemplateError as error:
-        return _unusable(reference, str(error))
-    planned = PlannedPreset(kind=reference.kind, name=reference.name, spec=taken, fields=list(merged.fields))
+        return _invalid(reference, error)
+    except SpecError:
+        return resource  # planning refuses it
+    planned = PlannedPreset(kind=reference.kind, name=reference.name, spec=preset.to_json(), fields=list(merged.fields))
     return resource.model_copy(update={"spec": spec, "preset": planned})
+
+
+def _invalid(reference: PresetReference, error: ValidationError) -> Verdict:
+    return _unusable(reference, "; ".join(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
 
 
 def _unusable(reference: PresetReference, problem: str) -> Verdict:
     message = f"{reference} cannot be used for this object: {problem[:PROBLEM_LIMIT]}. Change one of the two. What runs stays as it is."
-    return Verdict(ConditionStatus.FALSE, Reason.PRESET_INVALID, message)
+    return Verdict(FALSE, Reason.PRESET_INVALID, message)
 
 
 def _manifest(resource: VLLMDeployment) -> dict[str, Any]:

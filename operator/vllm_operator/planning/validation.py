@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.text.wording import similar
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -147,12 +146,7 @@ def _to_python(pattern: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTrust:
-    """The allowed artifacts.
-
-    Attributes:
-        repositories: Allowed repositories with all repositories below them; all if empty.
-        needs_digest: Whether an artifact must be named by digest.
-    """
+    """The allowed artifacts: by repository with all below it (all if empty), and whether each must be named by digest."""
 
     repositories: tuple[str, ...] = ()
     needs_digest: bool = False
@@ -168,11 +162,11 @@ def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict |
     if refused := [name for name in named if below and not f"{name}/".startswith(below)]:
         allowed = ", ".join(trust.repositories[:8])
         message = f"spec.cache.artifact names {refused[0]}. The administrator of this operator allows only {allowed} and what is below."
-        return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
+        return Verdict(FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
     if trust.needs_digest and artifact.reference is None:
         message = (
             "The administrator of this operator allows only artifacts that are named by digest. Set spec.cache.artifact.reference to "
             "REPOSITORY@sha256:..., for example to the digest in the condition CachePublished of the object that published it."
         )
-        return Verdict(ConditionStatus.FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
+        return Verdict(FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
     return None

@@ -23,7 +23,7 @@ REVISIONS = 3
 
 
 def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render all children of a VLLMDeployment. Raises PodTemplateError if `spec.podTemplate` cannot be merged."""
+    """Render all children of a VLLMDeployment. Raises SpecError if `spec.podTemplate` cannot be merged."""
     resource = with_uuids(resource, plan.uuids or ())
     deployment = render_deployment(resource, plan)
     # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
@@ -51,7 +51,7 @@ def render_service(resource: VLLMDeployment) -> dict[str, Any]:
 
 
 def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Deployment of the replicas. Raises PodTemplateError."""
+    """Render the Deployment of the replicas. Raises SpecError."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

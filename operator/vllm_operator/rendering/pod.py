@@ -54,7 +54,7 @@ _NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Pod template with `spec.podTemplate` merged over it. Raises PodTemplateError if it cannot be merged.
+    """Render the Pod template with `spec.podTemplate` merged over it. Raises SpecError if it cannot be merged.
 
     The result depends only on inputs that justify a rollout, because each change replaces the Pods.
     """

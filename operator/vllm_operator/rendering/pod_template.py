@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.reading import mapping
-from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
-
-_HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
-"""A probe or hook has exactly one of these."""
+from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
 
 
 def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of the rendered Pod template with the user's template merged over it. Raises PodTemplateError."""
+    """Return a copy of the rendered Pod template with the user's template merged over it. Raises SpecError."""
     check_pod_template(template)
     merged = _merge_object(rendered, _without_empty_parts(template or {}), POD_TEMPLATE)
     kept = {label: value for label, value in mapping(rendered, "metadata", "labels").items() if label in SELECTOR_LABELS}
@@ -45,7 +42,7 @@ def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: Mer
 
 
 def _is_replaced_handler(name: str, theirs: Mapping[str, Any]) -> bool:
-    return name in _HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in _HANDLERS)
+    return name in HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in HANDLERS)
 
 
 def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:

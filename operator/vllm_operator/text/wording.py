@@ -86,6 +86,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def few(names: Sequence[str], most: int) -> str:
+    """Join the first names with commas, and tell how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def listed(names: Sequence[str], last: str) -> str:
     """Join names with commas, and `last` (and, or) before the last name: a, b or c."""
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

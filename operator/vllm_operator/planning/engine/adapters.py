@@ -8,7 +8,7 @@ token for it. The path of an adapter is derived from its name, URI and revision,
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.serving import served_name
+from vllm_operator.planning.pod_template import SpecError
 from vllm_operator.sizing.model_facts import ModelFiles, model_name
 from vllm_operator.text.wording import listed
 
@@ -31,10 +32,6 @@ MOST_ACTIVE = 8
 """Maximum number of adapters in one batch (`--max-loras`). Each takes GPU memory; requests for other adapters wait."""
 
 
-class AdapterError(ValueError):
-    """The adapters of a spec cannot be served together."""
-
-
 @dataclass(frozen=True, slots=True)
 class Adapters:
     """The flags for the adapters of a spec, and notes for the user."""
@@ -44,24 +41,20 @@ class Adapters:
 
 
 def check_adapters(spec: VLLMDeploymentSpec) -> None:
-    """Refuse an adapter with the name of the model. Raises AdapterError, which names the adapter."""
+    """Refuse an adapter with the name of the model. Raises SpecError, which names the adapter."""
     of_model = served_name(spec.model) or model_name(spec.model)
     if any(adapter.name == of_model for adapter in spec.adapters or ()):
-        raise AdapterError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
+        raise SpecError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
 
 
 def plan_adapters(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles], table: VersionTable | None, in_force: Plan | None) -> Adapters:
-    """Plan the flags for `spec.adapters`.
-
-    `files` are the files of each adapter on the hub, by name; for a plan in force none are read. `table` has the flags of this version,
-    if it is known.
-    """
+    """Plan the flags for `spec.adapters`. `files` are those on the hub by adapter; for a plan in force none are read."""
     adapters = sorted(spec.adapters or (), key=lambda adapter: adapter.name)
     if not adapters:
         return Adapters()
     if table is not None and not table.knows_flag("--lora-modules"):
         return Adapters(notes=(note("adapters.not-served", version=table.version),))
-    known, active = _ranks(spec, files), active_adapters(spec)
+    known, active = {each.name: _rank_of(each, files) for each in adapters}, active_adapters(spec)
     planned = (read_integer(each.value) for each in (in_force.args if in_force else ()) if each.name == RANK_FLAG)
     rank = next(planned, None) or _smallest_limit(known.values())
     modules = [json.dumps({"name": each.name, "path": adapter_path(each)}, separators=(",", ":")) for each in adapters]
@@ -74,7 +67,15 @@ def plan_adapters(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles], tab
     if len(adapters) > active:
         reason = "Adapters that are not in the GPU's memory wait in that of the host."
         arguments.append(PlannedArgument(name="--max-cpu-loras", value=str(len(adapters)), reason=reason))
-    return Adapters(tuple(arguments), tuple(_notes(spec, adapters, files, known, rank) if in_force is None else ()))
+    if in_force is not None:
+        return Adapters(tuple(arguments))
+    notes = [found for each in adapters for found in _about(each.name, files.get(each.name) or ModelFiles(), spec)]
+    if unknown := [name for name, each in known.items() if each is None]:
+        which = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
+        notes.append(note("adapters.unknown-rank", which=which, rank=rank))
+    too_large = {name: each for name, each in known.items() if each is not None and each > RANKS[-1]}
+    notes += [note("adapters.rank", name=name, rank=each, limit=RANKS[-1]) for name, each in too_large.items()]
+    return Adapters(tuple(arguments), tuple(notes))
 
 
 def active_adapters(spec: VLLMDeploymentSpec) -> int:
@@ -84,7 +85,7 @@ def active_adapters(spec: VLLMDeploymentSpec) -> int:
 
 def highest_rank(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles]) -> int:
     """Return the maximum adapter rank for a new plan; 0 without adapters."""
-    return _smallest_limit(_ranks(spec, files).values()) if spec.adapters else 0
+    return _smallest_limit([_rank_of(each, files) for each in spec.adapters]) if spec.adapters else 0
 
 
 def adapter_path(adapter: AdapterSpec) -> str:
@@ -97,38 +98,17 @@ def adapter_path(adapter: AdapterSpec) -> str:
     return f"{WEIGHTS_ROOT}/adapters/{adapter.name}-{source}"
 
 
-def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles]) -> dict[str, int | None]:
-    """Return the rank of each adapter; None if it is unknown."""
-    return {each.name: each.rank or _rank_of(files.get(each.name)) for each in spec.adapters or ()}
-
-
 def _smallest_limit(ranks: Collection[int | None]) -> int:
     """Return the smallest `--max-lora-rank` for these ranks. Unknown ranks count as vLLM's default."""
     most = max((DEFAULT_RANK if rank is None else rank for rank in ranks), default=DEFAULT_RANK)
     return next((limit for limit in RANKS if limit >= most), RANKS[-1])
 
 
-def _rank_of(files: ModelFiles | None) -> int | None:
-    """Return the highest rank in adapter_config.json. Modules may have separate ranks (`rank_pattern`)."""
-    if files is None or files.config is None:
-        return None
-    ranks = (files.config.get("r"), *mapping(files.config, "rank_pattern").values())
-    return max((rank for value in ranks if (rank := read_integer(value)) is not None and rank > 0), default=None)
-
-
-def _notes(
-    spec: VLLMDeploymentSpec,
-    adapters: Sequence[AdapterSpec],
-    files: Mapping[str, ModelFiles],
-    known: Mapping[str, int | None],
-    rank: int,
-) -> list[Note]:
-    notes = [found for each in adapters for found in _about(each.name, files.get(each.name) or ModelFiles(), spec)]
-    if unknown := [name for name, each in known.items() if each is None]:
-        which = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
-        notes.append(note("adapters.unknown-rank", which=which, rank=rank))
-    too_large = {name: each for name, each in known.items() if each is not None and each > RANKS[-1]}
-    return [*notes, *(note("adapters.rank", name=name, rank=each, limit=RANKS[-1]) for name, each in too_large.items())]
+def _rank_of(adapter: AdapterSpec, files: Mapping[str, ModelFiles]) -> int | None:
+    """Return the rank in the spec, else the highest one in adapter_config.json; None if unknown. Modules may have own ranks."""
+    config = (files.get(adapter.name) or ModelFiles()).config or {}
+    ranks = (config.get("r"), *mapping(config, "rank_pattern").values())
+    return adapter.rank or max((rank for value in ranks if (rank := read_integer(value))), default=None)
 
 
 def _about(name: str, files: ModelFiles, spec: VLLMDeploymentSpec) -> list[Note]:

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
-from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rule_matching import Component, RuleInput
@@ -65,6 +63,7 @@ SELECTORS = {
     Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
 }
 """vLLM's selector for each component that has a table."""
+UNANSWERED = Selection(None, (), {})
 _LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
 _FACTS = {
     "architecture": "the GPU architecture",
@@ -81,16 +80,15 @@ _SETTING_LENGTH = 120
 
 @dataclass(frozen=True, slots=True)
 class BackendDecision:
-    """The backends, their settings, and notes for the user.
+    """The backends, and the settings that request them: those that this version knows and the user did not set.
 
-    If `refusal` is set, the combination is known to fail and nothing may start. `env` and `args` contain only settings that
-    this vLLM version knows and the user did not set. `rules` are the IDs of the rules that applied.
+    If `refusal` is set, the combination is known to fail and nothing may start. `rules` are the IDs of the rules that applied.
     """
 
     choices: tuple[BackendChoice, ...] = ()
     env: tuple[PlannedVariable, ...] = ()
     args: tuple[PlannedArgument, ...] = ()
-    refusal: Verdict | None = None
+    refusal: str | None = None
     notes: tuple[Note, ...] = ()
     rules: tuple[str, ...] = ()
 
@@ -106,58 +104,36 @@ def choose_backends(
 ) -> BackendDecision:
     """Choose a backend for every component that the rules say something about.
 
-    Args:
-        version: The vLLM version.
-        rule_input: Model, GPU, parallelism and the user's settings of the engine; see `describe_rule_input`.
-        rules: All rules.
-        backends: The user's pins.
-        model: Name of the model in messages.
-        allow_known_bad: Whether to report combinations that are known to fail as notes instead of refusals.
+    `backends` are the user's pins, `model` the name of the model in messages. With `allow_known_bad`, a combination that is known to fail
+    is a note instead of a refusal.
     """
-    pinned = pinned_backends(backends, rule_input)
+    given = backends.to_json() if backends is not None else {}
+    asked = {component: given.get(field, AUTO) for component, field in FIELDS.items() if _has_choice(component, rule_input)}
+    pinned = {component: name for component, name in asked.items() if name.lower() != AUTO}
     if version.table is None:
         if not pinned:
             return BackendDecision()
         names = ", ".join(f"{LABELS[component]} {name}" for component, name in pinned.items())
         fields = ", ".join(f"spec.backends.{FIELDS[component]}" for component in pinned)
-        return BackendDecision(refusal=_refusal(say("pin.no-table", version=version.version, names=names, fields=fields)))
+        return BackendDecision(refusal=say("pin.no-table", version=version.version, names=names, fields=fields))
     choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
 
 
-def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dict[Component, str]:
-    """Return the set fields of `spec.backends` by component, without Auto."""
-    if backends is None:
-        return {}
-    named = {
-        attention_component(rule_input): backends.attention,
-        Component.MLA_PREFILL: backends.mla_prefill,
-        Component.GEMM: backends.gemm,
-        Component.MOE: backends.moe,
-        Component.ALL_TO_ALL: backends.all_to_all,
-        Component.SAMPLER: backends.sampler,
-    }
-    return {component: name for component, name in named.items() if name is not None and name.lower() != AUTO}
-
-
-def _refusal(message: str) -> Verdict:
-    return Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, message)
+def _has_choice(component: Component, rule_input: RuleInput) -> bool:
+    """Return whether pins are for this component: one field and one flag apply to all kinds of attention."""
+    return component not in COMPONENTS.values() or component is attention_component(rule_input)
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A backend that the user pins.
-
-    `setting` is the flag or variable in `spec.engine` that pins it; None for `spec.backends`. `invocations` are the settings by which this
-    version takes a backend of the component.
-    """
+    """A backend that the user pins with `setting`, a flag or variable in `spec.engine`, or with `spec.backends` if it is None."""
 
     component: Component
     backend: str
     setting: str | None = None
-    invocations: tuple[Invocation, ...] = ()
 
     @property
     def where(self) -> str:
@@ -201,8 +177,7 @@ class _Choosing:
 
     def decide(self, component: Component) -> None:
         """Choose the backend of one component if rules cover it."""
-        invocations = tuple(each for each in self.rules.invocations[component] if self._holds(each))
-        pin = self._pin(component, invocations)
+        pin = self._pin(component)
         if pin is not None:
             self._follow_pin(pin)
             return
@@ -210,20 +185,23 @@ class _Choosing:
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         selection = self._selection(component)
         first = next(iter(applying), None)
-        if selection is not None and selection.raises and (first is default or (first and first.backend in selection.refuses)):
+        if selection.raises and (first is default or (first and first.backend in selection.refuses)):
             self.unsuited[component] = self._raising(component, selection.raises)
-        selected = None if selection is None or self._is_said(default, selection, component) else selection.takes
+        selected = None if self._is_said(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)
         for rule in applying:
             assert rule.backend is not None  # `applying` returns only rules with a backend
             if rule.kind is RuleKind.ENGINE and selected:
                 break
             if rule.kind is RuleKind.ENGINE or rule.backend == taken:
-                self._choose_by_rule(component, rule.backend, ChosenBy.ENGINE, rule)
+                self._choose(component, rule.backend, ChosenBy.ENGINE, rule.because, f"{rule.id}: {rule.source}", rule.alternatives)
+                self._follow(rule)
                 return
-            setting = self._setting(rule.backend, invocations)
+            setting = self._setting(component, rule.backend)
             if setting is not None:
-                self._choose_by_rule(component, rule.backend, ChosenBy.RULE, rule, taken)
+                because = rule.because if taken is None else f"{rule.because} The vLLM default is {taken}."
+                self._choose(component, rule.backend, ChosenBy.RULE, because, f"{rule.id}: {rule.source}")
+                self._follow(rule)
                 if default is not None and not selected:
                     self.followed.append(default.id)
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
@@ -231,7 +209,7 @@ class _Choosing:
             wanted = f"{LABELS[component]} backend {rule.backend}"
             text = say("backend.no-setting", backend=wanted, version=self.version.version, because=rule.because)
             self.notes.append(Note(_severity(rule.kind), text))
-        if selection is not None and selected:
+        if selected:
             self._choose_selected(component, selected, selection.others)
 
     def result(self, allow_known_bad: bool) -> BackendDecision:
@@ -248,7 +226,7 @@ class _Choosing:
             choices=tuple(self.choices),
             env=tuple(self.env[name] for name in sorted(self.env)),
             args=tuple(self.args[name] for name in sorted(self.args)),
-            refusal=_refusal(" ".join(refusals)) if refusals else None,
+            refusal=" ".join(refusals) or None,
             notes=tuple(dict.fromkeys(self.notes)),
             rules=tuple(dict.fromkeys(self.followed)),
         )
@@ -256,22 +234,24 @@ class _Choosing:
     def _holds(self, entry: Rule | Invocation) -> bool:
         return entry.when.holds(self.rule_input, self.chosen, self.by_user)
 
-    def _setting(self, backend: str, invocations: Iterable[Invocation]) -> Setting | None:
-        return next((setting for each in invocations if (setting := each.setting(backend, self.table)) is not None), None)
+    def _invocations(self, component: Component) -> tuple[Invocation, ...]:
+        return tuple(each for each in self.rules.invocations[component] if self._holds(each))
+
+    def _setting(self, component: Component, backend: str) -> Setting | None:
+        settings = (each.setting(backend, self.table) for each in self._invocations(component))
+        return next((setting for setting in settings if setting is not None), None)
 
     # --- pins
 
-    def _pin(self, component: Component, invocations: tuple[Invocation, ...]) -> Pin | None:
+    def _pin(self, component: Component) -> Pin | None:
         """Return the user's pin of a component. A field of `spec.backends` takes precedence over a flag or variable."""
+        invocations = self._invocations(component)
         if component in self.pinned:
-            return Pin(component, canonical(self.pinned[component], invocations), None, invocations)
-        if component in COMPONENTS.values() and component is not attention_component(self.rule_input):
-            return None  # one flag applies to all kinds of attention
-        for each in invocations:
+            return Pin(component, canonical(self.pinned[component], invocations))
+        for each in invocations if _has_choice(component, self.rule_input) else ():
             if asked := each.asked(self.rule_input, self.table):
                 name = canonical(asked[0], invocations)
-                backend = name if name in each.backends(self.table) else asked[0]
-                return Pin(component, backend, asked[1][:_SETTING_LENGTH], invocations)
+                return Pin(component, name if name in each.backends(self.table) else asked[0], asked[1][:_SETTING_LENGTH])
         return None
 
     def _follow_pin(self, pin: Pin) -> None:
@@ -281,7 +261,7 @@ class _Choosing:
         if taken := self._replacement(pin):
             self._choose_instead(pin, taken)
             return
-        setting = self._setting(pin.backend, pin.invocations) if pin.setting is None else None
+        setting = self._setting(pin.component, pin.backend) if pin.setting is None else None
         if pin.setting is None and setting is None:
             self.refusals.append(self._not_offered(pin))
             return
@@ -318,8 +298,7 @@ class _Choosing:
         if kernel is not None and kernel.fallback is not None:
             works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
             return None if works else kernel.fallback
-        selection = self._selection(pin.component)
-        return None if selection is None else selection.ignores.get(pin.backend)
+        return self._selection(pin.component).ignores.get(pin.backend)
 
     def _choose_instead(self, pin: Pin, taken: str) -> None:
         version, on = self.version.version, self.rule_input.architecture
@@ -329,53 +308,48 @@ class _Choosing:
             self._choose_selected(pin.component, taken)
             return
         reason = f"vLLM takes it in place of {pin.backend}, which does not work here."
-        self._choose(pin.component, taken, ChosenBy.ENGINE, reason, kernel.source[:512])
+        self._choose(pin.component, taken, ChosenBy.ENGINE, reason, kernel.source)
 
     def _not_offered(self, pin: Pin) -> str:
         """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
-        version, label, quantization = self.table.version, LABELS[pin.component], self.rule_input.quantization
+        label, quantization = LABELS[pin.component], self.rule_input.quantization
         unknown = "" if self.version.is_known else f"The catalog does not know vLLM {self.version.version}. "
-        offered = sorted({name for each in pin.invocations for name in each.backends(self.table)} - {"AUTO"})
-        if offered:
-            working = self._working(pin.component)
-            choices = [name for name in offered if name in working] or offered
-            return f"{unknown}vLLM {version} has no setting for {pin}. {pin.advice(choices)}"
-        others = any("quantization" in each.when.members for each in self.rules.invocations[pin.component])
-        if not others or quantization in ("BF16", "FP16"):
-            return f"{unknown}vLLM {version} has no setting for the {label} backend. {pin.advice()}"
-        if quantization is None:
-            return unknown + say("pin.unknown-quantization", label=label, version=version, where=pin.where)
-        return f"{unknown}vLLM {version} has no setting for the {label} backend of {quantization} models. {pin.advice()}"
+        offered = sorted({name for each in self._invocations(pin.component) for name in each.backends(self.table)} - {"AUTO"})
+        choices = [name for name in offered if name in self._working(pin.component)] or offered
+        by_format = any("quantization" in each.when.members for each in self.rules.invocations[pin.component])
+        if not offered and by_format and quantization is None:
+            return unknown + say("pin.unknown-quantization", label=label, version=self.table.version, where=pin.where)
+        of_format = f" of {quantization} models" if by_format and quantization not in ("BF16", "FP16") else ""
+        what = str(pin) if offered else f"the {label} backend{of_format}"
+        return f"{unknown}vLLM {self.table.version} has no setting for {what}. {pin.advice(choices)}"
 
     def _unsuited(self, pin: Pin) -> str | None:
-        """Return why a pinned backend is known not to work, or None."""
-        kernels, version = self.rules.kernels, self.version.version
-        working = self._working(pin.component)
-        offered = self._settable(working, pin)
+        kernels, kernel, version = self.rules.kernels, self._kernel(pin), self.version.version
+        working, selection = self._working(pin.component), self._selection(pin.component)
+        accepted = advice = pin.advice(self._settable(working, pin))
         on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
         if self._is_refused_by_flag(pin):
-            return f"vLLM {version} does not accept {pin.setting}. {pin.advice(offered)}"
-        selection = self._selection(pin.component)
-        if selection is not None:
-            if pin.backend in selection.accepts and pin.component is not Component.GEMM:
-                return None
+            return f"vLLM {version} does not accept {pin.setting}. {advice}"
+        if selection is not UNANSWERED:
             # Some kernels of dense layers accept a GPU that they were not built for.
             runs = pin.component is not Component.GEMM
-            accepted = (name for name in selection.accepts if runs or name in working or kernels.find(pin.component, name) is None)
-            offered = self._settable(accepted, pin)
+            if runs and pin.backend in selection.accepts:
+                return None
+            names = (name for name in selection.accepts if runs or name in working or kernels.find(pin.component, name) is None)
+            accepted = pin.advice(self._settable(names, pin))
             if pin.backend in selection.refuses:
-                return f"vLLM {version} refuses {pin}{on}: {selection.refuses[pin.backend].rstrip('.')}. {pin.advice(offered)}"
-        capital, kernel = f"{str(pin)[:1].upper()}{str(pin)[1:]}", self._kernel(pin)
-        if kernel is not None and kernel.scope is not None and pin.backend not in working:
-            return f"{pin.setting or pin} is {kernel.scope}, and vLLM {version} does not start with it here. {pin.advice(offered)}"
+                return f"vLLM {version} refuses {pin}{on}: {selection.refuses[pin.backend].rstrip('.')}. {accepted}"
+        capital = f"{str(pin)[:1].upper()}{str(pin)[1:]}"
+        if kernel is not None and pin.backend in working:
+            return None
+        if kernel is not None and kernel.scope is not None:
+            return f"{pin.setting or pin} is {kernel.scope}, and vLLM {version} does not start with it here. {accepted}"
         if kernel is not None:
             weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
-            broken = f"{capital} does not work with vLLM {version}{on}{weights}. {pin.advice(offered)}"
-            return None if pin.backend in working else broken
+            return f"{capital} does not work with vLLM {version}{on}{weights}. {accepted}"
         meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
         if pin.component not in _KINDS or self.rule_input.attention is None or meant is None:
             return None
-        advice = pin.advice(self._settable(working, pin))
         return f"{capital} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {advice}"
 
     def _unknown(self, pin: Pin, gap: str) -> Note:
@@ -391,7 +365,7 @@ class _Choosing:
     def _gap(self, pin: Pin) -> str | None:
         """Return which facts the catalog lacks about a pin; None if it lacks none."""
         kernel, selection = self._kernel(pin), self._selection(pin.component)
-        answered = selection is not None and (pin.backend in selection.accepts or pin.backend in selection.refuses)
+        answered = pin.backend in selection.accepts or pin.backend in selection.refuses
         if kernel is None and not answered and not self._is_covered(pin):
             return "it has no entry for this backend"
         if not self.version.is_known:
@@ -418,7 +392,8 @@ class _Choosing:
 
     def _is_refused_by_flag(self, pin: Pin) -> bool:
         """Return whether a flag of the user has a value that exactly this version lacks."""
-        taking = (each for each in pin.invocations if each.flag and pin.setting and pin.setting.startswith(f"{each.flag} "))
+        setting = pin.setting or ""
+        taking = (each for each in self._invocations(pin.component) if each.flag and setting.startswith(f"{each.flag} "))
         known = {name.upper() for each in taking for name in each.backends(self.table)}
         exact = self.version.is_known and self.version.distribution is Distribution.VLLM
         return exact and pin.component in (*FIELDS, Component.KV_CACHE) and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
@@ -437,7 +412,7 @@ class _Choosing:
         selection = self._selection(pin.component)
         is_engine = rule is None or rule.kind is RuleKind.ENGINE
         backend = rule and rule.backend
-        if is_engine and selection is not None and selection.takes and not self._is_said(rule, selection, pin.component):
+        if is_engine and selection.takes and not self._is_said(rule, selection, pin.component):
             backend = selection.takes
         if backend is None:
             return ""
@@ -450,12 +425,12 @@ class _Choosing:
         return self.rules.kernels.working(component, self.rule_input, self.chosen)
 
     def _settable(self, backends: Iterable[str], pin: Pin) -> list[str]:
-        return sorted(name for name in backends if self._setting(name, pin.invocations) is not None)
+        return sorted(name for name in backends if self._setting(pin.component, name) is not None)
 
     # --- answers of vLLM's selectors
 
-    def _selection(self, component: Component) -> Selection | None:
-        """Return the answer of vLLM's selector for this model and GPU; None without an answer."""
+    def _selection(self, component: Component) -> Selection:
+        """Return the answer of vLLM's selector for this model and GPU."""
         if component is Component.MOE:
             # the DeepGEMM variables that pins of other layers set affect experts too
             set_for_others = {name: self.env[name].value or "" for name in DEEP_GEMM if name in self.env}
@@ -464,10 +439,11 @@ class _Choosing:
         elif component in QUESTIONS:
             cases = QUESTIONS[component](self.rule_input)
         else:
-            return None
-        found = self.rules.selectors.get(component, Selectors()).find(self.table.release, self.rule_input.architecture or "", cases)
+            return UNANSWERED
+        selectors = self.rules.selectors.get(component, Selectors())
+        found = selectors.find(self.table.release, self.rule_input.architecture or "", cases) or UNANSWERED
         asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in load_questions().mla_heads
-        if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
+        if found is UNANSWERED or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
             return found
         # the MLA questions were asked for the head sizes of DeepSeek R1, with which alone some backends work
         with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
@@ -476,7 +452,6 @@ class _Choosing:
         return replace(found, takes=taken, accepts=tuple(name for name in found.accepts if name not in without))
 
     def _raising(self, component: Component, reason: str) -> str:
-        """Return a message why vLLM does not start with the model's layers on this GPU."""
         use = "Use another vLLM version, other GPUs, or a model with another quantization."
         if component is Component.MOE and self.rule_input.exchanges_tokens:
             use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
@@ -505,26 +480,13 @@ class _Choosing:
 
     # --- rules
 
-    def _choose_by_rule(self, component: Component, backend: str, by: ChosenBy, rule: Rule, taken: str | None = None) -> None:
-        reason = rule.because if taken is None else f"{rule.because} The vLLM default is {taken}."
-        alternatives = rule.alternatives if by is ChosenBy.ENGINE else ()
-        self._choose(component, backend, by, reason, f"{rule.id}: {rule.source}"[:512], alternatives)
-        self._follow(rule)
-
     def _choose(
         self, component: Component, backend: str, by: ChosenBy, reason: str, source: str | None = None, others: Sequence[str] = ()
     ) -> None:
         self.chosen[component] = backend
-        self.choices.append(
-            BackendChoice(
-                component=component,
-                backend=backend[:128],
-                chosen_by=by,
-                reason=reason,
-                source=source,
-                alternatives=list(others) or None,
-            )
-        )
+        source, names = source and source[:512], list(others) or None
+        choice = BackendChoice(component=component, backend=backend[:128], chosen_by=by, reason=reason, source=source, alternatives=names)
+        self.choices.append(choice)
 
     def _follow(self, rule: Rule) -> None:
         self.followed.append(rule.id)

@@ -12,12 +12,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vllm_operator.api.conditions import Reason, Verdict
+from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
-from vllm_operator.api.status import ConditionStatus
-from vllm_operator.catalog.gpus import GPUs, Images, Version, cuda_of_tag, parse_version
+from vllm_operator.catalog.gpus import Images, Version, cuda_of_tag, parse_version
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
@@ -77,48 +76,45 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     """Return the vLLM version, or a verdict that says how to set it."""
     engine = engine or EngineSpec()
     distribution = engine.distribution or Distribution.VLLM
-    if engine.image is None and engine.version is None and distribution is Distribution.VLLM:
-        version = versions.newest.version
-        notes = (note("version.newest", version=version),)
-        return ResolvedVersion(version, versions.newest, f"{DEFAULT_REPOSITORY}:v{version}", distribution, notes)
+    newest = versions.newest.version
     tagged = version_of_image(engine.image) if engine.image else None
-    version = _normalize(engine.version) if engine.version else tagged or ""
-    if not version:
-        image, newest = engine.image or NVLLM_IMAGE, versions.newest.version
-        why = say("version.nvllm-tag") if distribution is Distribution.NVLLM else f"the tag of image {image} is not a vLLM release"
-        return Verdict(ConditionStatus.FALSE, Reason.VERSION_UNKNOWN, say("version.unknown", why=why, newest=newest))
+    version = _normalize(engine.version) if engine.version else tagged
+    found: list[Note] = []
+    if version is None and engine.image is None and distribution is Distribution.VLLM:
+        version, found = newest, [note("version.newest", version=newest)]
+    if version is None:
+        is_nvllm, image = distribution is Distribution.NVLLM, engine.image or NVLLM_IMAGE
+        why = say("version.nvllm-tag") if is_nvllm else f"the tag of image {image} is not a vLLM release"
+        return Verdict(FALSE, Reason.VERSION_UNKNOWN, say("version.unknown", why=why, newest=newest))
     image = engine.image or (NVLLM_IMAGE if distribution is Distribution.NVLLM else f"{DEFAULT_REPOSITORY}:v{version}")
     resolution = versions.resolve(version)
-    found = [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
+    found += [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
     if tagged and parse_release(tagged) != parse_release(version):
         found.append(note("version.differs", version=version, tagged=tagged))
     return ResolvedVersion(version, resolution.table, image, distribution, tuple(found))
 
 
-def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> ResolvedVersion | Verdict:
-    """Return the version with a note if the image may be unable to read the model; or a verdict without a version."""
+def check_image(
+    image: str | None, model: ModelSpec, version: ResolvedVersion | Verdict, images: Images, *, forced: bool
+) -> ResolvedVersion | Verdict:
+    """Return the version with notes about the image of the user; or a verdict if it is not for NVIDIA GPUs, or cannot read the model.
+
+    With `forced`, an image for other devices is only noted.
+    """
+    devices = images.other_devices(image) if image else None
+    notes = [note("image.other-platform", image=image, devices=devices)] if devices is not None else []
+    if notes and not forced:
+        return Verdict(FALSE, Reason.KNOWN_BAD, f"{notes[0].text} {ALLOW_ANYWAY}")
     scheme = model.uri.partition("://")[0]
     since = load_engine_facts().object_stores.get(scheme)
-    if since is None or isinstance(version, Verdict):
+    if isinstance(version, Verdict):
         return version
-    release, least = parse_release(version.version), parse_release(since)
-    if release is not None and least is not None and release < least:
+    if since is not None and (parse_release(version.version) or (0, 0, 0)) < (parse_release(since) or (0, 0, 0)):
         message = say("version.no-object-store", version=version.version, scheme=scheme, since=since)
-        return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, message)
-    if split_image(version.image)[0] == DEFAULT_REPOSITORY:
-        return version
-    return replace(version, notes=(*version.notes, note("version.streamer", scheme=scheme)))
-
-
-def check_platform(image: str | None, version: ResolvedVersion | Verdict, images: Images, *, forced: bool) -> ResolvedVersion | Verdict:
-    """Refuse an image of the spec that is not for NVIDIA GPUs; with `forced`, return the version with a note."""
-    devices = images.other_devices(image) if image else None
-    if devices is None or (forced and isinstance(version, Verdict)):
-        return version
-    found = note("image.other-platform", image=image, devices=devices)
-    if forced and isinstance(version, ResolvedVersion):
-        return replace(version, notes=(*version.notes, found))
-    return Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{found.text} {ALLOW_ANYWAY}")
+        return Verdict(FALSE, Reason.INVALID_SPEC, message)
+    if since is not None and split_image(version.image)[0] != DEFAULT_REPOSITORY:
+        notes.insert(0, note("version.streamer", scheme=scheme))
+    return replace(version, notes=(*version.notes, *notes))
 
 
 def _normalize(text: str) -> str:
@@ -143,8 +139,7 @@ class ImageOption:
 class ImageFit:
     """Compatibility of an image with the driver and the GPU of a pool.
 
-    `problem` is the incompatibility, and `remedy` the user's option. `compatibility`: the image's forward compatibility package must be
-    loaded.
+    `remedy` is the user's option if there is a problem. `compatibility`: the image's forward compatibility package must be loaded.
     """
 
     option: ImageOption
@@ -159,13 +154,13 @@ class ImageFit:
         return self.problem is None and self.note is None
 
 
-def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: Images) -> tuple[ImageOption, ...]:
-    """Return the possible images, the preferred one first: the image in the spec, or those of the vLLM project."""
+def image_options(given: str | None, resolved: ResolvedVersion, images: Images) -> tuple[ImageOption, ...]:
+    """Return the possible images, the preferred one first: the image of the user, or those of the vLLM project."""
     image, table = resolved.image, resolved.table
     built_with = parse_version(table.bundle.cuda) if table and table.bundle.cuda and images.is_official(image) else None
     # A digest can be that of any image of a release.
     default = ImageOption(image, cuda_of_tag(image) or (None if "@" in image else built_with))
-    if (engine and engine.image) or not image.startswith(f"{images.repository}:"):
+    if given or not image.startswith(f"{images.repository}:"):
         return (default,)
     return (default, *(ImageOption(image + variant.suffix, variant.cuda) for variant in images.variants_of(resolved.version)))
 
@@ -173,79 +168,60 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
 def fit_image(options: Sequence[ImageOption], pool: Pool, catalog: Catalog, *, forced: bool, compatible: bool) -> ImageFit:
     """Return the first option without problem and note, else the first without problem, else the first.
 
-    `forced`: whether the user allows an image that is known to be incompatible with the driver. Such an image is the last resort, because
-    the annotation may have another reason. `compatible`: whether this vLLM version can load the forward compatibility package.
+    `forced` and `compatible` are as in `Request`. A forced image is the last resort, because the annotation may have another reason.
     """
     if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; among equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
-    nodes = _Nodes(pool, catalog.gpus, catalog.images, compatible=compatible)
-    fits = [nodes.fit(option) for option in options]
+    fits = [_fit(option, pool, catalog, forced=False, compatible=compatible) for option in options]
     if forced:
-        fits.append(nodes.fit(options[0], forced=True))
+        fits.append(_fit(options[0], pool, catalog, forced=True, compatible=compatible))
     return next((fit for fit in fits if fit.clean), None) or next((fit for fit in fits if fit.problem is None), fits[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """The GPU and the driver of nodes."""
-
-    pool: Pool
-    gpus: GPUs
-    images: Images
-    compatible: bool
-
-    def fit(self, option: ImageOption, *, forced: bool = False) -> ImageFit:
-        if option.cuda is None:
+def _fit(option: ImageOption, pool: Pool, catalog: Catalog, *, forced: bool, compatible: bool) -> ImageFit:
+    cuda, known = option.cuda, catalog.gpus.architectures.get(pool.architecture or "")
+    if cuda is None:
+        return ImageFit(option)
+    built = f"{option.image} is built with CUDA {show_version(cuda)}"
+    if known is not None and cuda < known.cuda:
+        return ImageFit(option, f"{built}, which does not support {known.name}", say("image.newer-cuda", cuda=show_version(known.cuda)))
+    if known is not None and known.cuda_before is not None and cuda >= known.cuda_before:
+        remedy = say("image.older-cuda", cuda=show_version(known.cuda_before))
+        return ImageFit(option, f"{built}, which no longer supports {known.name}", remedy)
+    if pool.cuda is None:  # the driver branch determines the CUDA major
+        needed = catalog.images.drivers.get(cuda[0])
+        if pool.driver is None or needed is None or pool.driver[0] >= needed or forced:
             return ImageFit(option)
-        built = f"{option.image} is built with CUDA {show_version(option.cuda)}"
-        known = self.gpus.architectures.get(self.pool.architecture or "")
-        if known is not None and option.cuda < known.cuda:
-            remedy = say("image.newer-cuda", cuda=show_version(known.cuda))
-            return ImageFit(option, f"{built}, which does not support {known.name}", remedy)
-        if known is not None and known.cuda_before is not None and option.cuda >= known.cuda_before:
-            remedy = say("image.older-cuda", cuda=show_version(known.cuda_before))
-            return ImageFit(option, f"{built}, which no longer supports {known.name}", remedy)
-        if self.pool.cuda is None:
-            return self._by_driver_branch(option, option.cuda, forced=forced)
-        if self.pool.cuda >= option.cuda:
-            return ImageFit(option)
-        older = f"{built}, but the GPU driver supports CUDA {show_version(self.pool.cuda)}"
-        return self._on_older_driver(option, option.cuda, self.pool.cuda, older, forced=forced)
+        problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(pool.driver)}"
+        return ImageFit(option, problem, _remedy(cuda, pool, catalog.images))
+    if pool.cuda >= cuda:
+        return ImageFit(option)
+    product, problem = catalog.gpus.product(pool.product), f"{built}, but the GPU driver supports CUDA {show_version(pool.cuda)}"
+    data_center = product is not None and product.data_center
+    if cuda[0] != pool.cuda[0] and forced:
+        return ImageFit(option, note=note("image.forced", problem=problem, remedy=_remedy(cuda, pool, catalog.images)))
+    if cuda[0] != pool.cuda[0]:
+        return ImageFit(option, problem, _remedy(cuda, pool, catalog.images, load_package=data_center and compatible))
+    if data_center and compatible:
+        return ImageFit(option, compatibility=True, note=note("image.compatibility", problem=problem))
+    if data_center or forced or pool.cuda >= MINOR_COMPATIBILITY_FLOOR:
+        return ImageFit(option, note=note("image.older-driver", problem=problem, update=_update(cuda, pool, catalog.images)))
+    return ImageFit(option, problem, _remedy(cuda, pool, catalog.images))
 
-    def _by_driver_branch(self, option: ImageOption, cuda: Version, *, forced: bool) -> ImageFit:
-        """Check by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
-        needed = self.images.drivers.get(cuda[0])
-        if self.pool.driver is None or needed is None or self.pool.driver[0] >= needed or forced:
-            return ImageFit(option)
-        problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(self.pool.driver)}"
-        return ImageFit(option, problem, self._remedy(cuda))
 
-    def _on_older_driver(self, option: ImageOption, cuda: Version, supported: Version, older: str, *, forced: bool) -> ImageFit:
-        product = self.gpus.product(self.pool.product)
-        data_center = product is not None and product.data_center
-        if cuda[0] != supported[0]:
-            if forced:
-                return ImageFit(option, note=note("image.forced", problem=older, remedy=self._remedy(cuda)))
-            return ImageFit(option, older, self._remedy(cuda, load_package=data_center and self.compatible))
-        if data_center and self.compatible:
-            return ImageFit(option, compatibility=True, note=note("image.compatibility", problem=older))
-        if data_center or forced or supported >= MINOR_COMPATIBILITY_FLOOR:
-            return ImageFit(option, note=note("image.older-driver", problem=older, update=self._update(cuda)))
-        return ImageFit(option, older, self._remedy(cuda))
+def _remedy(cuda: Version, pool: Pool, images: Images, *, load_package: bool = False) -> str:
+    parts = [_update(cuda, pool, images)]
+    if cuda[0] >= 13:
+        parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
+    if load_package:
+        parts.append(f'set {images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
+    return f"{listed(parts, 'or')}."
 
-    def _remedy(self, cuda: Version, *, load_package: bool = False) -> str:
-        parts = [self._update(cuda)]
-        if cuda[0] >= 13:
-            parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
-        if load_package:
-            parts.append(f'set {self.images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
-        return f"{listed(parts, 'or')}."
 
-    def _update(self, cuda: Version) -> str:
-        driver = self.images.drivers.get(cuda[0])
-        if driver is None or (self.pool.cuda is not None and self.pool.cuda[0] == cuda[0]):
-            return f"Update the GPU driver to one that supports CUDA {show_version(cuda)}"
-        return f"Update the GPU driver to {driver} or later"
+def _update(cuda: Version, pool: Pool, images: Images) -> str:
+    driver = images.drivers.get(cuda[0])
+    by_cuda = driver is None or (pool.cuda is not None and pool.cuda[0] == cuda[0])
+    return f"Update the GPU driver to {f'one that supports CUDA {show_version(cuda)}' if by_cuda else f'{driver} or later'}"
 
 
 def show_version(version: Version) -> str:
@@ -256,5 +232,4 @@ def show_version(version: Version) -> str:
 def compatibility_variables(fit: ImageFit, images: Images) -> list[PlannedVariable]:
     """Return the variable that loads the forward compatibility package, if the image needs it."""
     reason = "The GPU driver is older than the CUDA version of the image."
-    variable = PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)
-    return [variable] if fit.compatibility else []
+    return [PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)] if fit.compatibility else []

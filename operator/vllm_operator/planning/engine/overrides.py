@@ -6,23 +6,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import OWNED_FLAGS
-from vllm_operator.api.spec import (
-    Distribution,
-    EngineArgument,
-    EngineSpec,
-    ParallelismSpec,
-    VLLMDeploymentSpec,
-)
+from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
 from vllm_operator.planning.engine.image import ResolvedVersion
+from vllm_operator.planning.pod_template import SpecError
+from vllm_operator.sizing.parallelism import resolve_shape
 from vllm_operator.text.wording import similar
 
 _FLAG = re.compile(r"--?[A-Za-z]")
@@ -62,23 +59,11 @@ def replace_words(extra: Sequence[str], given: Words, instead: Sequence[str]) ->
     ]
 
 
-class ArgumentError(ValueError):
-    """The flags of the user contradict each other."""
-
-
 def check_arguments(engine: EngineSpec | None) -> None:
-    """Refuse a flag that is given twice. The API server compares only exact words of `extraArgs`.
-
-    Raises ArgumentError, which names the flag.
-    """
-    seen = set[str]()
-    if engine is None or not engine.extra_args:
-        return
-    for argument in given_arguments(engine):
-        flag = normalize_flag(argument.name)
-        if flag in seen:
-            raise ArgumentError(f"spec.engine sets the flag {flag[:128]} twice, in args or extraArgs; keep one of them")
-        seen.add(flag)
+    """Refuse a flag that is given twice with SpecError. The API server compares only exact words of `extraArgs`."""
+    flags = [normalize_flag(argument.name) for argument in given_arguments(engine)] if engine and engine.extra_args else []
+    if twice := next((flag for place, flag in enumerate(flags) if flag in flags[:place]), None):
+        raise SpecError(f"spec.engine sets the flag {twice[:128]} twice, in args or extraArgs; keep one of them")
 
 
 def _argument(words: Sequence[str]) -> EngineArgument:
@@ -100,17 +85,14 @@ UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTI
 UNKNOWN_LIMIT = 16
 """Maximum number of unknown variables, and of unknown flags, in messages. Each search for a similar name takes milliseconds."""
 SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: frozenset({"--tq", "--debug"})}
-"""Flags of a distribution's start script, which `vllm serve` lacks. Rules set the equivalent vLLM flags; these flags are not passed on.
-Source: nvLLM scripts/serve.sh.
-"""
+"""Flags of a distribution's start script (nvLLM scripts/serve.sh), which are not passed on. Rules set the flags of vLLM instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """The user's variables and flags. The value is None for a variable with `valueFrom` and for a flag without a value.
 
-    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are the effects of `spec.podTemplate` on the image,
-    the command line and the nodes.
+    Flags are spelled `--like-this`. `replaces_arguments`: whether `spec.podTemplate` replaces the command line.
     """
 
     variables: Mapping[str, str | None]
@@ -120,15 +102,15 @@ class Overrides:
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     def expanded(self, table: VersionTable | None) -> "Overrides":
-        """Return the overrides with the full name of each flag that is abbreviated unambiguously, as vLLM's parser allows."""
-        if table is None:
-            return self
-        return replace(self, arguments={table.full_flag(flag): value for flag, value in self.arguments.items()})
+        """Return the overrides with the full name of each flag that is abbreviated unambiguously, as vLLM's parser allows.
 
-    def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the variables and flags with a value in the spec. A flag without a value has the empty string."""
-        variables = {name: value for name, value in self.variables.items() if value is not None}
-        return variables, {name: value or "" for name, value in self.arguments.items()}
+        Raises SpecError for an abbreviation of a flag for which the spec has a field.
+        """
+        full = {flag: table.full_flag(flag) if table is not None else flag for flag in self.arguments}
+        for flag, name in full.items():
+            if name != flag and name in OWNED_FLAGS:
+                raise SpecError(f"spec.engine sets {flag}, which is short for {name}; {OWNED_FLAGS[name]}")
+        return replace(self, arguments={full[flag]: value for flag, value in self.arguments.items()})
 
 
 def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
@@ -143,18 +125,10 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
     return Overrides(
         variables=variables,
         arguments={normalize_flag(given.name): given.text for given in given_arguments(engine)},
-        image=read_text(container.get("image")),
+        image=read_text(container.get("image")) or engine.image,
         replaces_arguments="args" in container or "command" in container,
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
-
-
-def check_abbreviations(overrides: Overrides, table: VersionTable | None) -> None:
-    """Refuse an abbreviation of a flag for which the spec has a field. Raises ArgumentError, which names the flag."""
-    for flag in overrides.arguments:
-        full = table.full_flag(flag) if table is not None else flag
-        if full != flag and full in OWNED_FLAGS:
-            raise ArgumentError(f"spec.engine sets {flag}, which is short for {full}; {OWNED_FLAGS[full]}")
 
 
 def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
@@ -164,27 +138,27 @@ def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
 
 
 def drop_overridden(
-    env: Iterable[PlannedVariable], args: Iterable[PlannedArgument], overrides: Overrides
+    env: Sequence[PlannedVariable], args: Sequence[PlannedArgument], overrides: Overrides
 ) -> tuple[list[PlannedVariable], list[PlannedArgument], list[Note]]:
     """Remove settings of the user from the plan. Return also a note for each value that differs."""
     notes: list[Note] = []
-    kept_env: list[PlannedVariable] = []
+    kept_env = [variable for variable in env if variable.name not in overrides.variables]
     kept_args: list[PlannedArgument] = []
+
+    def differs(yours: str, ours: str, reason: str | None) -> None:
+        notes.append(note("override", yours=yours, ours=ours, why=f" Reason: {reason}" if reason else ""))
+
     for variable in env:
         value = overrides.variables.get(variable.name)
-        if variable.name not in overrides.variables:
-            kept_env.append(variable)
-        elif value != variable.value:
-            yours = f"{variable.name} {'from another source' if value is None else f'to {value!r}'}"
-            notes.append(note("override", yours=yours, ours=repr(variable.value), why=_why(variable.reason)))
+        if variable.name in overrides.variables and value != variable.value:
+            differs(f"{variable.name} {'from another source' if value is None else f'to {value!r}'}", repr(variable.value), variable.reason)
     subjects = {subject_of(flag): (flag, value) for flag, value in overrides.arguments.items()}
     for argument in args:
         given = next((subjects[subject] for subject in subjects_of(argument.name) if subject in subjects), None)
         if given is None:
             kept_args.append(argument)
         elif given != (argument.name, argument.text):
-            ours = _show(argument.name, argument.text)
-            notes.append(note("override", yours=_show(*given), ours=ours, why=_why(argument.reason)))
+            differs(_show(*given), _show(argument.name, argument.text), argument.reason)
     return kept_env, kept_args, notes
 
 
@@ -197,9 +171,7 @@ def keep_first(planned: Iterable[Named]) -> list[Named]:
 
 
 def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog) -> tuple[list[Note], str | None]:
-    """Check whether this version of vLLM has the variables and flags that the user sets, and whether they are passed to it.
-
-    Return notes, and a refusal for a flag that is known to prevent the start.
+    """Return notes about variables and flags that this version of vLLM lacks, and a refusal for a flag that prevents the start.
 
     vLLM exits on an unknown flag. Only images of the vLLM project are refused, because other images may add flags with a plugin.
     """
@@ -208,11 +180,8 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
         return [note("names.replaced")], None
     if table is None:
         return [], None
-    variables = [
-        name
-        for name in overrides.variables
-        if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
-    ]
+    read = (name for name in overrides.variables if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED)
+    variables = [name for name in read if not table.knows_variable(name)]
     known = _flags_of(version.distribution, catalog)
     flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag) and flag not in known]
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
@@ -276,15 +245,6 @@ def _show(flag: str, value: str | None) -> str:
     return flag if value is None else f"{flag} {value}"
 
 
-def _why(reason: str | None) -> str:
-    return f" Reason: {reason}" if reason else ""
-
-
-def engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
-    """Return the engine of the spec, with the image of `spec.podTemplate` if it sets one."""
-    return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
-
-
 @dataclass(frozen=True, slots=True)
 class Translation:
     """The VLLMDeployment to plan, the UUIDs that were moved, and notes for the user."""
@@ -297,12 +257,11 @@ class Translation:
 def translate(resource: VLLMDeployment) -> Translation:
     """Move the UUIDs in CUDA_VISIBLE_DEVICES to `spec.accelerator`, for a new plan. The plan records them, so scaling does not change Pods.
 
-    In a Pod, the variable cannot choose a device. It only hides devices of the Pod, and vLLM before 0.24 crashes on a UUID. With dynamic
-    resource allocation, the ResourceClaim can request exactly these devices, and the variable is no longer needed. In all other cases the
-    rules refuse the variable or warn about it.
+    In a Pod, the variable only hides devices of the Pod, and vLLM before 0.24 crashes on a UUID. With dynamic resource allocation, the
+    ResourceClaim can request exactly these devices instead. In all other cases the rules refuse the variable or warn about it.
 
-    The VLLMDeployment is unchanged if there are no UUIDs, if they are of whole GPUs and the spec requests MIG slices (or the
-    reverse), if the spec already names other devices, or if the replicas need more devices than the variable names.
+    The VLLMDeployment is unchanged if the variable has no UUIDs of the devices that the spec requests (whole GPUs or MIG slices), if the
+    spec names other devices, or if the replicas need more devices.
     """
     spec = resource.spec
     accelerator, engine = spec.accelerator, spec.engine
@@ -314,14 +273,13 @@ def translate(resource: VLLMDeployment) -> Translation:
     if len(set(named)) != len(named) or len(named) > UUIDS_LIMIT or not all(form.fullmatch(name) for name in named):
         return Translation(resource)
     pinned = accelerator.mig.uuids if accelerator.mig and accelerator.sliced else accelerator.uuids
-    parallelism = spec.parallelism or ParallelismSpec()
-    size = accelerator.count or (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
-    if (pinned is not None and set(pinned) != set(named)) or len(named) < spec.replicas * size:
+    shape = resolve_shape(spec)
+    too_few = isinstance(shape, Verdict) or len(named) < spec.replicas * shape.count
+    if too_few or (pinned is not None and set(pinned) != set(named)):
         return Translation(resource)
     devices, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
-    return Translation(
-        with_uuids(resource, named), tuple(named), (note("uuids.moved", variable=VARIABLE, devices=devices, field=f"spec.{field}"),)
-    )
+    moved = note("uuids.moved", variable=VARIABLE, devices=devices, field=f"spec.{field}")
+    return Translation(with_uuids(resource, named), tuple(named), (moved,))
 
 
 def with_uuids(resource: VLLMDeployment, uuids: Sequence[str]) -> VLLMDeployment:

@@ -24,6 +24,11 @@ from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE, ResolvedFacts
 
+FACTS = (
+    *("attention", "quantization", "quantization_scheme", "family", "routing", "routing_groups", "experts", "hidden_size", "mla_dims"),
+    *("head_size", "attention_sinks", "desc_act"),
+)
+"""Facts about the model that rules use as they are."""
 GIGABYTE = 10**9
 QUANTIZED_MARGIN = 1.18
 """Maximum ratio of actual to estimated size of quantized weights. The estimate from the number of parameters assumes that layers in 16
@@ -60,7 +65,8 @@ def describe_rule_input(
     `mig_profile` is the profile of the planned MIG slices. Default: the profile in the spec.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
-    environment, arguments = read_overrides(spec).expanded(version.table).known_values()
+    overrides = read_overrides(spec).expanded(version.table)
+    arguments = {name: value or "" for name, value in overrides.arguments.items()}
     if spec.adapters:
         arguments.setdefault("--enable-lora", "")
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
@@ -69,31 +75,21 @@ def describe_rule_input(
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     release = version.table.release if version.table else (0, 0, 0)
     expert = parallelism.expert == "Enabled" or "--enable-expert-parallel" in arguments
+    expert_tensor = 1 if expert else tensor * data  # vLLM also splits each expert over the GPUs of all data-parallel ranks
     return RuleInput(
         release=release,
         architecture=architecture,
-        attention=facts.attention,
-        quantization=facts.quantization,
-        family=facts.family,
-        quantization_scheme=facts.quantization_scheme,
-        routing=facts.routing,
+        **{name: getattr(facts, name) for name in FACTS},
         mixture_of_experts=None if facts.experts is None else facts.experts > 0,
-        experts=facts.experts,
-        routing_groups=facts.routing_groups,
-        hidden_size=facts.hidden_size,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=_weight_gigabytes(facts),
         slice_compute=int(compute[1]) if compute else None,
         slice_gigabytes=float(gigabytes[1]) if gigabytes else None,
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
-        mla_dims=facts.mla_dims,
-        head_size=facts.head_size,
-        attention_sinks=facts.attention_sinks,
-        desc_act=facts.desc_act,
         image_prefix=_image_prefix(facts, release),
         kv_cache=facts.kv_cache if release >= load_memory().kv_cache.checkpoint_type_since else None,
-        uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
-        uneven_groups=_uneven_groups(facts, 1 if expert else tensor * data),
+        uneven_blocks=_uneven(facts.moe_intermediate_size, expert_tensor, facts.block_shape and facts.block_shape[0]),
+        uneven_groups=_uneven(facts.moe_intermediate_size, expert_tensor, facts.group_size),
         uneven_heads=_uneven(facts.attention_heads, tensor),
         uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
         uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
@@ -104,11 +100,10 @@ def describe_rule_input(
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,
-        # without expert parallelism, vLLM also splits each expert over the GPUs of all data-parallel ranks
-        expert_tensor=1 if expert else tensor * data,
+        expert_tensor=expert_tensor,
         expert_parallel=expert,
         exchanges_tokens=expert and data > 1,
-        environment=environment,
+        environment={name: value for name, value in overrides.variables.items() if value is not None},
         arguments=arguments,
     )
 
@@ -127,18 +122,6 @@ def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
     return facts.weight_bytes / GIGABYTE * (QUANTIZED_MARGIN if estimated else 1)
 
 
-def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
-    """Return whether a rank's part of an expert is not a multiple of the scale blocks; None if unknown."""
-    size, block = facts.moe_intermediate_size, facts.block_shape
-    return None if size is None or block is None else size % (ranks * block[0]) != 0
-
-
-def _uneven_groups(facts: ResolvedFacts, ranks: int) -> bool | None:
-    """Return whether a rank's part of an expert is not a multiple of the groups that share a scale; None if unknown."""
-    size, group = facts.moe_intermediate_size, facts.group_size
-    return None if size is None or group is None else size % (ranks * group) != 0
-
-
 def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
     """Return whether this version of vLLM knows that attention to images is bidirectional."""
     known = load_questions()
@@ -146,9 +129,9 @@ def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
     return False if facts.image_prefix and (late or known.image_prefix_forgotten.contains(release)) else facts.image_prefix
 
 
-def _uneven(number: int | None, ranks: int) -> bool | None:
-    """Return whether a number cannot be divided evenly; None if it is unknown."""
-    return None if number is None else number % ranks != 0
+def _uneven(number: int | None, ranks: int, unit: int | None = 1) -> bool | None:
+    """Return whether a number cannot be divided evenly over ranks, each with whole units; None if it is unknown."""
+    return None if number is None or unit is None else number % (ranks * unit) != 0
 
 
 def attention_component(rule_input: RuleInput) -> Component:

@@ -1,19 +1,16 @@
 """How an engine serves: flags that follow from the spec alone, the clients' key, host resources, the deadline of a start, and draining.
 
-The deadline ends a start that hangs. It is not an estimate: it must never end a start that makes progress, because the next start would
-load the weights again and repeat most of the compilation. `--distributed-timeout-seconds` (vLLM 0.18 and later, default 600 s) stays at its
-default, although one rank may compile for longer while another one waits: the same timeout ends collectives that hang while serving.
+The deadline ends a start that hangs. It must never end a start that makes progress, because the next start would load the weights again
+and repeat most of the compilation. `--distributed-timeout-seconds` (vLLM 0.18 and later, default 600 s) stays at its default, although one
+rank may compile for longer while another one waits: the same timeout ends collectives that hang while serving.
 
 When a Pod is deleted, Kubernetes removes it from the endpoints of the Service and runs its preStop hook at the same time. The hook
-sleeps, so that clients and proxies learn of the change before the engine stops accepting connections. Then the engine gets SIGTERM. Up to
-vLLM 0.17 it finishes its requests; from 0.18 on it aborts them at once, unless `--shutdown-timeout` gives them time
-(vllm/v1/engine/core.py 0.18.0:1199). From 0.27 on its HTTP server goes on listening, and requests that arrive then are aborted, so
-clients and proxies get more time to learn of the change. The kubelet kills the Pod after `terminationGracePeriodSeconds`, which begins
-with the preStop hook.
+sleeps, so that clients and proxies learn of the change before the engine gets SIGTERM. Up to vLLM 0.17 it finishes its requests; from 0.18
+on it aborts them, unless `--shutdown-timeout` gives them time (vllm/v1/engine/core.py 0.18.0:1199). From 0.27 on its HTTP server goes on
+listening, and requests that arrive then are aborted. `terminationGracePeriodSeconds` begins with the preStop hook.
 
 The engine container requests CPU and memory, so that it is not the first to be evicted from a full node. vLLM's documentation recommends
 two cores and one for each GPU (docs/configuration/optimization.md). An engine process takes 4 to 6 GiB of host memory, partly shared.
-Loading streams the files through the page cache.
 """
 
 import math
@@ -67,29 +64,25 @@ SHUTDOWN_FLAG = "--shutdown-timeout"
 
 
 def engine_arguments(
-    model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool, length: int | None, shortened: bool
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool, length: int | None
 ) -> list[PlannedArgument]:
     """Return the flags that follow from the spec, as far as this version has them.
 
     `chosen`: whether the operator chose the parallel sizes. `length` is the context length to set; None for the model's default.
-    `shortened`: whether the operator chose it because the model's context does not fit.
     """
-
-    def size(number: int) -> str | None:
-        return str(number) if number > 1 else None
-
-    wanted = [
-        ("--port", str(PORT), "Port of the probes and the Service."),
-        ("--served-model-name", served_name(model), "Model name for clients."),
-        ("--revision", model.revision, "From spec.model.revision."),
-        ("--tensor-parallel-size", size(parallel.tensor), CHOSEN if chosen else "From spec.parallelism or spec.accelerator."),
-        ("--pipeline-parallel-size", size(parallel.pipeline), "From spec.parallelism.pipeline."),
-        ("--data-parallel-size", size(parallel.data), "From spec.parallelism.data."),
-        ("--max-model-len", str(length) if length is not None else None, SHORTENED if shortened else WANTED),
-    ]
-    args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
-    if parallel.expert:
-        args.append(PlannedArgument(name="--enable-expert-parallel", reason=CHOSEN if chosen else "From spec.parallelism.expert."))
+    name, revision, many = served_name(spec.model), spec.model.revision, CHOSEN if chosen else "From spec.parallelism or spec.accelerator."
+    shortened = spec.sizing is None or spec.sizing.context_length is None
+    wanted = (
+        (True, "--port", str(PORT), "Port of the probes and the Service."),
+        (name is not None, "--served-model-name", name, "Model name for clients."),
+        (revision is not None, "--revision", revision, "From spec.model.revision."),
+        (parallel.tensor > 1, "--tensor-parallel-size", str(parallel.tensor), many),
+        (parallel.pipeline > 1, "--pipeline-parallel-size", str(parallel.pipeline), "From spec.parallelism.pipeline."),
+        (parallel.data > 1, "--data-parallel-size", str(parallel.data), "From spec.parallelism.data."),
+        (length is not None, "--max-model-len", str(length), SHORTENED if shortened else WANTED),
+        (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
+    )
+    args = [PlannedArgument(name=flag, value=value, reason=reason) for is_set, flag, value, reason in wanted if is_set]
     return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 
@@ -113,8 +106,7 @@ def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | 
 def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | None) -> PlannedRequests:
     """Return the requests of the engine container. Resources that `spec.podTemplate` requests or limits are omitted.
 
-    `gpus` is the number of GPUs of a replica, `offload_gib` the weights in the host's memory for each (`--cpu-offload-gb`). Any template is
-    valid input.
+    `offload_gib` are the weights in the host's memory for each GPU (`--cpu-offload-gb`). Any template is valid input.
     """
     ranks = max(gpus, 1)
     memory = SERVER_GIB + ranks * (GIB_PER_GPU + math.ceil(offload_gib))
@@ -129,8 +121,8 @@ def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | N
 def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
     """Return the deadline of a start to plan, in seconds. A plan in force keeps its deadline.
 
-    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s, and for a model on the hub to download
-    them at the same speed. A warm start has the same deadline, because whether it is warm is known only afterwards.
+    Without `startup.deadlineSeconds`, it includes the time to read the weights, and for a model on the hub to download them. A warm start
+    has the same deadline, because whether it is warm is known only afterwards.
     """
     if in_force is not None:
         return in_force.deadline_seconds
@@ -144,8 +136,7 @@ def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: 
 def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVariable]:
     """Return the variable that gives the engine as much time as the startup probe, if this version has one.
 
-    The value follows from the plan alone. The variable is part of vLLM's key of compiled graphs, so a value that changed
-    between starts would make every start cold.
+    It is part of vLLM's key of compiled graphs, so a value that changed between starts would make every start cold.
     """
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
@@ -154,41 +145,29 @@ def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVari
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Durations of a Pod's shutdown.
-
-    `seconds` is the time for requests in progress after SIGTERM; 0 if they are aborted. `endpoint_seconds` is the time before that; None
-    for the default.
-    """
+    """Times of a Pod's shutdown: for requests in progress after SIGTERM (0 if they are aborted), and before it (None: the default)."""
 
     seconds: int
-    endpoint_seconds: int | None = None
+    endpoint_seconds: int | None
+    arguments: list[PlannedArgument]
+    notes: list[Note]
 
 
-def plan_drain(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> Drain:
-    """Plan the shutdown of Pods with this version."""
-    given = overrides.arguments.get(SHUTDOWN_FLAG) or ""
-    wanted = spec.rollout.drain_seconds if spec.rollout else None
+def plan_drain(spec: VLLMDeploymentSpec, overrides: Overrides, version: ResolvedVersion) -> Drain:
+    """Plan the shutdown of Pods, with a note if `spec.podTemplate` leaves too little time for it."""
+    given, wanted = overrides.arguments.get(SHUTDOWN_FLAG) or "", spec.rollout.drain_seconds if spec.rollout else None
     seconds = DRAIN_SECONDS if wanted is None else wanted
     if given.isascii() and given.isdigit() and len(given) < 6:
         seconds = int(given)
-    return Drain(seconds, OPEN_LISTENER_SECONDS if seconds and load_engine_facts().listens_while_draining(version) else None)
-
-
-def drain_arguments(drain: Drain, table: VersionTable | None) -> list[PlannedArgument]:
-    """Return the flag for the time of requests in progress, if this version has it."""
-    if not drain.seconds or table is None or not table.knows_flag(SHUTDOWN_FLAG):
-        return []
+    before = OPEN_LISTENER_SECONDS if seconds and load_engine_facts().listens_while_draining(version.version) else None
+    has_flag = version.table is not None and version.table.knows_flag(SHUTDOWN_FLAG)
     reason = "Requests in progress finish before a Pod stops: spec.rollout.drainSeconds."
-    return [PlannedArgument(name=SHUTDOWN_FLAG, value=str(drain.seconds), reason=reason)]
+    arguments = [PlannedArgument(name=SHUTDOWN_FLAG, value=str(seconds), reason=reason)] if seconds and has_flag else []
+    grace, needed = mapping(spec.pod_template, "spec").get("terminationGracePeriodSeconds"), grace_seconds(seconds, before)
+    is_short = seconds and type(grace) is int and grace < needed
+    return Drain(seconds, before, arguments, [note("drain.too-short", grace=grace, needed=needed)] if is_short else [])
 
 
 def grace_seconds(seconds: int, endpoint_seconds: int | None) -> int:
     """Return the `terminationGracePeriodSeconds` of a Pod with these durations."""
     return (endpoint_seconds or ENDPOINT_SECONDS) + seconds + EXIT_SECONDS
-
-
-def drain_notes(spec: VLLMDeploymentSpec, drain: Drain) -> list[Note]:
-    """Return a note if `spec.podTemplate` leaves too little time for draining."""
-    grace = mapping(spec.pod_template, "spec").get("terminationGracePeriodSeconds")
-    needed = grace_seconds(drain.seconds, drain.endpoint_seconds)
-    return [note("drain.too-short", grace=grace, needed=needed)] if drain.seconds and type(grace) is int and grace < needed else []

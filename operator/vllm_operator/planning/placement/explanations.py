@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm_operator.api.labels import SHORT_NAME
@@ -121,19 +122,15 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     longest = longest_context(refused.result.made)
     if sizing.options is None or not sizing.options.max_length or not longest:
         return []
-    engine = resource.spec.engine or EngineSpec()
-    text = f"set {LENGTH_FLAG} to {longest} or less"
+    engine, text = resource.spec.engine or EngineSpec(), f"set {LENGTH_FLAG} to {longest} or less"
     for words in read_words(engine.extra_args or ()):
         if normalize_flag(words.argument.name) == LENGTH_FLAG:
             return [_change(text, resource, replace_words(engine.extra_args or (), words, [LENGTH_FLAG, str(longest)]))]
     for index, argument in enumerate(engine.args or ()):
         if normalize_flag(argument.name) == LENGTH_FLAG:
             path = f"/spec/engine/args/{index}"
-            operations = [
-                {"op": "test", "path": f"{path}/name", "value": argument.name},
-                {"op": "replace", "path": f"{path}/value", "value": str(longest)},
-            ]
-            return [_change(text, resource, operations)]
+            test, value = {"op": "test", "path": f"{path}/name", "value": argument.name}, str(longest)
+            return [_change(text, resource, [test, {"op": "replace", "path": f"{path}/value", "value": value}])]
     return [_change(f"lower spec.sizing.contextLength to {longest}", resource, {"sizing": {"contextLength": longest}})]
 
 
@@ -186,7 +183,7 @@ def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
         model = resolve_model(entry.name, shapes) if entry.name.rpartition("/")[2].lower().startswith(f"{own}-") else None
         if model is None or model.shape != sizing.model.shape or model.form.size >= sizing.model.form.size:
             continue
-        other = sizing.with_model(model)
+        other = replace(sizing, model=model)
         if other.is_native(pool) and other.fits(pool, parallel):
             return [_change(f"use the checkpoint {entry.name}", resource, {"model": {"uri": f"hf://{entry.name}"}})]
     smaller = sizing.smaller_format(pool, parallel)
@@ -203,7 +200,7 @@ def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequen
 def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, *, kept: bool) -> list[Note]:
     """Return notes about the choice of `chosen` among all `compared` for the model `name`. `kept`: whether the GPU was in use before."""
     notes, pool = [], chosen.pool
-    if ranking.policy == "MostFree" and chosen.free is None:
+    if ranking.accelerator.policy == "MostFree" and chosen.free is None:
         unknown = chosen.result.headroom is Headroom.UNKNOWN
         instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
         notes.append(note("choice.free-is-unknown", instead=instead))
@@ -233,18 +230,15 @@ def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: R
     shortage = _shortage(first, replicas)
     if chosen.pool.provider is not None:
         return [note("choice.added-node", shortage=shortage, provider=chosen.pool.provider)]
-    name, pool = gpu_name(first), first.pool
+    name, pool = gpu_name(first.title, first.pool), first.pool
     free = f", which had room for {counted(chosen.free, 'replica')}" if chosen.free is not None else ""
     product = f"{pool.product}-MIG-{pool.mig_profile}" if pool.mig_profile else pool.product
     wait = say("choice.to-wait", name=name, product=product) if pool.product is not None else ""
-    return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(chosen), free=free, wait=wait)]
+    return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(chosen.title, chosen.pool), free=free, wait=wait)]
 
 
 def _passed_over(chosen: Candidate, alike: Sequence[Candidate], compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
-    """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown.
-
-    `alike` are those of all `compared` on which the model fits as well as on the chosen one.
-    """
+    """Return which of `alike`, on which the model fits as well, would have been chosen if it were free; None if sizes are unknown."""
     if chosen.result.headroom is Headroom.UNKNOWN:
         return None
     order, added = ranking.preferred_order(compared), chosen.pool.provider is not None
@@ -256,8 +250,7 @@ def _passed_over(chosen: Candidate, alike: Sequence[Candidate], compared: Sequen
 
 
 def _shortage(candidate: Candidate, replicas: int) -> str:
-    """Return how many replicas fit on the free devices, as a clause."""
-    count, free, name = candidate.shape.count, candidate.free or 0, gpu_name(candidate)
+    count, free, name = candidate.shape.count, candidate.free or 0, gpu_name(candidate.title, candidate.pool)
     if free:
         return f"{name} had room for only {free} of {replicas} replicas"
     return f"no node had {count} free {name}" if count > 1 else f"no {name} was free"

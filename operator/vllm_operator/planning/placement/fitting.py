@@ -7,7 +7,7 @@ limit is unknown, so such GPUs are used only if the spec names them.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from vllm_operator.api.plan import PlannedArgument
@@ -15,7 +15,7 @@ from vllm_operator.api.spec import ModelSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.inventory.pools import Pool
+from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.sizing.engine import Options, read_flags, read_runner
@@ -56,8 +56,7 @@ class Headroom(IntEnum):
 class FitResult:
     """The expected fit of a model on a GPU.
 
-    `length` is the context to set; None for the model's or user's value. `held`: number of requests of `Sizing.request_length` in the KV
-    cache; None if the spec wants no number.
+    `length` is the context to set, if any. `held`: number of requests of `Sizing.request_length` in the KV cache, if the spec wants some.
     """
 
     headroom: Headroom
@@ -90,7 +89,6 @@ class Sizing:
     catalog: Catalog
     concurrency: int = 1
     is_read: bool = True
-    _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def certain(self) -> bool:
@@ -98,10 +96,6 @@ class Sizing:
         if self.model is None or self.model.form.assumed:
             return False
         return self.model.checkpoint_bytes is not None or self.model.known is not None
-
-    def with_model(self, model: SizedModel) -> "Sizing":
-        """Return the inputs for other weights."""
-        return replace(self, model=model, _weighed={})
 
     def judge(self, pool: Pool, parallel: ParallelShape) -> FitResult:
         """Estimate the model on one GPU of a pool."""
@@ -152,10 +146,11 @@ class Sizing:
         headroom = self.judge(pool, ParallelShape()).headroom
         return None if headroom is Headroom.UNKNOWN else headroom <= Headroom.SHORT
 
-    def shapes(self, most: int) -> list[Shape]:
-        """Return the sizes to choose from, with at most this many GPUs of one node; none if the model is unknown."""
+    def shapes(self, inventory: Inventory) -> list[Shape]:
+        """Return the sizes to choose from, with whole GPUs of one node; none if the model is unknown."""
         if self.model is None:
             return []
+        most = max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
         return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
@@ -166,18 +161,15 @@ class Sizing:
             form = name_format(label, self.model.shape)
             if form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
                 continue
-            if self.with_model(replace(self.model, form=form, label=label, checkpoint_bytes=None)).fits(pool, parallel):
+            if replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None)).fits(pool, parallel):
                 return name
         return None
 
     def _estimate(self, pool: Pool, parallel: ParallelShape, options: Options) -> Estimate:
         assert self.model is not None  # checked in `judge`
-        key, gpus, facts = (parallel, pool.architecture), self.catalog.gpus, self.catalog.memory
+        gpus, facts = self.catalog.gpus, self.catalog.memory
         device = device_of(gpus.product(pool.product), pool.architecture, pool.memory_mebibytes, gpus, facts)
-        options = replace(options, weights_gib=self._weighed.get(key))
-        made = predict_model(self.model, parallel, device, options, facts, self.release)
-        self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # equal on every GPU of an architecture
-        return made
+        return predict_model(self.model, parallel, device, options, facts, self.release)
 
     def is_native(self, pool: Pool) -> bool:
         """Return whether a GPU computes in the format of the weights."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_operator.api.plan import GPUCandidate
-from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec
+from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Headroom, Sizing
@@ -32,14 +32,9 @@ class Ranking:
     gpus: GPUs
     sizing: Sizing
 
-    @property
-    def policy(self) -> AcceleratorPolicy | None:
-        """The policy of the spec."""
-        return self.accelerator.policy
-
     def key(self, each: Candidate) -> tuple[object, ...]:
         """Return the sort key of a GPU in the policy, apart from memory."""
-        match self.policy:
+        match self.accelerator.policy:
             case "MostCapable":
                 return (self.gpus.rank(each.pool.architecture), -(each.pool.memory_mebibytes or 0), each.shape.count)
             case "MostFree":
@@ -76,7 +71,7 @@ class Ranking:
         def held(each: Candidate) -> float:
             return (each.result.held or 0) if few else 0
 
-        if self.policy in (None, "SmallestThatFits"):
+        if self.accelerator.policy in (None, "SmallestThatFits"):
             lowest = min(each.rank for each in fitting)
             first = max((each for each in fitting if each.rank == lowest), key=held)
             same = [each for each in fitting if each.shape == first.shape]
@@ -100,7 +95,7 @@ class Ranking:
     def keeps_order(self) -> bool:
         """Whether GPUs keep the order of `find_candidates`: their memory is unknown, or the spec lists several without a policy."""
         listed = any(len(given or ()) > 1 for given in (self.accelerator.architectures, self.accelerator.products))
-        return self.sizing.options is None or (listed and self.policy is None)
+        return self.sizing.options is None or (listed and self.accelerator.policy is None)
 
     def size_of(self, each: Candidate) -> tuple[object, ...]:
         """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
@@ -114,7 +109,7 @@ class Ranking:
     def why(self, each: Candidate, chosen: Candidate) -> str:
         """Return why a GPU is chosen or not."""
         limit, about = each.result.made.limit, list[str]()
-        if self.policy == "MostFree" and each.pool.provider is None:
+        if self.accelerator.policy == "MostFree" and each.pool.provider is None:
             about.append("it is unknown what is free" if each.free is None else f"room for {counted(each.free, 'replica')}")
         if each.pool.provider:
             about.append(f"{each.pool.provider} would add a node")
@@ -146,7 +141,7 @@ class Ranking:
             return "nothing isolates the memory of the Pods that share it"
         if family is not None and family.unified_memory:
             return "shares its memory with the CPU"
-        if self.policy == "MostCapable":
+        if self.accelerator.policy == "MostCapable":
             return "is less capable"
         if self.sizing.is_native(chosen.pool) and not self.sizing.is_native(pool):
             return "does not compute in the format of the weights"
@@ -182,14 +177,14 @@ def describe_candidates(
     listed: dict[tuple[str, str], GPUCandidate] = {}
     for each in sorted(by_kind.values(), key=place):
         gpu, count, verdict = (
-            f"{each.shape.count} x {gpu_name(each)}"[:TEXT_LIMIT],
+            f"{each.shape.count} x {gpu_name(each.title, each.pool)}"[:TEXT_LIMIT],
             each.shape.count,
             ranking.why(each, chosen)[:TEXT_LIMIT],
         )
         listed[gpu, verdict] = GPUCandidate(gpu=gpu, count=count, verdict=verdict)
-    names = {gpu_name(each) for each in by_kind.values()}
+    names = {gpu_name(each.title, each.pool) for each in by_kind.values()}
     for rejection in sorted(rejections, key=lambda each: (-each.obstacle, each.pool.nodes, each.pool.resource)):
-        gpu = _name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
+        gpu = gpu_name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
         if gpu not in names:
             names.add(gpu)
             verdict = why_rejected(rejection)[:TEXT_LIMIT]
@@ -208,12 +203,8 @@ def group_of(headroom: Headroom) -> int:
     return next((place for place, headrooms in enumerate(USEFUL) if headroom in headrooms), len(USEFUL))
 
 
-def gpu_name(each: Candidate) -> str:
+def gpu_name(title: str, pool: Pool) -> str:
     """Return the name of a GPU, MIG slice or shared GPU in messages."""
-    return _name(each.title, each.pool)
-
-
-def _name(title: str, pool: Pool) -> str:
     name = f"{pool.mig_profile} of {title}" if pool.mig_profile else title
     pods = f"{pool.time_slices} Pods" if pool.time_slices else "Pods"
     return f"{name}, shared by {pods}" if pool.shared else name

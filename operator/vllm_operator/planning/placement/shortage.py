@@ -65,7 +65,6 @@ def why_rejected(rejection: Rejection) -> str:
 
 
 def _described(pools: Sequence[Pool], gpus: GPUs, nearest: Pool) -> str:
-    """List kinds of nodes, at most `KINDS_LIMIT`."""
     kinds = kinds_of_nodes(pools, gpus, nearest)
     more = len(kinds) - KINDS_LIMIT
     return "; ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
@@ -128,28 +127,21 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
         and rejection.obstacle is Obstacle.ARCHITECTURE
         and pool.count >= count
         and not (pool.problems or pool.shared)
-        and _may_serve(pool, wanted, count)
+        and (not wanted.sliced if pool.mig_profile is None else count == 1 if wanted.sliced is None else wanted.sliced)
     }
     return sorted(found, key=lambda name: (gpus.rank(name), name))
 
 
-def _may_serve(pool: Pool, wanted: AcceleratorSpec, count: int) -> bool:
-    """Return whether the request allows the pool's devices: whole GPUs or MIG slices."""
-    if pool.mig_profile is None:
-        return not wanted.sliced
-    return count == 1 if wanted.sliced is None else wanted.sliced
-
-
 def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
     """Return the products of the nodes, the most similar to the requested ones first."""
+
+    def likeness(name: str) -> float:
+        one, others = name.lower(), [other.lower() for other in wanted.products or [""]]
+        return max(difflib.SequenceMatcher(None, one, other).ratio() + (other in one) for other in others)
+
     names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
-    alike = {name: max(_likeness(name, other) for other in wanted.products or [""]) for name in names}
-    ordered = sorted(names, key=lambda name: (-alike[name], name))[:PRODUCTS_LIMIT]
+    ordered = sorted(names, key=lambda name: (-likeness(name), name))[:PRODUCTS_LIMIT]
     return f" to what nodes have (label nvidia.com/gpu.product: {', '.join(ordered)})" if ordered else ""
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio() + (other.lower() in one.lower())
 
 
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
@@ -171,7 +163,9 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.SLICED:
             return say("remedy.sliced-excluded") if wanted.mig is not None else say("remedy.sliced", profile=pool.mig_profile)
         case Obstacle.NOT_SLICED:
-            return say("remedy.not-sliced") if _could_be_sliced(rejections, gpus) else say("remedy.no-mig")
+            whole = (each.pool for each in rejections if each.obstacle is Obstacle.NOT_SLICED)
+            may_be_sliced = any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in whole)
+            return say("remedy.not-sliced") if may_be_sliced else say("remedy.no-mig")
         case Obstacle.PROFILE:
             return say("remedy.profile", profile=pool.mig_profile)
         case Obstacle.UUID:
@@ -189,8 +183,3 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
             return say("remedy.count", available=pool.count, count=count, devices="MIG slices" if wanted.sliced else "GPUs")
         case _:
             return say("remedy.problem")
-
-
-def _could_be_sliced(rejections: Sequence[Rejection], gpus: GPUs) -> bool:
-    pools = [rejection.pool for rejection in rejections if rejection.obstacle is Obstacle.NOT_SLICED]
-    return any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in pools)

@@ -19,6 +19,7 @@ from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note
 from vllm_operator.inventory.node_labels import SLICES, split_product
+from vllm_operator.inventory.nodes import HOST_LABEL
 from vllm_operator.inventory.pools import GPU_TAINT, Inventory, Pool, Source
 from vllm_operator.planning.engine.image import ImageFit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.fitting import FitResult, Headroom, Sizing
@@ -75,7 +76,6 @@ class Rank(IntEnum):
     TOO_SMALL = 3
 
 
-HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
 
 
@@ -87,8 +87,7 @@ class Request:
     `host_architectures` (empty if unknown). `forced`: whether the user allows an image that is known to be incompatible with the driver.
     `compatible`: whether this vLLM version can load the forward compatibility package. The GPU in use (`preferred`) is kept if it fits, so
     that unrelated changes of the spec do not move the replicas. `weight_bytes` is the size of the weights on each device; None if unknown,
-    or if `sizing` knows the model and so is more exact. `selector` are the labels that the user requires on the nodes. Any value is valid
-    in `tolerations`.
+    or if `sizing` is more exact. `selector` are labels of nodes. Any value is valid in `tolerations`.
     """
 
     accelerator: AcceleratorSpec
@@ -162,13 +161,8 @@ def find_others(request: Request, inventory: Inventory, catalog: Catalog) -> lis
     """Return all sizes and GPUs of the cluster, including those that the spec does not allow."""
     unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
     accelerator = request.accelerator.model_copy(update=unlimited)
-    shapes = request.sizing.shapes(most_gpus(inventory))
+    shapes = request.sizing.shapes(inventory)
     return find_candidates(replace(request, accelerator=accelerator, preferred=None), shapes, inventory, catalog)[0] if shapes else []
-
-
-def most_gpus(inventory: Inventory) -> int:
-    """Return the maximum number of whole GPUs of one node."""
-    return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
 
 
 def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapping[str, int]]:
@@ -208,10 +202,11 @@ def _sort_out(request: Request, inventory: Inventory, catalog: Catalog) -> tuple
     for whole in inventory.pools:
         nodes = tuple(node for node in whole.nodes if inventory.has_labels(node, request.selector))
         pool = replace(whole, nodes=nodes) if nodes else whole
-        fit = fit_image(request.options, pool, catalog, forced=request.forced, compatible=request.compatible)
         if (obstacle := _obstacle(pool, request, inventory)) is not None:
             rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems)))
-        elif fit.problem is not None:
+            continue
+        fit = fit_image(request.options, pool, catalog, forced=request.forced, compatible=request.compatible)
+        if fit.problem is not None:
             rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
         else:
             candidates.append((pool, fit))
