@@ -14,7 +14,7 @@ import pytest
 from support.model_hub import COMMIT, Hub, blob, serve
 from support.tools import command
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.logs.progress import Bars
+from vllm_operator.logs.progress import read_bar
 from vllm_operator.tools.hub import SMALL_BYTES, choose
 
 MODEL = "acme/llama"
@@ -131,7 +131,7 @@ def test_progress_is_a_bar_with_bytes_that_the_operator_reads(hub: Hub, tmp_path
     hub.repositories[MODEL]["model.safetensors"] = b"w" * size
     _, _, output = run(tmp_path, hub.url)
     bars = [line for line in output.splitlines() if line.startswith("Downloading weights")]
-    read = Bars(load_startup().stages.bars).read(bars[0])
+    read = read_bar(load_startup().stages.bars, bars[0])
     assert read is not None
     stage, progress, _ = read
     assert stage == "WeightDownload"

@@ -514,9 +514,9 @@ class CrashTracker:
 
     def _titled(self) -> Evidence | None:
         # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
-        for traceback in self.tracebacks.unfinished():
+        for _, traceback in self.tracebacks.broken_off():
             text = _TITLE.sub("", traceback.title, count=1)
-            if any(map(str.isalnum, text)) and self._recognizer.look(text).failure is None:
+            if traceback.ends_engine and any(map(str.isalnum, text)) and self._recognizer.look(text).failure is None:
                 return self._seen(None, text, traceback.number)
         return None
 

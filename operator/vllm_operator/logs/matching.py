@@ -74,7 +74,7 @@ class Match(NamedTuple):
 
 
 def _match(signature: Signature, pattern: LinePattern, text: str, context: Callable[[], Iterable[str]]) -> Match | None:
-    prepare = compile_linear if signature.is_user_defined else _compiled
+    prepare = compile_linear if signature.is_user_defined else compiled
     found = prepare(pattern.regex).search(text)
     if found is None:
         return None
@@ -141,14 +141,15 @@ class Recognizer:
 
     def kind(self, text: str, frames: Sequence[str]) -> FailureKind | None:
         """Return the kind of failure of an exception that matches no signature, by its innermost frame that tells one, or None."""
-        fitting = [kind for kind in self._kinds if kind.message is None or _compiled(kind.message).search(text)]
+        fitting = [kind for kind in self._kinds if kind.message is None or compiled(kind.message).search(text)]
         lines = (each for each in reversed(frames) if each.lstrip().startswith("File "))
-        found = (kind for line in lines for kind in fitting if kind.frames and _compiled(kind.frames).search(line))
+        found = (kind for line in lines for kind in fitting if kind.frames and compiled(kind.frames).search(line))
         return next(found, None) or next((kind for kind in fitting if kind.frames is None), None)
 
 
 @cache
-def _compiled(regex: str) -> re.Pattern[str]:
+def compiled(regex: str) -> re.Pattern[str]:
+    """Return a regular expression of the catalog. It is compiled on first use, so that the command line starts quickly."""
     return re.compile(regex)
 
 

@@ -27,33 +27,26 @@ _FILE = re.compile(r"[\w.-]{1,120}\.(?:safetensors|bin|json|gguf|pt|model|txt)$"
 _BARS_LIMIT = 64
 
 
-class Bars:
-    """Finds the stage of a bar by its label. Of the bars of the catalog, the first match counts."""
+def read_bar(bars: Iterable[Bar], text: str) -> tuple[Stage, Progress | None, str] | None:
+    """Return the stage of a bar, its progress, and the text after it; None if it is none of these bars, of which the first match counts.
 
-    def __init__(self, bars: Iterable[Bar]) -> None:
-        self._bars = tuple((bar.prefix, Stage(bar.stage), bar.label) for bar in bars)
-
-    def read(self, text: str) -> tuple[Stage, Progress | None, str] | None:
-        """Return the stage of a bar, its progress, and the text after it; None if the catalog knows no such bar.
-
-        A bar that did not finish has no line end, so the next line follows it.
-        """
-        percent = text.find("%")
-        found = _BAR.search(text, max(0, percent - 3)) if percent > 0 else None
-        if found is None:
-            return None
-        label = text[: found.start()].strip(" :\t(")
-        fallback = (Stage.WEIGHT_DOWNLOAD, "Downloading files") if _FILE.search(label) else None
-        kind = next(((stage, name) for prefix, stage, name in self._bars if label.startswith(prefix)), fallback)
-        if kind is None:
-            return None
-        stage, name = kind
-        rest = text[found.end() :].partition("]")[2]
-        if stage is Stage.READY:
-            return stage, None, rest
-        completed = round(float(found[2]) * _SCALE[found[3]])
-        total = round(float(found[4]) * _SCALE[found[5]])
-        return stage, Progress(min(completed, total), total, name or label, _seconds(found[7])), rest
+    A bar that did not finish has no line end, so the next line follows it.
+    """
+    percent = text.find("%")
+    found = _BAR.search(text, max(0, percent - 3)) if percent > 0 else None
+    if found is None:
+        return None
+    label = text[: found.start()].strip(" :\t(")
+    fallback = (Stage.WEIGHT_DOWNLOAD, "Downloading files") if _FILE.search(label) else None
+    kind = next(((Stage(bar.stage), bar.label) for bar in bars if label.startswith(bar.prefix)), fallback)
+    if kind is None:
+        return None
+    stage, name = kind
+    rest = text[found.end() :].partition("]")[2]
+    if stage is Stage.READY:
+        return stage, None, rest
+    completed, total = (round(float(number) * _SCALE[unit]) for number, unit in (found.group(2, 3), found.group(4, 5)))
+    return stage, Progress(min(completed, total), total, name or label, _seconds(found[7])), rest
 
 
 def _seconds(clock: str) -> int | None:
@@ -81,10 +74,6 @@ class _Bar:
     def rank(self) -> tuple[bool, float]:
         """Return a sort key: bars of the current stage first, then least progress first."""
         return self.is_of_earlier_stage, self.progress.completed / (self.progress.total or 1)
-
-    def is_like(self, progress: Progress) -> bool:
-        """Return whether the update may belong to this bar."""
-        return (self.progress.label, self.progress.total) == (progress.label, progress.total)
 
 
 class Counts:
@@ -118,7 +107,8 @@ class Counts:
         If only one process draws such a bar, it is that one. A bar that goes back shows that there are several. Then it is the bar with the
         least progress that is not ahead of the update, so that no bar stays behind because its updates were assigned to another one.
         """
-        alike = {name: bar.progress.completed for name, bar in self._bars.items() if bar.is_like(progress)}
+        kind = progress.label, progress.total
+        alike = {name: bar.progress.completed for name, bar in self._bars.items() if (bar.progress.label, bar.progress.total) == kind}
         if len(alike) == 1 and (name := next(iter(alike))) and not name.startswith("#"):
             return name
         unnamed = {name: completed for name, completed in alike.items() if name == "" or name.startswith("#")}

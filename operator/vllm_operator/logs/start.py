@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from vllm_operator.catalog.startup import LineMeaning, StartupKnowledge
 from vllm_operator.logs.crash import CrashTracker
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
-from vllm_operator.logs.matching import Recognizer
-from vllm_operator.logs.progress import Bars, Counts
+from vllm_operator.logs.matching import Recognizer, compiled
+from vllm_operator.logs.progress import Counts, read_bar
 from vllm_operator.logs.state import CacheEvidence, Crash, MeasuredMemory, Progress, Stage, StartupState
 from vllm_operator.text.redaction import present
 
@@ -50,21 +50,15 @@ class PreparedKnowledge:
             for word in meaning.words:
                 self._meanings.setdefault(word, []).append(meaning)
         self.words = frozenset((*self._meanings, *_NOTICES))
-        self.bars = Bars(stages.bars)
+        self.bars = stages.bars
         self.recognizer = Recognizer(knowledge.signatures, stages, knowledge.kinds)
 
     def meaning(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
         """Return the first meaning of a message with this first word, and the match of its pattern; None if there is none."""
         for meaning in self._meanings.get(word, ()):
-            if meaning.anchor in text and (found := _compiled(meaning.regex).search(text)) is not None:
+            if meaning.anchor in text and (found := compiled(meaning.regex).search(text)) is not None:
                 return meaning, found
         return None
-
-
-@cache
-def _compiled(regex: str) -> re.Pattern[str]:
-    # Compiled on first use, so that the command line starts quickly.
-    return re.compile(regex)
 
 
 prepare = lru_cache(maxsize=4)(PreparedKnowledge)
@@ -128,7 +122,7 @@ class StartTracker:
 
     def bar(self, text: str, process: str) -> str | None:
         """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
-        read = self._knowledge.bars.read(text)
+        read = read_bar(self._knowledge.bars, text)
         if read is None:
             return None
         stage, progress, rest = read

@@ -60,18 +60,13 @@ class Crash:
 
 
 class LogProblem(StrEnum):
-    """Why a log could not be read."""
+    """Why a log could not be read: not yet, no permission, deleted by the kubelet, no answer, or parts skipped since it grew too fast."""
 
     PENDING = "Pending"
-    """The log was not read yet."""
     FORBIDDEN = "Forbidden"
-    """The operator lacks the permission."""
     GONE = "Gone"
-    """The kubelet no longer has the log."""
     UNREACHABLE = "Unreachable"
-    """The API server or the kubelet did not return the log."""
     SKIPPED = "Skipped"
-    """Parts of the log were skipped, because it grew too fast."""
 
 
 @dataclass(frozen=True, slots=True)

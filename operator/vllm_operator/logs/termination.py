@@ -68,22 +68,12 @@ def diagnose_termination(
         return None
     if number in _IN_COMPILED_CODE:
         return describe(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
-    return _unexplained(said, number, message, unread or SAYS_NOTHING)
+    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
+    text = present((message or "").strip().rpartition("\n")[2], _LINE_LIMIT)
+    remedy = "Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node."
+    return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)
 
 
 def _is_specific(crash: Crash, by_id: dict[str, Signature]) -> bool:
     signature = by_id.get(crash.signature)
     return signature is not None and not signature.is_echo
-
-
-def _unexplained(said: str, number: int | None, message: str | None, about_log: str) -> Crash:
-    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
-    text = present(message.strip().rpartition("\n")[2], _LINE_LIMIT) if message and message.strip() else ""
-    return Crash(
-        signature=UNKNOWN,
-        cause=f"The engine {how} ({said}), {about_log}.",
-        remedy="Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node.",
-        reference=None,
-        line=text or said,
-        excerpt=text,
-    )

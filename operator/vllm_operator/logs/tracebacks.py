@@ -220,10 +220,6 @@ class Tracebacks:
         self._harmless_before = False
         self._announced.clear()
 
-    def unfinished(self) -> Iterator[Traceback]:
-        """Return tracebacks that end a process of the engine and whose exception is not in the log."""
-        return (each for each in self._open.values() if each.ends_engine and not each.harmless)
-
     def broken_off(self) -> Iterator[tuple[str, Traceback]]:
         """Return tracebacks that end a process and whose exception is not in the log, with the process."""
         of_vllm = self.mention(_OF_VLLM)

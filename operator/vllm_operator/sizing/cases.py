@@ -163,10 +163,8 @@ def _device(line: Mapping[str, Any], gpus: GPUs, facts: MemoryFacts) -> Device:
     architecture = product.architecture if product else next(named, None)
     if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
         product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
-    if memory_gib is None:
-        return device_of(product, architecture, stated_mebibytes(name, product), gpus, facts)
-    family = gpus.architectures.get(architecture or "")
-    return Device(memory_gib, architecture, name, unified=family is not None and family.unified_memory)
+    device = device_of(product, architecture, stated_mebibytes(name, product), gpus, facts)
+    return device if memory_gib is None else replace(device, memory_gib=memory_gib, title=name)
 
 
 def _stage_memory(line: Mapping[str, Any], pipeline: int, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:

@@ -18,13 +18,12 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.engine import GIB, Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
 from vllm_operator.sizing.formats import NO_NAME, OF_CHECKPOINT, WeightFormat, find_format, measure_format, name_format, read_format
+from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.sizing.weights import weigh
 
-FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
-"""Sources of a model's sizes."""
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
 """Loaded size in a format label, such as `4-bit (19.78 GiB loaded)`."""
 
