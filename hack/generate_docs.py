@@ -16,7 +16,7 @@ from vllm_operator.api.spec import PresetSpec
 from vllm_operator.catalog.entry import Entry
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
-from vllm_operator.catalog.startup import Change, LinePattern, Signature, load_remedies, load_signatures
+from vllm_operator.catalog.startup import Change, LinePattern, Signature, load_remedies, load_startup
 from vllm_operator.cli.catalog import change_in_words, examples
 from vllm_operator.controller import settings
 
@@ -160,7 +160,7 @@ def _heading(source: list[str], line: int) -> str:
 def signatures_reference() -> str:
     """Every known crash, and the remedies that the operator can apply by itself."""
     remedies = load_remedies()
-    known = examples(load_signatures())
+    known = examples(load_startup().signatures)
     lines = [
         NOTE.replace(
             "operator/vllm_operator/api. Edit the types there.", "operator/vllm_operator/catalog/data/signatures.yaml and remedies.yaml."
@@ -249,7 +249,7 @@ def rule_guide() -> str:
 
 def signature_guide() -> str:
     """The guide for signatures, with the fields of a signature, of its patterns and of its changes."""
-    tables = {"signature": _documented_fields(Signature), "pattern": _documented_fields(LinePattern), "change": _documented_fields(Change)}
+    tables = {"signature": _entry_fields(Signature), "pattern": _entry_fields(LinePattern), "change": _entry_fields(Change)}
     return with_tables(SIGNATURE_GUIDE.read_text("utf-8"), tables)
 
 
@@ -275,13 +275,6 @@ def with_tables(page: str, tables: Mapping[str, Iterable[tuple[str, bool, str]]]
 def _entry_fields(model: type[Entry]) -> Iterator[tuple[str, bool, str]]:
     for name, field in model.model_fields.items():
         yield field.alias or name, field.is_required(), field.description or ""
-
-
-def _documented_fields(model: type[Entry]) -> Iterator[tuple[str, bool, str]]:
-    """Fields with their meanings in the docstring."""
-    meanings = dict(re.findall(r"^ {8}(\w+): (.+)$", model.__doc__ or "", re.MULTILINE))
-    for name, field in model.model_fields.items():
-        yield field.alias or name, field.is_required(), meanings[name]
 
 
 PAGES = {

@@ -7,7 +7,7 @@ from typing import Any
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import ACCEPTED, ALWAYS, CRASHED, ORDER, PLANNED, READY, Reason
-from vllm_operator.catalog.startup import load_signatures
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.status.knowledge import load_knowledge
 
 LONGEST_MESSAGE = 500
@@ -18,7 +18,7 @@ def documented_reasons() -> frozenset[str]:
     """Reasons that the reference names: those of the operator, and names of known crashes."""
     own = {value for name, value in vars(Reason).items() if name.isupper()}
     ends = load_knowledge().terminations
-    return frozenset(own | {signature.id for signature in load_signatures()} | {rule.id for rule in (*ends.containers, *ends.pods)})
+    return frozenset(own | {signature.id for signature in load_startup().signatures} | {rule.id for rule in (*ends.containers, *ends.pods)})
 
 
 def unexplained(resource: Manifest) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from vllm_operator.catalog import entry as entries
 from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent, Questions
 from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
-from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, load_list, parse_entry, read_data
+from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, parse_entry, read_data
 from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
 from vllm_operator.catalog.notes import NoteTexts
@@ -66,8 +66,8 @@ def test_a_misspelled_field_of_an_entry_is_refused_with_file_and_entry(name: str
     first, *others = copy.deepcopy(read_data(name))
     first["sourc"] = first.pop("source", "x")
     monkeypatch.setattr(entries, "read_data", lambda _: [first, *others])
-    with pytest.raises(EntryError, match=re.escape(f"{name}: {first.get('id', 'entry 0')}: 'sourc' is not a field")):
-        load_list(LISTS[name], name)
+    with pytest.raises(EntryError, match=re.escape(f"{name}: [0]: 'sourc' is not a field")):
+        load_file(tuple[LISTS[name], ...], name)  # type: ignore[valid-type]
 
 
 SIGNATURE = {"id": "A", "severity": "fatal", "priority": 1, "patterns": [{"anchor": "ab", "regex": "ab"}], "cause": "c.", "remedy": "r."}

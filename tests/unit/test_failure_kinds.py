@@ -5,7 +5,7 @@ import re
 import pytest
 
 from support.pasted import read_pasted
-from vllm_operator.catalog.startup import FailureKind, load_failure_kinds
+from vllm_operator.catalog.startup import FailureKind, load_startup
 from vllm_operator.logs.state import Crash
 
 PACKAGES = "/usr/local/lib/python3.12/dist-packages/"
@@ -64,10 +64,10 @@ def crash_of(files: list[str], error: str) -> Crash:
 
 
 def test_every_kind_has_a_case() -> None:
-    assert set(CASES) == {kind.id for kind in load_failure_kinds()}
+    assert set(CASES) == {kind.id for kind in load_startup().kinds}
 
 
-@pytest.mark.parametrize("kind", load_failure_kinds(), ids=lambda kind: kind.id)
+@pytest.mark.parametrize("kind", load_startup().kinds, ids=lambda kind: kind.id)
 def test_an_error_without_a_signature_says_what_failed_and_what_to_try(kind: FailureKind) -> None:
     crash = crash_of(*CASES[kind.id])
     assert crash.signature == "Unknown"
@@ -107,7 +107,7 @@ def test_an_error_in_unknown_files_is_reported_as_unknown() -> None:
     assert "matches no known signature" in crash_of(["acme/plugin.py"], ODD).cause
 
 
-@pytest.mark.parametrize("kind", load_failure_kinds(), ids=lambda kind: kind.id)
+@pytest.mark.parametrize("kind", load_startup().kinds, ids=lambda kind: kind.id)
 def test_a_kind_reads_well(kind: FailureKind) -> None:
     assert kind.frames is not None or kind.message is not None
     assert not kind.cause.endswith(".")

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from vllm_operator.catalog.user_entries import collect, read_documents
+from vllm_operator.catalog.user_entries import collect
 from vllm_operator.controller.log_output import JsonFormatter, TextFormatter
 
 
@@ -34,10 +34,10 @@ def test_a_traceback_has_lines_of_its_own() -> None:
 
 
 def test_the_name_of_an_entry_cannot_break_a_message() -> None:
-    documents, _ = read_documents({"a.yaml": '[{id: "Fine\\nWarning Forged: you must act \\u202e"}]'}, "signatures")
+    texts = {"a.yaml": '[{id: "Fine\\nWarning Forged: you must act \\u202e"}]'}
 
     def refuse(document: object, before: object) -> None:
         raise AssertionError
 
-    [problem] = collect(documents, "signature", refuse, taken=(), count_expressions=lambda _: 0).problems  # type: ignore[type-var]  # never read
+    [problem] = collect(texts, "signature", refuse, taken=(), count_expressions=lambda _: 0).problems  # type: ignore[type-var]  # never read
     assert problem.isprintable()

@@ -9,10 +9,10 @@ from support.engine_logs import HEALTHY_START, READY, crash_of, engine_failure
 from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.rules import load_rules
-from vllm_operator.catalog.startup import Severity, load_signatures, load_startup
+from vllm_operator.catalog.startup import Severity, load_startup
 from vllm_operator.logs.termination import diagnose_termination
 
-SIGNATURES = {signature.id: signature for signature in load_signatures()}
+SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 BENIGN = [signature for signature in SIGNATURES.values() if signature.severity is Severity.BENIGN]
 MOE = "(EngineCore pid=7) WARNING 11-21 09:20:42 [fused_moe.py:1] Using default MoE config. Performance might be sub-optimal!\n"
 TOO_MANY = "OSError: [Errno 24] Too many open files"

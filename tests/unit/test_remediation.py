@@ -15,7 +15,7 @@ from support import observations as o
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.startup import load_remedies, load_signatures
+from vllm_operator.catalog.startup import load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.pinning import digest_of
@@ -25,7 +25,7 @@ from vllm_operator.status.observation import PodFacts
 from vllm_operator.status.reaction import decide_about_crash
 from vllm_operator.status.remedies import Engine, carried_out, current, exact_changes, patch_command, patch_operations, remedied, settled
 
-SIGNATURES = {signature.id: signature for signature in load_signatures()}
+SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 A_MINUTE_AGO = o.at(-60)
 TOO_LONG = {"requested": "131072", "needed": "16.00", "available": "0.68", "estimated": "5568"}
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from vllm_operator.catalog.startup import ANY, Remedy, Severity, Signature, load_remedies, load_signatures
+from vllm_operator.catalog.startup import ANY, Remedy, Severity, Signature, load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
 from vllm_operator.status.remedies import FIELD_FLAGS
 
-SIGNATURES = {signature.id: signature for signature in load_signatures()}
+SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 REMEDIES = load_remedies()
 VERSIONS = load_versions()
 

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from vllm_operator.__main__ import kubectl_plugin, main
-from vllm_operator.catalog.startup import load_signatures
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.catalog import Example, examples
 
 
 def test_all_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["signatures"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [signature.id for signature in load_signatures()]
+    assert [line.split()[0] for line in lines] == [signature.id for signature in load_startup().signatures]
 
 
 def test_one_is_shown_in_full_whatever_its_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,12 +30,12 @@ def test_an_unknown_name_is_an_error_that_helps(capsys: pytest.CaptureFixture[st
 
 def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["signatures", "-o", "json"]) == 0
-    assert {one["name"] for one in json.loads(capsys.readouterr().out)} == {signature.id for signature in load_signatures()}
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)} == {signature.id for signature in load_startup().signatures}
     assert main(["signatures", "NoKvCacheMemory", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["automatic"]["changes"] == ["--gpu-memory-utilization"]
 
 
-@pytest.mark.parametrize("example", examples(load_signatures()), ids=lambda example: example.signature.id)
+@pytest.mark.parametrize("example", examples(load_startup().signatures), ids=lambda example: example.signature.id)
 def test_no_text_shows_its_template(example: Example) -> None:
     assert "{{" not in example.cause + example.remedy
     assert "{%" not in example.cause + example.remedy

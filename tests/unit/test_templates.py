@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_operator.catalog.startup import load_signatures
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.templates import FILTERS, RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
 
 
 def test_all_of_ours_are_such_templates() -> None:
-    for signature in load_signatures():
+    for signature in load_startup().signatures:
         for text in (signature.cause, signature.remedy):
             check_template(text, alone=True)
         for change in (*signature.arguments, *signature.environment):

@@ -13,18 +13,23 @@ from hypothesis import strategies as st
 
 from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
-from support.own_knowledge import EXPERTS_RULE
+from support.own_knowledge import EXPERTS_RULE, written
 from support.plans import deployment, known
 from vllm_operator.catalog import user_entries
 from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.rule_matching import VALUE_LIMIT, RuleInput
 from vllm_operator.catalog.rules import Rule, Rules
-from vllm_operator.catalog.user_entries import add_user_rules, with_user_rules
+from vllm_operator.catalog.user_entries import UserEntries, with_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
 OURS = knowledge()[2]
 SITUATION = RuleInput(release=(0, 20, 1))
+
+
+def with_rules(*documents: Any) -> tuple[Rules, UserEntries[Rule]]:
+    catalog, read = with_user_rules(known(), {"rules.yaml": written(list(documents))})
+    return catalog.rules, read
 
 
 def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
@@ -34,7 +39,7 @@ def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
 
 
 def test_a_rule_of_the_user_beats_what_the_engine_does() -> None:
-    rules, read = add_user_rules(OURS, [EXPERTS_RULE])
+    rules, read = with_rules(EXPERTS_RULE)
     assert (read.added, read.problems) == (("our-experts-on-b200",), ())
     assert moe(OURS)[:2] == ("FLASHINFER_TRTLLM", "Engine")
     assert moe(rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
@@ -42,7 +47,7 @@ def test_a_rule_of_the_user_beats_what_the_engine_does() -> None:
 
 def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
     broken = [{"id": "x"}, "nonsense", {**EXPERTS_RULE, "id": "y", "when": {"moon": "full"}}, {**EXPERTS_RULE, "id": "moe-int4-engine"}]
-    rules, read = add_user_rules(OURS, [*broken, EXPERTS_RULE])
+    rules, read = with_rules(*broken, EXPERTS_RULE)
     problems = read.problems
     assert moe(rules)[0] == "TRITON"
     assert len(problems) == 4
@@ -52,7 +57,7 @@ def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
 
 
 def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> None:
-    rules, read = add_user_rules(OURS, [EXPERTS_RULE, {**EXPERTS_RULE, "id": "other", "backend": "DEEPGEMM"}])
+    rules, read = with_rules(EXPERTS_RULE, {**EXPERTS_RULE, "id": "other", "backend": "DEEPGEMM"})
     assert moe(rules)[0] == "TRITON"
     assert "may both apply" in read.problems[0]
 
@@ -83,7 +88,7 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
-    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
+    _rules, read = with_rules({**EXPERTS_RULE, **change})
     assert read.added == ()
     assert said in read.problems[0]
     assert read.problems[0].endswith("The rule is ignored.")
@@ -116,7 +121,7 @@ def test_more_rules_than_can_be_asked_are_not_read() -> None:
 
 def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
     desired = {**EXPERTS_RULE, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
-    rules, _read = add_user_rules(OURS, [desired], known().versions)
+    rules, _read = with_rules(desired)
     quirk = next(rule for rule in rules.rules if rule.id == "all-to-all-fp8-0.11")
     ours = next(rule for rule in rules.rules if rule.id == "our-experts-on-b200")
     assert rules.rules.index(quirk) < rules.rules.index(ours)
@@ -124,7 +129,7 @@ def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
 
 def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
     when = {"environment": {"OUR_SETTING": "^(a+)+$"}, "arguments": {"--ours": "(x*)*y"}}
-    rules, _read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": when}])
+    rules, _read = with_rules({**EXPERTS_RULE, "when": when})
     [rule] = [rule for rule in rules.rules if rule.id == EXPERTS_RULE["id"]]
     situation = replace(SITUATION, environment={"OUR_SETTING": "a" * 4000 + "!"}, arguments={"--ours": "x" * 4000})
     began = time.perf_counter()
@@ -135,7 +140,7 @@ def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
 
 
 def test_a_very_long_value_is_unknown_to_patterns() -> None:
-    rules, _read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"environment": {"OUR_SETTING": "."}}}])
+    rules, _read = with_rules({**EXPERTS_RULE, "when": {"environment": {"OUR_SETTING": "."}}})
     [rule] = [rule for rule in rules.rules if rule.id == EXPERTS_RULE["id"]]
     assert rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * VALUE_LIMIT}), {}, {})
     assert not rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * (VALUE_LIMIT + 1)}), {}, {})
@@ -144,7 +149,7 @@ def test_a_very_long_value_is_unknown_to_patterns() -> None:
 def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
     when = {"environment": {f"A{number}": "x{1,50}" for number in range(16)}}
     many = [{**EXPERTS_RULE, "id": f"rule-{number}", "when": when, "priority": number} for number in range(40)]
-    _rules, read = add_user_rules(OURS, many)
+    _rules, read = with_rules(*many)
     assert len(read.added) == 32
     assert all("the rules up to this one have more than 512 regular expressions" in problem for problem in read.problems)
 
@@ -156,14 +161,14 @@ def test_an_error_that_nobody_thought_of_costs_its_rule(monkeypatch: pytest.Monk
         return parse_entry(model, document, **options)
 
     monkeypatch.setattr(user_entries, "parse_entry", fails)
-    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
+    _rules, read = with_rules({**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE)
     assert read.added == (EXPERTS_RULE["id"],)
     assert read.problems == ("rule second: it cannot be read (AssertionError). The rule is ignored.",)
 
 
 @pytest.mark.parametrize("versions", [">=0..1", ">=1", 0.2, "", ">=" + "9" * 5000, None, [], "9" * 5000 + ".1"])
 def test_any_versions_are_read_or_refused(versions: Any) -> None:
-    _rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"versions": versions}}], known().versions)
+    _rules, read = with_rules({**EXPERTS_RULE, "when": {"versions": versions}})
     assert len(read.added) + len(read.problems) == 1
     assert versions not in (">=0..1", "") or not read.added
 
@@ -177,7 +182,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(change=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
 def test_whatever_is_written_there_planning_works(change: dict[str, Any]) -> None:
-    rules, read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
+    rules, read = with_rules({**EXPERTS_RULE, **change})
     assert len(read.added) + len(read.problems) == 1
     if read.added:
         moe(rules)

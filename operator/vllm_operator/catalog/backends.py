@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
+from vllm_operator.catalog.entry import Entry, load_file, read_data
 from vllm_operator.catalog.memory import Since
 from vllm_operator.catalog.rule_matching import Component, Condition, Releases, RuleInput
 from vllm_operator.catalog.versions import Release, VersionTable, parse_release
@@ -175,7 +175,7 @@ def _bare(backend: str) -> str:
 
 def load_logged_names() -> LoggedNames:
     """Read the logged names that ship with the operator."""
-    return LoggedNames({entry.component.value: entry.names for entry in load_list(LoggedNamesOfComponent, "logged_names.yaml")})
+    return LoggedNames({entry.component.value: entry.names for entry in load_file(tuple[LoggedNamesOfComponent, ...], "logged_names.yaml")})
 
 
 @dataclass(frozen=True, slots=True)

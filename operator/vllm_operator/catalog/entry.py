@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, TypeAdapter, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from vllm_operator.text.wording import similar
@@ -50,7 +50,7 @@ class Entry(BaseModel):
         return written
 
 
-EntryType = TypeVar("EntryType", bound=Entry)
+Parsed = TypeVar("Parsed")
 
 
 @cache
@@ -59,36 +59,21 @@ def field_names(model: type[Entry]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
-def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compile = re.compile) -> EntryType:
-    """Read an entry from values of a YAML parser. Raises EntryError if it is malformed."""
+def parse_entry(kind: type[Parsed], written: Any, *, compile_pattern: Compile = re.compile) -> Parsed:
+    """Read an entry, or a tuple of entries, from values of a YAML parser. Raises EntryError if it is malformed."""
     try:
-        return model.model_validate(written, context=compile_pattern, by_alias=True, by_name=False)
+        return TypeAdapter(kind).validate_python(written, context=compile_pattern, by_alias=True, by_name=False)
     except ValidationError as error:
         raise EntryError(explain(error)) from None
 
 
-def load_file(model: type[EntryType], name: str) -> EntryType:
-    """Read a data file that is one mapping. Raises EntryError if it is malformed; the message names it."""
+def load_file(kind: type[Parsed], name: str, key: str | None = None) -> Parsed:
+    """Read a data file, or the part of it under a key. Raises EntryError if it is malformed; the message names it."""
+    written = read_data(name)
     try:
-        return parse_entry(model, read_data(name))
+        return parse_entry(kind, written if key is None else written[key])
     except EntryError as error:
         raise EntryError(f"{name}: {error}") from None
-
-
-def load_list(model: type[EntryType], name: str, key: str | None = None) -> tuple[EntryType, ...]:
-    """Read a data file that is a list of entries, or has it under a key.
-
-    Raises EntryError if an entry is malformed; the message names the file and the entry.
-    """
-    written = read_data(name) if key is None else read_data(name)[key]
-    entries = []
-    for number, entry in enumerate(written):
-        try:
-            entries.append(parse_entry(model, entry))
-        except EntryError as error:
-            of = entry.get("id") or entry.get("name") if isinstance(entry, dict) else None
-            raise EntryError(f"{name}: {of or f'entry {number}'}: {error}") from None
-    return tuple(entries)
 
 
 def read_data(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, StrictBool, StrictFloat, StrictInt
 
 from vllm_operator.api.spec import Attention, Quantization
-from vllm_operator.catalog.entry import Entry, load_file, load_list, read_text
+from vllm_operator.catalog.entry import Entry, load_file, read_text
 
 BLOCK = (128, 128)
 """Rows and columns of the weight blocks that share a scale in the format FP8Block."""
@@ -250,4 +250,4 @@ class KnownShapes:
 
 def load_shapes() -> KnownShapes:
     """Read the table that ships with the operator."""
-    return KnownShapes(load_list(KnownShape, "shapes.json"))
+    return KnownShapes(load_file(tuple[KnownShape, ...], "shapes.json"))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from vllm_operator.catalog.backends import Invocation, Kernel, Kernels, Selectors, load_selectors
-from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_list, matching
+from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, matching
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, Condition
 from vllm_operator.catalog.versions import Release
 
@@ -170,5 +170,10 @@ def build_rules(
 @cache
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
-    rules = (rule for name in list_data("rules") for rule in load_list(Rule, name))
-    return build_rules(rules, load_list(Invocation, "invocations.yaml"), Kernels(load_list(Kernel, "kernels.yaml")), load_selectors())
+    rules = (rule for name in list_data("rules") for rule in load_file(tuple[Rule, ...], name))
+    return build_rules(
+        rules,
+        load_file(tuple[Invocation, ...], "invocations.yaml"),
+        Kernels(load_file(tuple[Kernel, ...], "kernels.yaml")),
+        load_selectors(),
+    )

@@ -13,15 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from packaging.specifiers import SpecifierSet
-from pydantic import StrictBool, StrictInt
+from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, load_file, load_list, read_data
+from vllm_operator.catalog.entry import Entry, SpecifierText, load_file, matching, read_data
 
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
+
+TEXT_LIMIT, LIST_LIMIT = 600, 16
+"""Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
 FACTS = ("stage", "utilization", "device")
 """Names that every text may use in addition to captures: the stage of the start, and settings that the log shows."""
@@ -35,104 +38,87 @@ class Severity(StrEnum):
     BENIGN = "benign"
 
 
-class RemedyAction(StrEnum):
-    """Action of the operator for a crash."""
-
-    QUARANTINE_CACHE = "quarantine-cache"
-    """Stop using the cache directory if it caused the crash; the next start fills a new one."""
-    CLEAN_CACHE = "clean-cache"
-    """Delete unused cache directories from the volume."""
-
-
 class LinePattern(Entry):
-    """A line matches if it contains `anchor` and `regex` is found in it.
+    """A line matches if it contains `anchor` and `regex` is found in it."""
 
-    Attributes:
-        anchor: Text in the line. The regular expression is tried only on lines that contain it.
-        regex: Regular expression. Texts can use its named groups.
-        context: Regular expression that must be found in the frames of the traceback that the line ends.
-        evidence: `weak` counts only if nothing else explains the crash; `error` does not count in a warning.
-        overrules: Signatures that this one explains, because the line says that a program was ended from outside.
-    """
-
-    anchor: str
-    regex: str
-    context: str | None = None
-    evidence: Literal["weak", "error"] | None = None
-    overrules: tuple[str, ...] = ()
+    anchor: str = Field(description="Text in the line. The regular expression is tried only on lines that contain it.")
+    regex: str = Field(description="Regular expression. Texts can use its named groups.")
+    context: str | None = Field(
+        None, description="Regular expression that must be found in the frames of the traceback that the line ends."
+    )
+    evidence: Literal["weak", "error"] | None = Field(
+        None, description="`weak` counts only if nothing else explains the crash; `error` does not count in a warning."
+    )
+    overrules: tuple[str, ...] = Field(
+        (), description="Signatures that this one explains, because the line says that a program was ended from outside."
+    )
 
     @property
     def weak(self) -> bool:
         """Whether it counts only if nothing else explains the crash."""
         return self.evidence == "weak"
 
-    @property
-    def errors_only(self) -> bool:
-        """Whether it does not count in a warning."""
-        return self.evidence == "error"
-
 
 class Change(Entry):
-    """A change of an environment variable or argument that fixes the crash.
+    """A change of an environment variable or argument that fixes the crash."""
 
-    Attributes:
-        name: Name of the variable or flag. A person must supply one in `<angle brackets>`.
-        value: Template of the value. Absent for a flag without a value.
-        remove: Remove the variable or flag.
-        versions: vLLM versions that have it (PEP 440), in quotes. Absent: all, or it is not vLLM's own.
-    """
+    name: str = Field(description="Name of the variable or flag. A person must supply one in `<angle brackets>`.")
+    value: Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)] | None = Field(
+        None, description="Template of the value. Absent for a flag without a value."
+    )
+    remove: StrictBool = Field(False, description="Remove the variable or flag.")
+    versions: SpecifierText | None = Field(
+        None, description="vLLM versions that have it (PEP 440), in quotes. Absent: all, or it is not vLLM's own."
+    )
 
-    name: str
-    value: str | None = None
-    remove: StrictBool = False
-    versions: str | None = None
+
+def _named(pattern: str, hint: str) -> AfterValidator:
+    check = matching(rf"{pattern}|<[^<>]{{1,80}}>", hint)
+
+    def check_name(change: Change) -> Change:
+        check(change.name)
+        return change
+
+    return AfterValidator(check_name)
+
+
+_Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
+_Texts = Annotated[tuple[_Text, ...], Field(max_length=LIST_LIMIT)]
+_Variable = Annotated[Change, _named("[A-Za-z_][A-Za-z0-9_]{0,127}", "is not the name of a variable")]
+_Flag = Annotated[Change, _named("--[a-z0-9][-a-z0-9_.]{0,125}", "is not the name of a flag")]
+_is_name = matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits")
 
 
 class Signature(Entry):
-    """One kind of crash.
-
-    Attributes:
-        id: Name of the crash: reason of the condition `Crashed` and of the event.
-        severity: `fatal` is a crash; `degraded` and `benign` are notices.
-        priority: 1 to 100. Of several in one log, the highest is the cause; up to 20 is a consequence.
-        patterns: A line that matches any of them belongs to the signature.
-        cause: Template: what happened.
-        remedy: Template: what to do.
-        stages: Stages of a start in which it happens; for readers.
-        versions: vLLM versions; for readers.
-        architectures: GPUs; for readers.
-        environment: Variables to change.
-        arguments: Flags to change.
-        follows_others: Another error usually comes first, so it counts only if there is none.
-        retryable: The same start may succeed the next time.
-        auto_safe: The operator may apply the remedy by itself.
-        references: Where to read more, best first.
-        remedy_action: What the operator itself does.
-        explains: Only for `benign`: crashes beside which it is shown. Absent: beside all.
-        cache_variable: If the operator sets this variable, the damaged file is in the cache that it names.
-    """
+    """One kind of crash."""
 
     is_user_defined: ClassVar[bool] = False
     """Whether it is user-defined. Its patterns are then matched in linear time."""
 
-    id: str
-    severity: Severity
-    priority: StrictInt
-    patterns: tuple[LinePattern, ...]
-    cause: str
-    remedy: str
-    stages: tuple[str, ...] = ()
-    versions: str = "all"
-    architectures: str = "any"
-    environment: tuple[Change, ...] = ()
-    arguments: tuple[Change, ...] = ()
-    follows_others: StrictBool = False
-    retryable: StrictBool = False
-    auto_safe: StrictBool = False
-    references: tuple[str, ...] = ()
-    remedy_action: RemedyAction | None = None
-    explains: tuple[str, ...] | None = None
-    cache_variable: str | None = None
+    id: Annotated[str, AfterValidator(_is_name)] = Field(
+        description="Name of the crash: reason of the condition `Crashed` and of the event."
+    )
+    severity: Severity = Field(description="`fatal` is a crash; `degraded` and `benign` are notices.")
+    priority: Annotated[StrictInt, Field(ge=1, le=100)] = Field(
+        description="1 to 100. Of several in one log, the highest is the cause; up to 20 is a consequence."
+    )
+    patterns: tuple[LinePattern, ...] = Field(description="A line that matches any of them belongs to the signature.")
+    cause: str = Field(description="Template: what happened.")
+    remedy: str = Field(description="Template: what to do.")
+    stages: _Texts = Field((), description="Stages of a start in which it happens; for readers.")
+    versions: _Text = Field("all", description="vLLM versions; for readers.")
+    architectures: _Text = Field("any", description="GPUs; for readers.")
+    environment: Annotated[tuple[_Variable, ...], Field(max_length=LIST_LIMIT)] = Field((), description="Variables to change.")
+    arguments: Annotated[tuple[_Flag, ...], Field(max_length=LIST_LIMIT)] = Field((), description="Flags to change.")
+    follows_others: StrictBool = Field(False, description="Another error usually comes first, so it counts only if there is none.")
+    retryable: StrictBool = Field(False, description="The same start may succeed the next time.")
+    auto_safe: StrictBool = Field(False, description="The operator may apply the remedy by itself.")
+    references: _Texts = Field((), description="Where to read more, best first.")
+    remedy_action: Literal["quarantine-cache", "clean-cache"] | None = Field(None, description="What the operator itself does.")
+    explains: _Texts | None = Field(None, description="Only for `benign`: crashes beside which it is shown. Absent: beside all.")
+    cache_variable: str | None = Field(
+        None, description="If the operator sets this variable, the damaged file is in the cache that it names."
+    )
 
     @property
     def is_echo(self) -> bool:
@@ -306,30 +292,22 @@ class StartupKnowledge:
     kinds: tuple[FailureKind, ...] = ()
 
 
-@cache
-def load_signatures() -> tuple[Signature, ...]:
-    """Read the signatures that ship with the operator."""
-    return load_list(Signature, "signatures.yaml", "signatures")
-
-
 def load_signature_samples() -> tuple[Sample, ...]:
     """Read the sample lines of all signatures."""
     samples = read_data("signature_samples.yaml")
     return tuple(Sample(signature=signature, **each) for signature, entries in samples.items() for each in entries)
 
 
-@cache
-def load_failure_kinds() -> tuple[FailureKind, ...]:
-    """Read the kinds of failures for errors that match no signature."""
-    return load_list(FailureKind, "failures.yaml", "failures")
-
-
 def load_remedies() -> Mapping[str, Remedy]:
     """Read the remedies that the operator may apply itself, by signature."""
-    return {remedy.signature: remedy for remedy in load_list(Remedy, "remedies.yaml", "remedies")}
+    return {remedy.signature: remedy for remedy in load_file(tuple[Remedy, ...], "remedies.yaml", "remedies")}
 
 
 @cache
 def load_startup() -> StartupKnowledge:
     """Return the knowledge that ships with the operator. It is read once and immutable."""
-    return StartupKnowledge(stages=load_file(Stages, "stages.yaml"), signatures=load_signatures(), kinds=load_failure_kinds())
+    return StartupKnowledge(
+        stages=load_file(Stages, "stages.yaml"),
+        signatures=load_file(tuple[Signature, ...], "signatures.yaml", "signatures"),
+        kinds=load_file(tuple[FailureKind, ...], "failures.yaml", "failures"),
+    )

@@ -16,15 +16,15 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import yaml
 from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, Field, StrictInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from vllm_operator.catalog.entry import SHOWN, EntryError, SpecifierText, matching, parse_entry, quote
+from vllm_operator.catalog.entry import SHOWN, EntryError, parse_entry, quote
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
-from vllm_operator.catalog.startup import FACTS, Change, LinePattern, Signature, StartupKnowledge
+from vllm_operator.catalog.rules import Rule, build_rules, find_conflicts
+from vllm_operator.catalog.startup import FACTS, LIST_LIMIT, TEXT_LIMIT, LinePattern, Signature, StartupKnowledge
 from vllm_operator.catalog.templates import TemplateError, check_template
-from vllm_operator.catalog.versions import Versions, VersionTable, load_versions
+from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.text.patterns import compile_linear
 
 SIZE_LIMIT = 64 * 1024
@@ -39,8 +39,8 @@ USER_PRIORITY = 1000
 """Added to the priority of a user's rule, so that it precedes built-in rules of the same kind."""
 UNNAMED = "Unknown"
 """Name of a crash without a signature."""
-PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
-"""Maximum characters of an anchor or regular expression, and of other texts; maximum length of a list."""
+PATTERN_LIMIT = 500
+"""Maximum characters of an anchor or regular expression."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -105,21 +105,22 @@ def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list
 
 
 def collect(
-    documents: Iterable[Any],
+    texts: Mapping[str, str],
     what: str,
     read: Callable[[Any, Sequence[Named]], Named],
     *,
-    taken: Collection[str],
+    taken: Iterable[Named],
     count_expressions: Callable[[Named], int],
 ) -> UserEntries[Named]:
-    """Read entries. An invalid entry does not affect the others.
+    """Read entries from YAML texts by name. An invalid entry does not affect the others.
 
-    `what` is `rule` or `signature`, `read` reads an entry, given the previous ones, or raises EntryError. `taken` are names that already
-    exist.
+    `what` is `rule` or `signature`, `read` reads an entry, given the previous ones, or raises EntryError. The names of
+    `taken` already exist.
     """
+    documents, problems = read_documents(texts, f"{what}s")
+    names = {one.id for one in taken}
     written: dict[str, Any] = {}
     entries: list[Named] = []
-    problems: list[str] = []
     expressions = 0
     for document in documents:
         if not isinstance(document, dict):
@@ -129,7 +130,7 @@ def collect(
             if control := next((found[0] for text in _texts_in(document) if (found := _CONTROL.search(text))), None):
                 raise EntryError(f"it contains the control character {control!r}")
             entry = read(document, entries)
-            if entry.id in taken or entry.id in written:
+            if entry.id in names:
                 raise EntryError(f"another {what} has this name")
             expressions += count_expressions(entry)
             if expressions > EXPRESSIONS_LIMIT:
@@ -138,6 +139,7 @@ def collect(
             reason = error if isinstance(error, EntryError) else f"it cannot be read ({type(error).__name__})"
             problems.append(f"{what} {_name_of(document)}: {reason}. The {what} is ignored.")
             continue
+        names.add(entry.id)
         entries.append(entry)
         written[entry.id] = document
     return UserEntries(tuple(entries), written, tuple(problems))
@@ -158,12 +160,16 @@ def _name_of(document: Mapping[Any, Any]) -> str:
     return "without an id" if name is None else shown if shown.isprintable() else repr(shown)
 
 
-def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | None = None) -> tuple[Rules, UserEntries[Rule]]:
-    """Add custom rules. A rule may set only variables and flags that exist in all known versions to which it applies."""
+def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserEntries[Rule]]:
+    """Add custom rules to a catalog, from YAML texts by name. Invalid rules are skipped and reported.
+
+    A rule may set only variables and flags that exist in all known versions to which it applies.
+    """
+    known = catalog.rules
 
     def read(document: Any, before: Sequence[Rule]) -> Rule:
         rule = parse_entry(Rule, document, compile_pattern=compile_linear)
-        tables = (table for table in (versions.tables if versions else ()) if rule.when.versions.contains(table.release))
+        tables = (table for table in catalog.versions.tables if rule.when.versions.contains(table.release))
         _check_known((*rule.arguments, *rule.environment), tables, "limit the rule with when.versions")
         rule = rule.model_copy(update={"priority": rule.priority + USER_PRIORITY})
         if conflict := next((found for other in before for found in find_conflicts([other, rule])), None):
@@ -171,15 +177,13 @@ def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | 
         return rule
 
     found = collect(
-        documents,
-        "rule",
-        read,
-        taken={rule.id for rule in rules.rules},
-        count_expressions=lambda rule: len(rule.when.environment) + len(rule.when.arguments),
+        texts, "rule", read, taken=known.rules, count_expressions=lambda rule: len(rule.when.environment) + len(rule.when.arguments)
     )
-    if found.entries:
-        rules = build_rules([*found.entries, *rules.rules], rules.invocations, rules.kernels, rules.selectors)
-    return rules, found
+    if not found.entries:
+        return catalog, found
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
+    rules = build_rules([*found.entries, *known.rules], known.invocations, known.kernels, known.selectors)
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=rules, custom_rules=found.written), found
 
 
 def _check_known(names: Collection[str], tables: Iterable[VersionTable], advice: str) -> None:
@@ -189,17 +193,6 @@ def _check_known(names: Collection[str], tables: Iterable[VersionTable], advice:
         unknown += [name for name in names if name.startswith("VLLM_") and not table.knows_variable(name)]
         if unknown:
             raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; {advice}")
-
-
-def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserEntries[Rule]]:
-    """Add custom rules to a catalog, from YAML texts by name. Invalid rules are skipped and reported."""
-    documents, unreadable = read_documents(texts, "rules")
-    rules, read = add_user_rules(catalog.rules, documents, catalog.versions)
-    read = replace(read, problems=(*unreadable, *read.problems))
-    if not read.added:
-        return catalog, read
-    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
-    return replace(catalog, version=f"{catalog.version}.{digest}", rules=rules, custom_rules=read.written), read
 
 
 def _check_anchor(anchor: str) -> str:
@@ -216,16 +209,9 @@ def _check_expression(regex: str) -> str:
     return regex
 
 
-Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
-Texts = Annotated[tuple[Annotated[str, Field(max_length=TEXT_LIMIT)], ...], Field(max_length=LIST_LIMIT)]
+_Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
 _PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
 _Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
-_PLACEHOLDER = r"<[^<>]{1,80}>"
-_Variable = Annotated[str, AfterValidator(matching(rf"[A-Za-z_][A-Za-z0-9_]{{0,127}}|{_PLACEHOLDER}", "is not the name of a variable"))]
-_Flag = Annotated[str, AfterValidator(matching(rf"--[a-z0-9][-a-z0-9_.]{{0,125}}|{_PLACEHOLDER}", "is not the name of a flag"))]
-_Name = Annotated[
-    str, AfterValidator(matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits"))
-]
 
 
 class UserPattern(LinePattern):
@@ -237,37 +223,14 @@ class UserPattern(LinePattern):
     evidence: Literal["weak"] | None = None
 
 
-class VariableChange(Change):
-    """A change of a variable, with limits."""
-
-    name: _Variable
-    value: Text | None = None
-    versions: SpecifierText | None = None
-
-
-class FlagChange(VariableChange):
-    """A change of a flag, with limits."""
-
-    name: _Flag
-
-
 class UserSignature(Signature):
     """A signature with limits. Its texts use only captures of its patterns."""
 
     is_user_defined: ClassVar[bool] = True
 
-    id: _Name
-    priority: Annotated[StrictInt, Field(ge=1, le=100)]
     patterns: Annotated[tuple[UserPattern, ...], Field(min_length=1, max_length=LIST_LIMIT)]
-    cause: Text
-    remedy: Text
-    stages: Texts = ()
-    versions: Annotated[str, Field(max_length=TEXT_LIMIT)] = "all"
-    architectures: Annotated[str, Field(max_length=TEXT_LIMIT)] = "any"
-    environment: Annotated[tuple[VariableChange, ...], Field(max_length=LIST_LIMIT)] = ()
-    arguments: Annotated[tuple[FlagChange, ...], Field(max_length=LIST_LIMIT)] = ()
-    references: Texts = ()
-    explains: Texts | None = None
+    cause: _Text
+    remedy: _Text
 
     @model_validator(mode="after")
     def _check(self) -> "UserSignature":
@@ -302,18 +265,16 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
             _check_known((change.name,), tables, "limit the change with versions")
         return signature
 
-    documents, unreadable = read_documents(texts, "signatures")
     found = collect(
-        documents,
+        texts,
         "signature",
         read,
-        taken={signature.id for signature in knowledge.signatures},
+        taken=knowledge.signatures,
         count_expressions=lambda signature: sum(1 if each.context is None else 2 for each in signature.patterns),
     )
-    found = replace(found, problems=(*unreadable, *found.problems))
     if not found.entries:
         return knowledge, found
-    return StartupKnowledge(knowledge.stages, (*found.entries, *knowledge.signatures), knowledge.kinds), found
+    return replace(knowledge, signatures=(*found.entries, *knowledge.signatures)), found
 
 
 POOLS_LIMIT, POOL_LENGTH, LABELS_LIMIT = 64, 1024, 8

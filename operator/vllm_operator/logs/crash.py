@@ -314,7 +314,7 @@ class CrashTracker:
         """Read a record below ERROR."""
         for match in self._recognizer.find(text):
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
-            if is_notice or (level == WARNING and not (self._stopping or match.pattern.errors_only)):
+            if is_notice or (level == WARNING and not (self._stopping or match.pattern.evidence == "error")):
                 self._collect(match.signature, self._seen(None, text, number, match, warned=True))
         if self._ready and level == WARNING and not self._stopping:
             # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.startup import Remedy, RemedyAction, Signature, StartupKnowledge, load_remedies, load_startup
+from vllm_operator.catalog.startup import Remedy, Signature, StartupKnowledge, load_remedies, load_startup
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.pods.view import Phase, PodView, Termination
@@ -151,15 +151,15 @@ class Knowledge:
     @cached_property
     def quarantining(self) -> frozenset[str]:
         """Signatures of damaged caches."""
-        return self._with_action(RemedyAction.QUARANTINE_CACHE)
+        return self._with_action("quarantine-cache")
 
     @cached_property
     def cleaning(self) -> frozenset[str]:
         """Signatures of a full volume."""
-        return self._with_action(RemedyAction.CLEAN_CACHE)
+        return self._with_action("clean-cache")
 
-    def _with_action(self, action: RemedyAction) -> frozenset[str]:
-        return frozenset(signature.id for signature in self.startup.signatures if signature.remedy_action is action)
+    def _with_action(self, action: str) -> frozenset[str]:
+        return frozenset(signature.id for signature in self.startup.signatures if signature.remedy_action == action)
 
 
 @cache
