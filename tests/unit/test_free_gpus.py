@@ -13,7 +13,7 @@ from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, selector_of
 from vllm_operator.api.spec import SizingSpec
-from vllm_operator.controller.inventory_reader import NODE_LISTS, FreeDevices, InventoryCache
+from vllm_operator.controller.inventory_reader import NODE_LISTS, InventoryCache
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.kube.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
@@ -266,14 +266,13 @@ async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
 async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_others() -> None:
     bench = Bench(L40S, H100)
     inventory = await bench.inventory.read()
-    free = FreeDevices(bench.inventory)
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1", "generation": 1}})
-    first = await free.count(resource, inventory, [])
+    first = await bench.inventory.count_free(resource, inventory, [])
     bench.cluster.put(pod("l40s", 4))
-    assert await free.count(resource, inventory, []) is first
+    assert await bench.inventory.count_free(resource, inventory, []) is first
     # an edited preset changes the spec of the same generation
     changed = resource.model_copy(update={"spec": resource.spec.model_copy(update={"sizing": SizingSpec(concurrency=2)})})
-    assert (await free.count(changed, inventory, [])).used == {("l40s", "nvidia.com/gpu"): 4}
+    assert (await bench.inventory.count_free(changed, inventory, [])).used == {("l40s", "nvidia.com/gpu"): 4}
 
 
 async def test_a_cluster_with_one_kind_of_gpu_lists_no_pods() -> None:

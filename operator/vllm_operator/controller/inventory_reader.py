@@ -121,6 +121,8 @@ class InventoryCache:
         self._made: Inventory | None = None
         self._inventory = SharedRead(self._read_inventory, clock)
         self._held = SharedRead(self._read_held, clock)
+        # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
+        self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
 
     async def read(self, *, max_age: float | None = None) -> Inventory:
         """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache). Raises ClusterError.
@@ -185,22 +187,13 @@ class InventoryCache:
             return ()
         return [{"metadata": _picked(each["metadata"], "name", "deletionTimestamp"), "spec": each.get("spec") or {}} for each in found]
 
-
-class FreeDevices:
-    """Adds the devices in use to the inventory for new plans that depend on them.
-
-    The result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go.
-    """
-
-    def __init__(self, inventories: InventoryCache) -> None:
-        self._inventories = inventories
-        # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
-        self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
-
-    async def count(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, listed_pools: int = 0) -> Inventory:
+    async def count_free(
+        self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, listed_pools: int = 0
+    ) -> Inventory:
         """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
 
-        `pods` are those of the VLLMDeployment to plan; `listed_pools` is the number of node pools in the administrator's ConfigMap. Raises
+        `pods` are those of the VLLMDeployment to plan; `listed_pools` is the number of node pools in the administrator's ConfigMap. The
+        result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go. Raises
         ClusterError if the Pods cannot be listed.
         """
         metadata = resource.metadata
@@ -212,7 +205,7 @@ class FreeDevices:
         if remembered is not None and remembered[0] == question:
             return remembered[1]
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-        held = await self._inventories.held(insist=policy == "MostFree")
+        held = await self.held(insist=policy == "MostFree")
         if held is None:
             counted = replace(inventory, hidden=True)
         else:

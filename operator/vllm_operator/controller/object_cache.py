@@ -70,7 +70,7 @@ class ObjectCache:
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
-        self.get_path, self.pages, self.stream_log, self.close = client.get_path, client.pages, client.stream_log, client.close
+        self.get_path, self.pages, self.stream_log = client.get_path, client.pages, client.stream_log
         self.delete = client.delete  # a watch event reports the deletion
         self._objects: dict[Kind, dict[Key, CachedObject]] = {}
         self._children: defaultdict[tuple[Kind, Key], set[Key]] = defaultdict(set)

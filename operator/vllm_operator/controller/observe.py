@@ -34,7 +34,7 @@ from vllm_operator.caches.claims import (
 )
 from vllm_operator.caches.context import is_primer
 from vllm_operator.caches.directories import read_leases
-from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
+from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.model_configs import ModelConfigs
@@ -134,7 +134,6 @@ class Observer:
     presets: Presets
     created: CreatedObjects
     inventory: InventoryCache
-    free_devices: FreeDevices
     pod_schema: PodSchemas
     logs: Followers
     configs: ModelConfigs | None
@@ -250,7 +249,7 @@ class Observer:
     async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[PodView]) -> Inventory | Verdict:
         try:
             inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods))
-            return await self.free_devices.count(resource, inventory, pods, listed_pools=len(self.catalog.current.instance_types))
+            return await self.inventory.count_free(resource, inventory, pods, listed_pools=len(self.catalog.current.instance_types))
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)

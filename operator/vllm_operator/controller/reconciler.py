@@ -16,7 +16,7 @@ from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide
-from vllm_operator.controller.inventory_reader import FreeDevices, InventoryCache
+from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
@@ -71,7 +71,6 @@ class Reconciler:
             presets=self.presets,
             created=created,
             inventory=self.inventory,
-            free_devices=FreeDevices(self.inventory),
             pod_schema=PodSchemas(client),
             logs=self.logs,
             configs=self.configs,

@@ -90,7 +90,5 @@ class Workers:
     async def _report_bug(self, key: Key, error: Exception) -> None:
         try:
             await self.reconciler.report_bug(key, error)
-        except ClusterError as second:
-            log.warning("cannot write the failure to the status: %s", second)
-        except Exception:
-            log.exception("cannot write the failure to the status")
+        except Exception as second:
+            log.warning("cannot write the failure to the status: %s", second, exc_info=not isinstance(second, ClusterError))

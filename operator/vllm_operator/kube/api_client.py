@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Unpack
 from urllib.parse import urlencode
@@ -270,7 +269,7 @@ class KubeClient:
         headers = {"Accept": "*/*" if path.endswith("/log") else "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
-        url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
+        url = self.configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         # the Lease is written only if it has not changed since it was read
         is_fenced = method != "GET" and what not in (kube.ACCESS_REVIEW, kube.LEASE)
         check = self.fence.seconds_left if self.fence is not None and is_fenced else None
@@ -408,9 +407,3 @@ def _selector(wanted: Mapping[str, str]) -> str:
         if not _VALUE.fullmatch(value):
             raise kube.InvalidName(key, value)
     return ",".join(f"{key}={value}" for key, value in wanted.items())
-
-
-@lru_cache(maxsize=64)
-def _encoded(query: tuple[tuple[str, Any], ...]) -> str:
-    """Return the query string. Cached, because most requests have one of a few."""
-    return "?" + urlencode(query)

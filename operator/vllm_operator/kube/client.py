@@ -229,6 +229,3 @@ class ClusterClient(Protocol):
         With `follow`, this waits for the first line without a timeout, because a kubelet does not respond earlier. The end of the stream
         does not mean that the container has ended: it also ends when the kubelet restarts.
         """
-
-    async def close(self) -> None:
-        """Close all connections."""
