@@ -104,8 +104,7 @@ class Applier:
 
     async def scale(self, child: Manifest, replicas: int) -> Manifest:
         """Set only the replicas of a Deployment, unless a HorizontalPodAutoscaler scales it. Raises ClusterError."""
-        desired = await self._without_scaled_replicas({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
-        if not desired["spec"] or child["spec"].get("replicas") == replicas:
+        if child["spec"].get("replicas") == replicas or await self._is_autoscaled(child):
             return child
         now = await _patch(self.client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
         self._count("patch", child["kind"])
@@ -136,7 +135,9 @@ class Applier:
     async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         checked = None
         if child is not None:
-            desired = await self._without_scaled_replicas(desired, child)
+            has_replicas = desired["kind"] == kube.DEPLOYMENT.kind and desired["spec"].get("replicas") is not None
+            if has_replicas and await self._is_autoscaled(child):
+                desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
             checked = self._checked.get(child["metadata"].get("uid", ""))
         if child is None or checked is None or checked[0] != _mark(desired, child):
             child = await self._bring_up_to_date(desired, child, result)
@@ -226,14 +227,10 @@ class Applier:
         self._count("delete", child["kind"])
         await self.client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
 
-    async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
-        """Return the desired Deployment, without `replicas` if a HorizontalPodAutoscaler scales the Deployment itself."""
-        is_given = desired["kind"] == kube.DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
-        if not is_given or not managed_fields.is_scaled(child) or not await self._has_autoscaler(child):
-            return desired
-        return {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
-
-    async def _has_autoscaler(self, child: Manifest) -> bool:
+    async def _is_autoscaled(self, child: Manifest) -> bool:
+        """Return whether a HorizontalPodAutoscaler scales the Deployment itself, and not the VLLMDeployment."""
+        if not managed_fields.is_scaled(child):
+            return False
         try:
             autoscalers = await self.client.find(kube.AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:

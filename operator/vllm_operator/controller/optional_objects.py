@@ -9,21 +9,21 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
-from vllm_operator.controller.apply import Applied, Applier, Refusal
+from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.ownership import is_created_by_operator
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable, selector_of
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.owner import selects
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
-from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
+from vllm_operator.status.observation import Exposure, ObjectProblem
 
 log = logging.getLogger(__name__)
 
@@ -93,30 +93,31 @@ class OptionalObjects:
         self._disabled = {kind: name for name, kinds in INTEGRATIONS.items() if name not in integrations for kind in kinds}
         self._now = now
         # by uid of the VLLMDeployment: generation and time of the last read of the PodDisruptionBudgets, and the problems found
-        self._budgets: Recent[tuple[int, datetime, tuple[ObjectProblem, ...]]] = Recent(MAX_CHECKED)
+        self._budgets: Recent[tuple[int, datetime, list[ObjectProblem]]] = Recent(MAX_CHECKED)
 
     async def expose(self, resource: VLLMDeployment, owner: Manifest) -> Exposure:
         """Apply or delete the NetworkPolicy, the HTTPRoute and the InferencePool. Raises ClusterError."""
-        kinds = (kube.NETWORK_POLICY, kube.HTTP_ROUTE, kube.INFERENCE_POOL)
         desired = {manifest["kind"]: manifest for manifest in render_exposure(resource)}
-        problems = [problem for kind in kinds if kind.kind in desired and (problem := self._disabled_problem(kind)) is not None]
-        applied = {kind: await self._reconcile(kind, owner, desired.get(kind.kind)) for kind in kinds}
-        if not desired:
-            return NO_EXPOSURE
-        problems += [problem for each in applied.values() for problem in _problems(each.refusals)]
-        route = next(iter(applied[kube.HTTP_ROUTE].children), None)
-        is_accepted = route is not None and _is_accepted(route)
-        url = _url(route, resource) if route is not None and is_accepted else None
-        return Exposure(tuple(problems), url, awaits_gateway=route is not None and not is_accepted)
+        problems: list[ObjectProblem] = []
+        await self._reconcile(kube.NETWORK_POLICY, owner, desired.get(kube.NETWORK_POLICY.kind), problems)
+        route = await self._reconcile(kube.HTTP_ROUTE, owner, desired.get(kube.HTTP_ROUTE.kind), problems)
+        await self._reconcile(kube.INFERENCE_POOL, owner, desired.get(kube.INFERENCE_POOL.kind), problems)
+        if route is None:
+            return Exposure(tuple(problems))
+        is_accepted = _is_accepted(route)
+        return Exposure(tuple(problems), _url(route, resource) if is_accepted else None, awaits_gateway=not is_accepted)
 
     async def scale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
         """Apply or delete the PodDisruptionBudget and the autoscaler. Return why an object has no effect. Raises ClusterError."""
         return (*await self._protect(resource, owner), *await self._autoscale(resource, owner))
 
-    async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None) -> Applied:
+    async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None, problems: list[ObjectProblem]) -> Manifest | None:
+        """Apply and return the desired object of a kind, or delete it if none is desired. Add why it has no effect to the problems."""
         key = namespace, name = owner["metadata"]["namespace"], owner["metadata"]["name"]
+        if kind in self._disabled and desired is not None:
+            problems.append(ObjectProblem(Reason.INTEGRATION_DISABLED, kind.kind, self._disabled[kind]))
         if kind in self._disabled or (desired is None and not await self._created.may_exist(kind, key)):
-            return Applied()
+            return None
         live = list[Manifest]()
         with contextlib.suppress(NotFound, Forbidden):  # if forbidden, applying reports it
             live = [await self._client.get(kind, name, namespace)]
@@ -127,53 +128,55 @@ class OptionalObjects:
             raise applied.failure
         if desired is None:
             self._created.forget(kind, key)
-        return applied
+        for refusal in applied.refusals:
+            # Server-side apply creates missing objects, so for NotFound the kind itself is missing.
+            reason = Reason.KIND_NOT_INSTALLED if isinstance(refusal.error, NotFound) else Reason.APPLY_FAILED
+            problems.append(ObjectProblem(reason, refusal.kind, str(refusal.error)))
+        return next(iter(applied.children), None)
 
-    def _disabled_problem(self, kind: Kind) -> ObjectProblem | None:
-        integration = self._disabled.get(kind)
-        return ObjectProblem(Reason.INTEGRATION_DISABLED, kind.kind, integration) if integration is not None else None
-
-    async def _protect(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+    async def _protect(self, resource: VLLMDeployment, owner: Manifest) -> list[ObjectProblem]:
         desired, metadata = render_disruption_budget(resource), resource.metadata
+        problems: list[ObjectProblem] = []
         if desired is None:
-            await self._reconcile(kube.DISRUPTION_BUDGET, owner, None)
-            return ()
-        generation, read_at, problems = self._budgets.get(metadata.uid) or (None, self._now(), ())
-        if generation != metadata.generation or self._now() >= read_at + timedelta(seconds=BUDGET_SECONDS):
-            problems = await self._apply_budget(resource, owner, desired)
-            self._budgets.put(metadata.uid, (metadata.generation, self._now(), problems))
+            await self._reconcile(kube.DISRUPTION_BUDGET, owner, None, problems)
+            return problems
+        known = self._budgets.get(metadata.uid)
+        if known is not None and known[0] == metadata.generation and self._now() < known[1] + timedelta(seconds=BUDGET_SECONDS):
+            return known[2]
+        try:
+            is_covered = await self._is_covered(resource, owner)
+        except Forbidden as error:
+            problems.append(ObjectProblem(Reason.APPLY_FAILED, kube.DISRUPTION_BUDGET.kind, str(error)))
+        else:
+            await self._reconcile(kube.DISRUPTION_BUDGET, owner, None if is_covered else desired, problems)
+        self._budgets.put(metadata.uid, (metadata.generation, self._now(), problems))
         return problems
 
-    async def _apply_budget(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> tuple[ObjectProblem, ...]:
-        try:
-            budgets = await self._client.find(kube.DISRUPTION_BUDGET, resource.metadata.namespace)
-        except Forbidden as error:
-            return (ObjectProblem(Reason.APPLY_FAILED, kube.DISRUPTION_BUDGET.kind, str(error)),)
-        name = resource.metadata.name
+    async def _is_covered(self, resource: VLLMDeployment, owner: Manifest) -> bool:
+        """Return whether the PodDisruptionBudget of somebody else selects the Pods. Raises Forbidden."""
+        namespace, name = resource.metadata.namespace, resource.metadata.name
+        budgets = await self._client.find(kube.DISRUPTION_BUDGET, namespace)
         if any(budget["metadata"]["name"] == name for budget in budgets):
-            self._created.note(kube.DISRUPTION_BUDGET, (resource.metadata.namespace, name))  # it may have lost its labels
-        others = [budget for budget in budgets if budget["metadata"]["name"] != name or not is_created_by_operator(budget, owner)]
+            self._created.note(kube.DISRUPTION_BUDGET, (namespace, name))  # it may have lost its labels
+        others = (budget for budget in budgets if budget["metadata"]["name"] != name or not is_created_by_operator(budget, owner))
         pod_labels = {**reading.mapping(resource.spec.pod_template, "metadata", "labels"), **labels_of(resource, Role.ENGINE)}
-        is_covered = any(selects(reading.mapping(budget, "spec").get("selector"), pod_labels) for budget in others)
-        applied = await self._reconcile(kube.DISRUPTION_BUDGET, owner, None if is_covered else desired)
-        return _problems(applied.refusals)
+        return any(selects(reading.mapping(budget, "spec").get("selector"), pod_labels) for budget in others)
 
-    async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+    async def _autoscale(self, resource: VLLMDeployment, owner: Manifest) -> list[ObjectProblem]:
         desired = render_autoscaler(resource)
-        wanted = desired["kind"] if desired is not None else None
-        # delete first: two autoscalers would conflict, and KEDA refuses to be the second
-        for kind in (kube.AUTOSCALER, kube.SCALED_OBJECT):
-            if kind.kind != wanted:
-                await self._reconcile(kind, owner, None)
-        if desired is None:
-            return ()
-        kind = kube.AUTOSCALER if wanted == kube.AUTOSCALER.kind else kube.SCALED_OBJECT
-        problem = self._disabled_problem(kind) or await self._find_obstacle(resource, owner, desired)
-        if problem is not None:
+        problems: list[ObjectProblem] = []
+        kinds = {kind.kind: kind for kind in (kube.AUTOSCALER, kube.SCALED_OBJECT)}
+        kind = kinds.pop(desired["kind"]) if desired is not None else None
+        for other in kinds.values():  # delete first: two autoscalers would conflict, and KEDA refuses to be the second
+            await self._reconcile(other, owner, None, problems)
+        if kind is None or desired is None:
+            return problems
+        if kind not in self._disabled and (problem := await self._find_obstacle(resource, owner, desired)) is not None:
             if problem.reason == Reason.AUTOSCALER_EXISTS:
-                await self._reconcile(kind, owner, None)
-            return (problem,)
-        return _problems((await self._reconcile(kind, owner, desired)).refusals)
+                await self._reconcile(kind, owner, None, problems)
+            return [problem]
+        await self._reconcile(kind, owner, desired, problems)
+        return problems
 
     async def _find_obstacle(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> ObjectProblem | None:
         """Return why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
@@ -197,12 +200,6 @@ class OptionalObjects:
         except (Forbidden, Unavailable):
             pass  # discovery may be forbidden or an adapter down; the HorizontalPodAutoscaler reports it
         return None
-
-
-def _problems(refusals: Iterable[Refusal]) -> tuple[ObjectProblem, ...]:
-    # Server-side apply creates missing objects, so for NotFound the kind itself is missing.
-    reasons = ((Reason.KIND_NOT_INSTALLED if isinstance(it.error, NotFound) else Reason.APPLY_FAILED, it) for it in refusals)
-    return tuple(ObjectProblem(reason, refusal.kind, str(refusal.error)) for reason, refusal in reasons)
 
 
 def _is_accepted(route: Manifest) -> bool:

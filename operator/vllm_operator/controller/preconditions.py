@@ -151,20 +151,20 @@ class Preconditions:
 
     async def _run(self, *checks: Callable[[], Awaitable[None]]) -> None:
         """Run checks, and update the readiness: whether the API server answers and accepts the credentials."""
+        missing: dict[str, str] = {}
         try:
             for check in checks:
                 await check()
         except Unauthorized as error:
-            self.readiness.clear_missing("API server")
-            self.readiness.set_missing("credentials", str(error))
+            missing["credentials"] = str(error)
             raise
         except Unavailable as error:
-            self.readiness.set_missing("API server", f"The API server {self.host} cannot be reached: {error}")
+            missing["API server"] = f"The API server {self.host} cannot be reached: {error}"
             raise
-        except (ClusterError, _Missing):
-            self.readiness.clear_missing("API server", "credentials")
-            raise
-        self.readiness.clear_missing("API server", "credentials")
+        finally:
+            self.readiness.clear_missing(*({"API server", "credentials"} - set(missing)))
+            for name, message in missing.items():
+                self.readiness.set_missing(name, message)
 
     async def _check_permissions(self) -> None:
         """Check the permissions. Each costs a request, so call this only when needed."""

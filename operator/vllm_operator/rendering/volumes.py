@@ -33,23 +33,29 @@ TEMPORARY_SIZE = "16Gi"
 _PVC_SCHEME = "pvc://"
 
 
-def _claims_in(uris: Iterable[str]) -> list[str]:
-    return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
+def _claims_of_user(resource: VLLMDeployment) -> list[tuple[str, str, str]]:
+    """Return the PVCs with the model and adapters: name of the volume, of the PVC, and path of the mount."""
 
+    def names(uris: Iterable[str]) -> list[str]:
+        return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
 
-def _adapter_claims(resource: VLLMDeployment) -> list[str]:
-    return _claims_in(adapter.uri for adapter in resource.spec.adapters or ())
+    adapters = names(adapter.uri for adapter in resource.spec.adapters or ())
+    return [
+        *((MODEL_VOLUME, claim, MODEL_ROOT) for claim in names([resource.spec.model.uri])),
+        *((f"{ADAPTER_VOLUME}-{number}", claim, f"{ADAPTER_CLAIM_ROOT}/{claim}") for number, claim in enumerate(adapters)),
+    ]
 
 
 def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the volumes of the Pod."""
+    # The default limit of 64 MiB of /dev/shm is too small for NCCL, and each additional GPU needs more buffers.
+    shared_memory = {"medium": "Memory", "sizeLimit": f"{4 + 2 * max(plan.count - 1, 0)}Gi"}
     volumes = [
         *_kept(resource, plan),
-        {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory_size(plan.count)}},
+        {"name": SHARED_MEMORY_VOLUME, "emptyDir": shared_memory},
         {"name": TEMPORARY_VOLUME, "emptyDir": {"sizeLimit": TEMPORARY_SIZE}},
     ]
-    adapters = [(f"{ADAPTER_VOLUME}-{number}", claim) for number, claim in enumerate(_adapter_claims(resource))]
-    for name, claim in (*((MODEL_VOLUME, claim) for claim in _claims_in([resource.spec.model.uri])), *adapters):
+    for name, claim, _ in _claims_of_user(resource):
         if _volume_of_claim(volumes, claim) is None:
             volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
     if token := resource.spec.model.token_secret_ref:
@@ -60,17 +66,16 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
 
 def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the mounts of the engine container."""
-    kept = _kept(resource, plan)
+    user = run_as_user(resource.spec.pod_template)  # other users cannot write to a directory of root
+    weights_directory = WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
+    volumes = render_volumes(resource, plan)
     mounts: list[dict[str, Any]] = [
         {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
-        {"name": kept[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": _weights_directory(resource)},
+        {"name": _kept(resource, plan)[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": weights_directory},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
+        *({"name": _volume_of_claim(volumes, claim), "mountPath": path, "readOnly": True} for _, claim, path in _claims_of_user(resource)),
     ]
-    paths = [(claim, MODEL_ROOT) for claim in _claims_in([resource.spec.model.uri])]
-    paths += [(claim, f"{ADAPTER_CLAIM_ROOT}/{claim}") for claim in _adapter_claims(resource)]
-    volumes = render_volumes(resource, plan)
-    mounts += [{"name": _volume_of_claim(volumes, claim), "mountPath": path, "readOnly": True} for claim, path in paths]
     if resource.spec.model.token_secret_ref:
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts
@@ -92,7 +97,7 @@ def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
         case "SharedClaim":
             return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
         case "ClaimPerReplica":
-            return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": claim_spec(spec.volume if spec else None)}}}
+            return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": _claim_spec(spec)}}}
         case "HostPath":
             path = (spec and spec.host_path) or DEFAULT_HOST_PATH
             return {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
@@ -105,22 +110,10 @@ def _volume_of_claim(volumes: list[dict[str, Any]], claim: str) -> str | None:
     return next((str(v["name"]) for v in volumes if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim), None)
 
 
-def _weights_directory(resource: VLLMDeployment) -> str:
-    """Return the directory of downloaded weights. It depends on the user, because other users cannot write to a directory of root."""
-    user = run_as_user(resource.spec.pod_template)
-    return WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
-
-
-def _shared_memory_size(gpus: int) -> str:
-    """Return the limit of /dev/shm. The default of 64 MiB is too small for NCCL, and each additional GPU needs more buffers."""
-    return f"{4 + 2 * max(gpus - 1, 0)}Gi"
-
-
 def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the PVCs that the operator creates: for SharedClaim storage without an existing PVC in the spec.
 
-    With `onDelete: Retain` a PVC has no owner reference. It remains when the VLLMDeployment is deleted, and a later VLLMDeployment of the
-    same name uses it again.
+    With `onDelete: Retain` a PVC has no owner reference, and a later VLLMDeployment of the same name uses it again.
     """
     weights = weights_storage(resource.spec, plan.weights)
     desired: list[tuple[StorageSpec | None, str, Role]] = [(resource.spec.cache, cache_claim_name(resource), Role.CACHE)]
@@ -131,16 +124,15 @@ def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": metadata_of(resource, name, component, owned=spec is not None and spec.on_delete == "Delete"),
-            "spec": claim_spec(spec.volume if spec else None),
+            "spec": _claim_spec(spec),
         }
         for spec, name, component in desired
         if storage_of(spec) == "SharedClaim" and not (spec and spec.claim_name)
     ]
 
 
-def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
-    """Return the spec of a PVC."""
-    volume = volume or ClaimVolume()
+def _claim_spec(storage: StorageSpec | None) -> dict[str, Any]:
+    volume = (storage and storage.volume) or ClaimVolume()
     spec: dict[str, Any] = {
         "accessModes": [volume.access_mode or "ReadWriteOnce"],
         "resources": {"requests": {"storage": volume.size or DEFAULT_CACHE_SIZE}},
