@@ -156,7 +156,7 @@ $(ORACLE)/.installed: requirements/oracle.txt
 	@touch $@
 
 .PHONY: check-oracle
-check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's selectors with the wheels of all versions, and with the rules; VERSIONS="0.33.0"
+check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's selectors with the wheels of versions from 0.24 on, and with the rules; VERSIONS="0.33.0"
 	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --sources $(SOURCES) --check $(VERSIONS)
 
 RELEASE ?=

@@ -60,15 +60,6 @@ def field_names(source: Source, name: str) -> list[str]:
     return sorted(target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_"))
 
 
-def field_literals(source: Source, cls_name: str, field: str) -> dict[str, list[str]]:
-    """Values of a dataclass field that is annotated with `Literal[...]` in place, under its name."""
-    cls = _class(source, cls_name)
-    for node in cls.body if cls else ():
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == field and "Literal[" in ast.unparse(node.annotation):
-            return {field: _strings(node.annotation)}
-    return {}
-
-
 def flags_of_calls(source: Source) -> dict[str, list[str]]:
     """Flags of every `add_argument("--flag", ...)`, each with its other spellings."""
     found: dict[str, list[str]] = {}

@@ -4,6 +4,8 @@
 
 A WHEEL is a file, or a folder with what it holds.
 
+It reads wheels of 0.24 and newer.
+
 The result is `operator/vllm_operator/catalog/data/versions/<version>.json`: environment variables with their
 defaults and values, flags of `vllm serve`, the names of the backends that flags accept, the fields of the
 JSON flags, and what the wheel bundles. The wheel is read as text and syntax trees and never imported, so
@@ -24,13 +26,14 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from ingest_source import Source, enum_members, field_literals, field_names, flags_of_calls, flags_of_fields, literals, variables
+from ingest_source import Source, enum_members, field_names, flags_of_calls, flags_of_fields, literals, variables
 
 DATA = Path(__file__).resolve().parent.parent / "operator/vllm_operator/catalog/data/versions"
 
-REGISTRIES = ("vllm/v1/attention/backends/registry.py", "vllm/attention/backends/registry.py")
-ATTENTION_ENUMS = ("AttentionBackendEnum", "_AttentionBackendEnum", "_Backend")
-PREFILL_REGISTRY = "vllm/v1/attention/backends/mla/prefill/registry.py"
+ENUMS = {
+    "attention": ("vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),
+    "mlaPrefill": ("vllm/v1/attention/backends/mla/prefill/registry.py", "MLAPrefillBackendEnum"),
+}
 NOT_NVIDIA = re.compile(r"^(ROCM|XPU|CPU|ZEN_CPU|PALLAS|IPEX|HPU|TORCH_XLA|AITER|FLYDSL|MORI|RDNA)", re.IGNORECASE)
 CONFIGS = {
     "attention-config": ("vllm/config/attention.py", "AttentionConfig"),
@@ -43,13 +46,7 @@ FLAG_FILES = (
     "vllm/entrypoints/common/cli_args.py",
     "vllm/entrypoints/cli/serve.py",
 )
-LITERALS = {
-    "MoEBackend": "moe",
-    "LinearBackend": "linear",
-    "All2AllBackend": "all2all",
-    "all2all_backend": "all2all",
-    "CacheDType": "kvCacheDtype",
-}
+LITERALS = {"MoEBackend": "moe", "LinearBackend": "linear", "All2AllBackend": "all2all", "CacheDType": "kvCacheDtype"}
 
 
 class Wheel:
@@ -69,11 +66,10 @@ class Wheel:
         """Parse a file; None if the wheel has no such file."""
         return Source.parse(self._read(name)) if name in self._names else None
 
-    def sources(self, prefix: str, depth: int = 0) -> Iterator[Source]:
-        """Parse the Python files in a folder and, with a depth, in the folders below it."""
+    def sources(self, folder: str) -> Iterator[Source]:
+        """Parse the Python files in a folder."""
         for name in sorted(self._names):
-            rest = name.removeprefix(prefix)
-            if rest != name and name.endswith(".py") and rest.count("/") <= depth:
+            if re.fullmatch(rf"{re.escape(folder)}[^/]+\.py", name):
                 yield Source.parse(self._read(name))
 
     def metadata(self) -> dict[str, list[str]]:
@@ -96,17 +92,9 @@ def _requirement(metadata: dict[str, list[str]], name: str) -> str | None:
 
 
 def _backends(wheel: Wheel) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for source in (wheel.source(name) for name in (*REGISTRIES, "vllm/platforms/interface.py")):
-        members = next(filter(None, (enum_members(source, name) for name in ATTENTION_ENUMS)), None) if source else None
-        if members and "attention" not in found:
-            found["attention"] = members
-    prefill = wheel.source(PREFILL_REGISTRY)
-    if prefill and (members := enum_members(prefill, "MLAPrefillBackendEnum")):
-        found["mlaPrefill"] = members
+    found = {key: enum_members(source, cls) for key, (name, cls) in ENUMS.items() if (source := wheel.source(name))}
     for source in wheel.sources("vllm/config/"):
-        named = literals(source) | field_literals(source, "ParallelConfig", "all2all_backend")
-        found |= {LITERALS[alias]: values for alias, values in named.items() if alias in LITERALS}
+        found |= {LITERALS[alias]: values for alias, values in literals(source).items() if alias in LITERALS}
     return {key: sorted(name for name in names if not NOT_NVIDIA.match(name)) for key, names in sorted(found.items())}
 
 

@@ -6,7 +6,8 @@
 creates it. The wheels come from the package index, and only their Python files are kept, in `--sources`.
 
 `--check` writes nothing. It compares the committed tables with the wheels, with the rules, and with each other, and fails if there is a
-difference that `allowed.yaml` has no reason for, or a reason there without a difference. Without a version, it asks all committed ones.
+difference that `allowed.yaml` has no reason for, or a reason there without a difference. Without a version, it asks all committed ones
+from `wheels.OLDEST` on.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from oracle.checking import compare  # the line above makes it importable
-from oracle.wheels import COMPONENTS, SOURCES, add, ask, committed_versions, load_tables
+from oracle.tables import release
+from oracle.wheels import COMPONENTS, OLDEST, SOURCES, add, ask, committed_versions, load_tables
 
 
 def _check(versions: Sequence[str], components: Collection[str], python: str, sources: Path) -> int:
@@ -43,7 +45,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     if arguments.check:
-        return _check(arguments.versions or committed_versions(), arguments.components, arguments.python, arguments.sources)
+        known = [version for version in committed_versions() if release(version) >= release(OLDEST)]
+        return _check(arguments.versions or known, arguments.components, arguments.python, arguments.sources)
     if not arguments.versions:
         parser.error("name the versions to write")
     add(arguments.versions, arguments.components, arguments.python, arguments.sources)

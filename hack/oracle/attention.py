@@ -1,7 +1,6 @@
 """Which attention backend vLLM takes, which it accepts, and why it refuses the others."""
 
 import contextlib
-import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -83,12 +82,13 @@ class Selector:
     def __init__(self) -> None:
         import torch
         from vllm.platforms import current_platform
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
         self._select = current_platform.get_attn_backend_cls
         self._asks = inspect.signature(self._select).parameters
         self._torch = torch
         self._platform = current_platform
-        self._backends = _backends()
+        self._backends = [backend for backend in AttentionBackendEnum if not ELSEWHERE.search(backend.name)]
         self._names = {_path(backend): backend.name for backend in self._backends if _path(backend)}
 
     def import_backends(self) -> None:
@@ -113,8 +113,6 @@ class Selector:
     def _answer(self, case: Case) -> Answer:
         accepts, refuses = [], {}
         for backend in self._backends:
-            if ELSEWHERE.search(backend.name):
-                continue
             try:
                 self._ask(backend, case)
                 accepts.append(backend.name)
@@ -133,6 +131,8 @@ class Selector:
         return self._torch.bfloat16 if self._platform.has_device_capability(80) else self._torch.float16
 
     def _ask(self, backend: Any, case: Case) -> str:
+        from vllm.v1.attention.selector import AttentionSelectorConfig
+
         known = {
             "head_size": case.head_size,
             "dtype": self._dtype(),
@@ -142,17 +142,10 @@ class Selector:
             "use_sparse": case.kind == "SparseMLA",
             "has_sink": case.sinks,
             "use_mm_prefix": case.prefix,
-            "use_v1": True,
         }
-        given: dict[str, Any]
-        if "attn_selector_config" in self._asks:
-            config = _configuration()
-            given = {"attn_selector_config": config(**{name: value for name, value in known.items() if name in config._fields})}
-        else:
-            given = {name: value for name, value in (known | {"block_size": 16}).items() if name in self._asks}
-        if "num_heads" in self._asks:
-            given["num_heads"] = case.query_heads
-        return str(self._select(backend, **given))
+        config = AttentionSelectorConfig(**{name: value for name, value in known.items() if name in AttentionSelectorConfig._fields})
+        given = {"num_heads": case.query_heads} if "num_heads" in self._asks else {}
+        return str(self._select(backend, config, **given))
 
 
 def _model_config(dims: tuple[int, int, int], dtype: Any) -> Any:
@@ -161,30 +154,6 @@ def _model_config(dims: tuple[int, int, int], dtype: Any) -> Any:
     text = SimpleNamespace(qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value, kv_lora_rank=512, model_type="")
     sizes = {"get_head_size": lambda: MLA_HEAD, "get_num_attention_heads": lambda *_: 20, "get_num_kv_heads": lambda *_: 1}
     return SimpleNamespace(dtype=dtype, hf_text_config=text, hf_config=text, is_diffusion=False, **sizes)
-
-
-def _configuration() -> Any:
-    for module in ("vllm.v1.attention.selector", "vllm.attention.selector"):
-        try:
-            return importlib.import_module(module).AttentionSelectorConfig
-        except ModuleNotFoundError:
-            continue
-    raise LookupError("this vLLM has no AttentionSelectorConfig where it is looked for")
-
-
-def _backends() -> list[Any]:
-    places = (
-        ("vllm.v1.attention.backends.registry", "AttentionBackendEnum"),
-        ("vllm.attention.backends.registry", "AttentionBackendEnum"),
-        ("vllm.attention.backends.registry", "_Backend"),
-        ("vllm.platforms.interface", "_Backend"),
-    )
-    for module, name in places:
-        try:
-            return list(getattr(importlib.import_module(module), name))
-        except (ModuleNotFoundError, AttributeError):
-            continue
-    raise LookupError("this vLLM has no list of attention backends where it is looked for")
 
 
 def _path(backend: Any) -> str | None:

@@ -52,50 +52,32 @@ UNUSUAL = {"NVFP4": "hidden"}
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A number format of weights and activations, and the selectors that answer for it, the first that a version has."""
+    """A number format of weights and activations, and the function of `fused_moe/oracle` that answers for it."""
 
     name: str
-    selectors: tuple[str, ...]
+    selector: str
     models: tuple[str, ...]
     weight: str | None = None
     activation: str | None = None
     vllm_cutlass: bool = False
-    pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables by backend, for versions without `--moe-backend`."""
 
 
-_FP8 = ("oracle.fp8:select_fp8_moe_backend", "quantization.fp8:get_fp8_moe_backend")
-_FLASHINFER = {
-    "FLASHINFER_TRTLLM": {"VLLM_USE_FLASHINFER_MOE_FP8": "1", "VLLM_FLASHINFER_MOE_BACKEND": "latency"},
-    "FLASHINFER_CUTLASS": {"VLLM_USE_FLASHINFER_MOE_FP8": "1", "VLLM_FLASHINFER_MOE_BACKEND": "throughput"},
-}
-_FP4 = {
-    name: {"VLLM_USE_FLASHINFER_MOE_FP4": "1", "VLLM_FLASHINFER_MOE_BACKEND": mode}
-    for name, mode in (("FLASHINFER_TRTLLM", "latency"), ("FLASHINFER_CUTLASS", "throughput"), ("FLASHINFER_CUTEDSL", "masked_gemm"))
-}
+_FP8 = "fp8:select_fp8_moe_backend"
 _COMMON = ("DeepSeekV3", "MiniMax2", "Renormalize", "Qwen3.5", "Llama4", "Nemotron")
 SCHEMES = (
-    Scheme("BF16", ("oracle.unquantized:select_unquantized_moe_backend",), (*_COMMON, "GptOss"),
-           pins={"FLASHINFER_CUTLASS": {"VLLM_USE_FLASHINFER_MOE_FP16": "1"}}),
-    Scheme("FP8Block", _FP8, (*_COMMON[:4], "DeepSeekV4"), "kFp8Static128BlockSym", "kFp8Dynamic128Sym", pins=_FLASHINFER | {
-        "DEEPGEMM": {"VLLM_USE_FLASHINFER_MOE_FP8": "0"}, "TRITON": {"VLLM_USE_FLASHINFER_MOE_FP8": "0", "VLLM_MOE_USE_DEEP_GEMM": "0"}}),
-    Scheme("FP8", _FP8, _COMMON, "kFp8StaticTensorSym", "kFp8StaticTensorSym", pins=_FLASHINFER),
-    Scheme("FP8Dynamic", _FP8, _COMMON, "kFp8StaticTensorSym", "kFp8DynamicTensorSym", pins=_FLASHINFER),
-    Scheme("FP8Channel", _FP8, _COMMON, "kFp8StaticChannelSym", "kFp8DynamicTokenSym", vllm_cutlass=True, pins=_FLASHINFER),
-    Scheme("NVFP4", ("oracle.nvfp4:select_nvfp4_moe_backend",), (*_COMMON, "DeepSeekV4"), "kNvfp4Static", "kNvfp4Dynamic",
-           pins=_FP4 | {"VLLM_CUTLASS": {"VLLM_USE_FLASHINFER_MOE_FP4": "0"}}),
-    Scheme("MXFP4", ("oracle.mxfp4:select_gpt_oss_mxfp4_moe_backend", "oracle.mxfp4:select_mxfp4_moe_backend",
-                     "quantization.mxfp4:get_mxfp4_backend"), ("GptOss",), pins={
-        "FLASHINFER_TRTLLM": {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"},
-        "FLASHINFER_CUTLASS": {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS": "1"},
-        "MARLIN": {"VLLM_MXFP4_USE_MARLIN": "1"}}),
-    Scheme("MXFP4DeepSeek", ("oracle.mxfp4:select_deepseek_v4_mxfp4_moe_backend", "oracle.mxfp4:select_mxfp4_moe_backend"),
-           ("DeepSeekV4",)),
-    Scheme("MXFP8", ("oracle.mxfp8:select_mxfp8_moe_backend",), _COMMON[:4]),
-    Scheme("INT8", ("oracle.int8:select_int8_moe_backend",), _COMMON[:4], "kInt8StaticChannelSym", "kInt8DynamicTokenSym"),
-    Scheme("INT4", ("oracle.int_wna16:select_wna16_moe_backend",), _COMMON[:4], "kInt4Static"),
-    Scheme("INT4Group32", ("oracle.int_wna16:select_wna16_moe_backend",), _COMMON[:4], "kInt4Static32"),
-)  # fmt: skip
+    Scheme("BF16", "unquantized:select_unquantized_moe_backend", (*_COMMON, "GptOss")),
+    Scheme("FP8Block", _FP8, (*_COMMON[:4], "DeepSeekV4"), "kFp8Static128BlockSym", "kFp8Dynamic128Sym"),
+    Scheme("FP8", _FP8, _COMMON, "kFp8StaticTensorSym", "kFp8StaticTensorSym"),
+    Scheme("FP8Dynamic", _FP8, _COMMON, "kFp8StaticTensorSym", "kFp8DynamicTensorSym"),
+    Scheme("FP8Channel", _FP8, _COMMON, "kFp8StaticChannelSym", "kFp8DynamicTokenSym", vllm_cutlass=True),
+    Scheme("NVFP4", "nvfp4:select_nvfp4_moe_backend", (*_COMMON, "DeepSeekV4"), "kNvfp4Static", "kNvfp4Dynamic"),
+    Scheme("MXFP4", "mxfp4:select_mxfp4_moe_backend", ("GptOss",)),
+    Scheme("MXFP4DeepSeek", "mxfp4:select_deepseek_v4_mxfp4_moe_backend", ("DeepSeekV4",)),
+    Scheme("MXFP8", "mxfp8:select_mxfp8_moe_backend", _COMMON[:4]),
+    Scheme("INT8", "int8:select_int8_moe_backend", _COMMON[:4], "kInt8StaticChannelSym", "kInt8DynamicTokenSym"),
+    Scheme("INT4", "int_wna16:select_wna16_moe_backend", _COMMON[:4], "kInt4Static"),
+    Scheme("INT4Group32", "int_wna16:select_wna16_moe_backend", _COMMON[:4], "kInt4Static32"),
+)
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "Unset": {},
     **{f"{name}={value}": {name: value} for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM") for value in ("0", "1")},
@@ -121,20 +103,13 @@ class Case:
         return f"{self.scheme.name}/{self.setting}/{self.layout}/{self.model.name}{size}"
 
 
-OLD_NAMES = {
-    "SM90_FI_MXFP4_BF16": "FLASHINFER_CUTLASS",
-    "SM100_FI_MXFP4_BF16": "FLASHINFER_TRTLLM",
-    "SM100_FI_MXFP4_MXFP8_TRTLLM": "FLASHINFER_TRTLLM",
-    "SM100_FI_MXFP4_MXFP8_CUTLASS": "FLASHINFER_CUTLASS",
-    "CUTLASS_BLOCK_SCALED_GROUPED_GEMM": "VLLM_CUTLASS",
-}
 VARIANTS = re.compile(r"^BATCHED_|_BATCHED$|_(MXFP4|NVFP4)(_(BF16|MXFP8|FP8|MXFP4))?$|_MXINT4$|_UNFUSED$|_AFP8$")
 
 
 def canonical(backend: str) -> str:
     """The backend of which a vLLM name is a variant: for batches of tokens, or for a format of activations."""
-    name = OLD_NAMES.get(backend, backend).upper()
-    return {"CUTLASS": "VLLM_CUTLASS", "DEEP_GEMM": "DEEPGEMM"}.get(name := VARIANTS.sub("", name), name)
+    name = VARIANTS.sub("", backend.upper())
+    return {"CUTLASS": "VLLM_CUTLASS", "DEEP_GEMM": "DEEPGEMM"}.get(name, name)
 
 
 def all_cases(layouts: tuple[str, ...]) -> Iterator[Case]:

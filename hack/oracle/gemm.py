@@ -5,17 +5,15 @@ method creates the weights of a layer on a device without storage. Which kernel 
 """
 
 import contextlib
-import importlib
-import inspect
 import os
 import re
 import traceback
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from oracle.answers import Answer, Asked, answer, attempt
 from oracle.machine import cached_functions
 
 WIDTH = 4096
@@ -74,8 +72,6 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
 OVERRIDING = {"gptq": ("gptq_marlin", "auto_gptq"), "awq": ("awq_marlin", "auto_awq")}
 """Methods that take over what is written for another one, if they can."""
 NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
-FP4_VARIABLE = "VLLM_NVFP4_GEMM_BACKEND"
-FP4_BACKENDS = ("flashinfer-cutlass", "flashinfer-trtllm", "flashinfer-cudnn", "flashinfer-b12x", "cutlass", "marlin")
 ELSEWHERE = frozenset({"auto", "aiter", "xpu", "xpu_woq", "zentorch", "rocm"})
 """Values of --linear-backend for other platforms."""
 KERNELS = (
@@ -105,33 +101,15 @@ NAMES = {"DEEP_GEMM": "DEEPGEMM"}
 PREAMBLE = re.compile(r"^(\w+Error|AssertionError): |Failed to find a kernel that can implement the [\w -]+ linear layer\. Reasons:\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What vLLM says about one format.
-
-    Attributes:
-        takes: The backend that it takes by itself; None if it raises.
-        accepts: The backends that it takes when it is asked for them.
-        refuses: Those with which it raises, and why.
-        ignores: Those in place of which it silently takes another, which is the value.
-        raises: Why it raises by itself.
-    """
-
-    takes: str | None
-    accepts: tuple[str, ...] = ()
-    refuses: Mapping[str, str] = field(default_factory=dict)
-    ignores: Mapping[str, str] = field(default_factory=dict)
-    raises: str | None = None
-
-
 class Selector:
     """vLLM's dense layers in this process; see `Machine.boot`."""
 
     def __init__(self) -> None:
         import torch
+        from vllm.config.kernel import LinearBackend
 
         self._torch = torch
-        self._flag = _linear_backends()
+        self._flag = [value for value in typing.get_args(LinearBackend) if value not in ELSEWHERE]
 
     def import_backends(self) -> None:
         """Make each layer once, so that everything is imported."""
@@ -142,46 +120,18 @@ class Selector:
     def answer_all(self) -> dict[str, Answer]:
         """Answer for every format, and for FP8 with blocks also without DeepGEMM."""
         self._caches = cached_functions()
-        answers = {name: self._answer(name, written) for name, written in FORMATS.items()}
-        answers["FP8Block/no-deep-gemm"] = self._answer("FP8Block", FORMATS["FP8Block"], NO_DEEP_GEMM)
+        answers = {name: self._answer(written, {}) for name, written in FORMATS.items()}
+        answers["FP8Block/no-deep-gemm"] = self._answer(FORMATS["FP8Block"], NO_DEEP_GEMM)
         return answers
 
-    def _answer(self, name: str, written: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Answer:
-        environment = environment or {}
-        try:
-            takes, raises = self._take(written, environment), None
-        except Exception as error:
-            takes, raises = None, _reason(error)
-        accepts, refuses, ignores = [], {}, {}
-        for backend, flag, more in self._pins(name):
-            try:
-                taken = self._take(written, {**environment, **more}, flag)
-            except Exception as error:
-                refuses[backend] = _reason(error)
-            else:
-                if taken == backend or (flag == "flashinfer_cutlass" and taken == "DEEPGEMM"):
-                    accepts.append(backend)
-                else:
-                    ignores[backend] = taken
-        return Answer(takes, tuple(accepts), refuses, ignores, raises)
+    def _answer(self, written: Mapping[str, Any], environment: Mapping[str, str]) -> Answer:
+        def ask(flag: str) -> Asked:
+            return attempt(lambda: self._take(written, environment, flag), _reason)
 
-    def _pins(self, name: str) -> Iterator[tuple[str, str, Mapping[str, str]]]:
-        """The backends that can be asked for, each with the value of --linear-backend and the variables."""
-        import vllm.envs as envs
-
-        for value in self._flag:
-            yield NAMES.get(value.upper(), value.upper()), value, {}
-        if name.startswith("NVFP4") and FP4_VARIABLE in envs.environment_variables:
-            for value in FP4_BACKENDS:
-                if value.replace("-", "_") not in self._flag:
-                    yield value.upper().replace("-", "_"), "auto", {FP4_VARIABLE: value}
-        elif self._flag:
-            return
-        elif name.startswith("NVFP4") and "VLLM_USE_TRTLLM_FP4_GEMM" in envs.environment_variables:
-            yield "FLASHINFER_TRTLLM", "auto", {"VLLM_USE_TRTLLM_FP4_GEMM": "1"}
-        elif name == "FP8Block":
-            yield "DEEPGEMM", "auto", {}
-            yield "CUTLASS", "auto", NO_DEEP_GEMM
+        pins = {NAMES.get(flag.upper(), flag.upper()): ask(flag) for flag in self._flag}
+        if pins["FLASHINFER_CUTLASS"][0] == "DEEPGEMM":  # FlashInfer's variant of it for few tokens is a part of that pin
+            pins["FLASHINFER_CUTLASS"] = ("FLASHINFER_CUTLASS", None)
+        return answer(ask("auto"), pins)
 
     def _take(self, written: Mapping[str, Any], environment: Mapping[str, str] | None = None, backend: str = "auto") -> str:
         """Make the layer's method and its weights, and say which kernel it took."""
@@ -242,61 +192,15 @@ def _one_rank() -> Iterator[None]:
 
 
 def _kernel(method: Any, layer: Any) -> str:
-    """Our name of the kernel that a method took: the kernel that it holds, or what the same method says before there were such."""
+    """Our name of the kernel that a method holds."""
     holders = [holder for holder in (method, getattr(layer, "scheme", None), layer) if holder is not None]
     if any(getattr(holder, "use_marlin", False) for holder in holders):
         return "MARLIN"
-    values = [value for holder in holders for value in vars(holder).values()]
-    # 0.19 makes a kernel for FP8 with blocks too, and uses the operation
-    for value in sorted(values, key=lambda value: type(value).__name__ != "W8A8BlockFp8LinearOp"):
-        kind = type(value)
-        if ".kernels.linear" in kind.__module__ or ".quantization.kernels" in kind.__module__:
-            return _name(kind.__name__)
-        if kind.__name__ == "Mxfp8LinearOp":
-            return _name(str(value.backend.value))
-        if kind.__name__ == "W8A8BlockFp8LinearOp":
-            return _block_operation(value, layer)
-        if kind.__name__ == "Fp8LinearOp":
-            return _block_function(method, layer) if getattr(method, "block_quant", False) else _scaled_operation(value, layer)
-    for holder in holders:
-        name = type(holder).__name__
-        if name in ("CompressedTensorsW8A16Fp8", "CompressedTensorsW4A16Fp4", "CompressedTensorsW4A16Mxfp4", "AWQMarlinLinearMethod"):
-            return "MARLIN"
-        if name in ("ModelOptNvFp4LinearMethod", "CompressedTensorsW4A4Fp4"):
-            return _name(str(getattr(holder.backend, "value", holder.backend)))
-    raise NotImplementedError(f"which kernel {' with '.join(type(holder).__name__ for holder in holders)} took is not known")
-
-
-def _block_operation(operation: Any, layer: Any) -> str:
-    """What `W8A8BlockFp8LinearOp.apply` calls (vllm/model_executor/layers/quantization/utils/fp8_utils.py, until 0.19)."""
-    import torch
-    import vllm.model_executor.layers.quantization.utils.fp8_utils as utils
-
-    uses = utils.should_use_deepgemm_for_fp8_linear
-    given = (torch.bfloat16, layer.weight, operation.is_deep_gemm_supported)
-    if uses(*given[: len(inspect.signature(uses).parameters)]):
-        return "DEEPGEMM"
-    return _name(operation.w8a8_blockscale_op.__name__)
-
-
-def _block_function(method: Any, layer: Any) -> str:
-    """What `apply_w8a8_block_fp8_linear` calls (vllm/model_executor/layers/quantization/utils/fp8_utils.py, 0.11.0)."""
-    import torch
-    import vllm.model_executor.layers.quantization.utils.fp8_utils as utils
-
-    if utils.should_use_deepgemm_for_fp8_linear(torch.bfloat16, layer.weight):
-        return "DEEPGEMM"
-    return _name(utils.dispatch_w8a8_blockscale_func(method.cutlass_block_fp8_supported, False).__name__)
-
-
-def _scaled_operation(operation: Any, layer: Any) -> str:
-    """What `Fp8LinearOp.apply` calls (vllm/model_executor/layers/quantization/utils/w8a8_utils.py, until 0.15)."""
-    import vllm.model_executor.layers.quantization.utils.w8a8_utils as utils
-
-    per_tensor_activations = operation.act_quant_static or operation.act_quant_group_shape.is_per_tensor()
-    per_tensor_weights = getattr(layer, "weight_scale", None) is None or layer.weight_scale.numel() == 1
-    dispatch = utils.dispatch_w8a8_scaled_mm
-    return _name(dispatch(operation.preferred_backend, per_tensor_weights, per_tensor_activations).__name__)
+    kinds = [type(value) for holder in holders for value in vars(holder).values()]
+    kernel = next((kind for kind in kinds if ".kernels.linear" in kind.__module__), None)
+    if kernel is None:
+        raise NotImplementedError(f"which kernel {' with '.join(type(holder).__name__ for holder in holders)} took is not known")
+    return _name(kernel.__name__)
 
 
 def _quantization(written: Mapping[str, Any]) -> Any:
@@ -315,17 +219,6 @@ def _quantization(written: Mapping[str, Any]) -> Any:
     quantization = found.from_config(dict(written))
     quantization.packed_modules_mapping = {}
     return quantization
-
-
-def _linear_backends() -> list[str]:
-    """The values of --linear-backend for this platform; none if this version does not have it."""
-    from vllm.config import VllmConfig
-
-    config = getattr(VllmConfig(), "kernel_config", None)
-    if config is None or not hasattr(config, "linear_backend"):
-        return []
-    module = importlib.import_module("vllm.config.kernel")
-    return [value for value in typing.get_args(module.LinearBackend) if value not in ELSEWHERE]
 
 
 def _capability() -> int:

@@ -20,6 +20,8 @@ DATA = HACK.parent / "operator/vllm_operator/catalog/data"
 TABLES = DATA / "selectors"
 COMPONENTS = ("attention", "prefill", "gemm", "moe")
 """Modules of this package; each has a table."""
+OLDEST = "0.24.0"
+"""The oldest version that can be asked. The selectors of older ones have other forms, and their tables do not change any more."""
 SOURCES = Path.home() / ".cache/vllm-operator/wheels"
 WANTED = re.compile(r"\.(py|json)$|\.dist-info/METADATA$")
 FLASHINFER = re.compile(r"^Requires-Dist: flashinfer-python *\(?==([0-9a-z.]+)", re.MULTILINE)
@@ -48,7 +50,13 @@ def fetch(package: str, version: str, sources: Path) -> Path:
 
 
 def ask(version: str, components: Sequence[str], python: str, sources: Path) -> Found:
-    """Ask the selectors of a version; an architecture is absent if they could not be asked."""
+    """Ask the selectors of a version; an architecture is absent if they could not be asked.
+
+    Raises:
+        SystemExit: The version is older than `OLDEST`.
+    """
+    if release(version) < release(OLDEST):
+        raise SystemExit(f"vLLM {version} cannot be asked: only {OLDEST} and newer versions can")
     vllm = fetch("vllm", version, sources)
     needed = FLASHINFER.search(next(vllm.glob("*.dist-info/METADATA")).read_text())
     if needed is None:

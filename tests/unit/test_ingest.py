@@ -52,10 +52,7 @@ class AttentionConfig:
     backend: str | None = None
     mla_prefill_backend: str | None = None
 """,
-    "vllm/config/parallel.py": """
-class ParallelConfig:
-    all2all_backend: (Literal["naive", "pplx"] | None) = None
-""",
+    "vllm/config/parallel.py": 'All2AllBackend = Literal["naive", "pplx"]',
     "vllm/config/cache.py": 'CacheDType = Literal["auto", "fp8"]',
     "vllm/third_party/deep_gemm/__init__.py": "",
     "vllm-0.40.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.40.0+cu141\nRequires-Dist: torch==2.20.0\n"

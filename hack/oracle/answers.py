@@ -1,0 +1,46 @@
+"""What vLLM says about one layer, and asking about each pin."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What vLLM says about one layer.
+
+    Attributes:
+        takes: The backend that it takes by itself; None if it raises.
+        accepts: Pins that it follows.
+        refuses: Pins on which it raises, each with its reason.
+        ignores: Pins in place of which it silently takes another backend, with that.
+        raises: Why it raises without a pin.
+    """
+
+    takes: str | None
+    accepts: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    ignores: Mapping[str, str] = field(default_factory=dict)
+    raises: str | None = None
+
+
+Asked = tuple[str | None, str | None]
+"""A backend, or else the reason why there is none."""
+
+
+def attempt(take: Callable[[], str], reason: Callable[[Exception], str]) -> Asked:
+    """Ask once; `reason` tells why vLLM raises."""
+    try:
+        return take(), None
+    except Exception as error:
+        return None, reason(error)
+
+
+def answer(taken: Asked, pins: Mapping[str, Asked]) -> Answer:
+    """Return the answer without a pin and with each pin, named by the backend that it asks for."""
+    return Answer(
+        takes=taken[0],
+        accepts=tuple(name for name, (backend, _) in pins.items() if backend == name),
+        refuses={name: reason for name, (_, reason) in pins.items() if reason is not None},
+        ignores={name: backend for name, (backend, _) in pins.items() if backend not in (None, name)},
+        raises=taken[1],
+    )
