@@ -5,18 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api import reading
+from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity, FetchingState
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.artifacts import describe_publication
 from vllm_operator.caches.claims import fit_claims, unowned_claims
-from vllm_operator.caches.cleaning import (
-    CleaningNeed,
-    cleaning_record,
-    describe_cleaning,
-    describe_failures,
-    find_cleaning_need,
-    record_attempt,
-)
+from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
 from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
@@ -64,14 +58,14 @@ def plan_cache_actions(
         activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
         priming = PrimingDecision(activity, replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)
-    need, failures = find_cleaning_need(context, full), describe_failures(context)
-    record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning_record(context)
+    need, failures = cleanings.find_cleaning_need(context, full), cleanings.describe_failures(context)
+    record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleanings.cleaning_record(context)
     record |= image_record(context)
     if need is not None and not need.is_full:
-        record |= record_attempt(context, need.doomed)
+        record |= cleanings.record_attempt(context, need.doomed)
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
-    cleaning = describe_cleaning(context, full)
+    cleaning = cleanings.describe_cleaning(context, full)
     publication, publishing = describe_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     activity = replace(

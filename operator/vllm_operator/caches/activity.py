@@ -42,14 +42,8 @@ class CleaningState(StrEnum):
 class Cleaning:
     """Cleaning of a full volume.
 
-    Attributes:
-        state: State of the cleaning.
-        removed: Directories that were removed.
-        freed_bytes: Space that was freed.
-        retained: Number of files and directories of other owners.
-        retained_bytes: Their size; None if unknown.
-        advice: The command that enlarges the volume.
-        why: The obstacle, if any.
+    `retained` is the number of files and directories of other owners, `retained_bytes` their size (None if unknown), `advice` the command
+    that enlarges the volume, and `why` the obstacle, if any.
     """
 
     state: CleaningState
@@ -81,14 +75,8 @@ class PublicationState(StrEnum):
 class Publication:
     """The publication of a cache directory.
 
-    Attributes:
-        state: State of the publication.
-        occasion: Digest of the published content; empty if unknown.
-        result: What the Job reported; None if its Pod no longer exists.
-        ended: When the Job ended.
-        why: Reason of the API server for refusing the Job.
-        recheck_seconds: Seconds until the next attempt; None if there is none.
-        is_last: Whether a failure is final, because the rollout has begun.
+    `occasion` is a digest of the published content (empty if unknown), `result` what the Job reported (None if its Pod no longer exists),
+    `why` the reason of the API server for refusing the Job, and `is_last` whether a failure is final, because the rollout has begun.
     """
 
     state: PublicationState
@@ -128,24 +116,15 @@ class FetchingState(StrEnum):
     REFUSED = "Refused"
     """The API server refused the Job or the record."""
     IMPOSSIBLE = "Impossible"
-    """No Job can download to the PVC. `result` is the reason: `OnePod` (one Pod can mount it) or `NoNode` (no node has the GPUs of the
-    plan).
-    """
+    """No Job can download to the PVC. `result` is the reason: `OnePod` can mount it, or `NoNode` has the GPUs of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
     """Fetching weights before a start.
 
-    Attributes:
-        state: State of the fetch.
-        claim: The PVC.
-        view: The Pod of the Job; None without one.
-        result: Why the last attempt failed, in one word.
-        why: The obstacle: the message of the program or the API server. Untrusted.
-        needed_bytes: Required space, if there is too little.
-        free_bytes: Free space, if there is too little.
-        commit: The commit that was downloaded.
+    `view` is the Pod of the Job, `result` says in one word why the last attempt failed, and `why` is the untrusted message of the program
+    or the API server. `needed_bytes` and `free_bytes` are set if there is too little space, `commit` if it was downloaded.
     """
 
     state: FetchingState
@@ -160,33 +139,25 @@ class Fetching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
-    """Current activity of the caches of one VLLMDeployment.
-
-    Attributes:
-        step: Which Pod fills an empty cache.
-        because: Why one Pod starts first; a sentence, or empty.
-        holder: The other VLLMDeployment that fills the cache, if any.
-        held: Whether the Deployment stays unchanged until the cache is filled.
-        until: When the rollout continues without the primer; None unless the primer waits for a GPU.
-        skipped: Why the cache was not filled before the rollout; None if it was filled or need not be.
-        unowned_claims: PVCs with names of the operator's PVCs that it did not create. It does not write to them.
-        claim_note: Which part of the spec cannot be applied to the PVC, and what to do; None without one.
-        moved_to: Digest to which the tag of the image points now, if another image filled the current directory; None if it has not moved.
-        cleaning: Cleaning of a full volume; None without one.
-        publication: Publication of the caches; None if none is requested.
-        fetching: Fetch of the weights before the Pods start; None if there is nothing to fetch.
-        recheck_seconds: Seconds until the next check without an event; None if every change causes an event.
-    """
+    """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
 
     step: PrimingStep = PrimingStep.NONE
     because: str = ""
+    """Why one Pod starts first; a sentence, or empty."""
     holder: str | None = None
+    """The other VLLMDeployment that fills the cache."""
     held: bool = False
+    """Whether the Deployment stays unchanged until the cache is filled."""
     until: datetime | None = None
+    """When the rollout continues without the primer, which waits for a GPU."""
     skipped: str | None = None
+    """Why the cache was not filled before the rollout."""
     unowned_claims: tuple[str, ...] = ()
+    """PVCs with names of the operator's PVCs that it did not create. It does not write to them."""
     claim_note: str | None = None
+    """Which part of the spec cannot be applied to the PVC, and what to do."""
     moved_to: str | None = None
+    """Digest to which the tag of the image points now, if another image filled the current directory."""
     cleaning: Cleaning | None = None
     publication: Publication | None = None
     fetching: Fetching | None = None
@@ -199,4 +170,3 @@ class CacheActivity:
 
 
 NO_ACTIVITY = CacheActivity()
-"""No activity."""

@@ -1,15 +1,13 @@
 """Caches in a registry: fetching and publishing an artifact, the Job that publishes, and the reports of the programs.
 
-The operator itself has no account for the registry and sends nothing to it. The programs run in Pods. Those that fetch and pack run in the
-engine's image, because whether caches can be used depends on the software in that image (`tools/build.py`). So the Pod template contains
-only the location of an artifact, and a publication replaces no Pod.
+The operator itself sends nothing to the registry. The programs that fetch and pack run in the engine's image, because whether caches can
+be used depends on the software in that image (`tools/build.py`). So the Pod template contains only the location of an artifact, and a
+publication replaces no Pod.
 
-A Job publishes when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs
-on the node of that Pod. The result is read from the Pod of the Job. Failures that may be temporary are retried.
-
-Two containers share the work. An init container mounts the directory read-only and packs it into an emptyDir. Then another container pushes
-the result. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the directory, so neither the
-engine's image nor an engine that changes the directory can read the Secret.
+A Job publishes when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings, on the
+node of that Pod. Failures that may be temporary are retried. An init container mounts the directory read-only and packs it to an emptyDir.
+Then another container pushes the result. It alone mounts the Secret for pushing. It runs in the operator's image and does not mount the
+directory, so neither the engine's image nor an engine that changes the directory can read the Secret.
 
 No Job can mount the caches of a Pod with an EmptyDir, a PVC per replica or a directory of the node. There, the same two containers run in
 the Pod of a primer when the engine is ready.
@@ -123,17 +121,13 @@ def hub_variables(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> list[Any]:
     """Return the model and all engine settings, except those that differ between Pods."""
     words: list[str] = []
-    skips = False
-    for word in [*map(str, engine.get("args") or ())]:
+    skips = False  # the next word, the value of a flag
+    for word in map(str, engine.get("args") or ()):
         flag, has_value, _ = word.partition("=")
-        if word.startswith("--"):
-            skips = flag in _NO_SETTINGS and not has_value
-            if flag in _NO_SETTINGS:
-                continue
-        elif skips:
-            skips = False
-            continue
-        words.append(word)
+        is_flag = word.startswith("--")
+        if not (flag in _NO_SETTINGS if is_flag else skips):
+            words.append(word)
+        skips = is_flag and flag in _NO_SETTINGS and not has_value
     variables = sorted(
         (str(entry.get("name")), str(entry.get("value") or ""))
         for entry in reading.objects(engine, "env")
@@ -273,10 +267,7 @@ def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, da
 
 
 def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
-    """Return how long to wait until the duration of the start is known; 0 if it is known or the wait has timed out.
-
-    The artifact contains this duration.
-    """
+    """Return how long to wait for the duration of the start, which the artifact contains; 0 if it is known or the wait has timed out."""
     known = context.resource.status.cache
     if known is not None and known.key == context.plan.cache_key and (known.cold_start_seconds, known.warm_start_seconds) != (None, None):
         return 0.0
@@ -328,10 +319,7 @@ def render_publishing(context: CacheContext, address: CacheAddress, occasion: st
 
 
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
-    """Return a primer with containers that publish the caches when the engine is ready.
-
-    The template cannot make them share processes or the Secret for pushing with the engine.
-    """
+    """Return a primer with containers that publish the caches when the engine is ready, and share nothing else with it."""
     mount = {**reading.named(context.engine, CACHE_ROOT, "volumeMounts", key="mountPath"), "readOnly": True}
     when = {"ready": readiness_request(context.engine)}
     template = primer["spec"]["template"]
@@ -387,20 +375,12 @@ def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]
     env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(context.engine)]
     mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
     mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []
-    return {
-        "name": PUBLISHER,
-        **operator_container(context.template, context.plan.tools_image, "publish-caches"),
-        "env": env,
-        "resources": {"requests": dict(_REQUESTS)},
-        "volumeMounts": mounts,
-    }
+    container = operator_container(context.template, context.plan.tools_image, "publish-caches")
+    return {"name": PUBLISHER, **container, "env": env, "resources": {"requests": dict(_REQUESTS)}, "volumeMounts": mounts}
 
 
 def secret_variables(context: CacheContext) -> dict[str, Any]:
-    """Return `env`, and `envFrom` if there is any, with the secret values of the engine.
-
-    The kubelet resolves them, and the program that packs looks for them in the files.
-    """
+    """Return `env`, and `envFrom` if there is any, with the secret values of the engine. The packing program looks for them."""
     engine = context.engine
     sources = [
         {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}

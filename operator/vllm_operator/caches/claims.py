@@ -1,8 +1,8 @@
 """The PersistentVolumeClaims of caches and weights: their names and sizes, who uses them, and who keeps them.
 
 Weights have a separate volume. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be downloaded
-again. They share the cache volume in two cases: the caches are on a PVC that the user named, on a host path, in an emptyDir, or on a volume
-of `podTemplate`; or the model is not downloaded from the hub.
+again. They share the cache volume if the user chose it (a named PVC, a host path, an emptyDir, a volume of `podTemplate`), or if the model
+is not downloaded from the hub.
 
 The operator writes only to PVCs that it created. Labels and annotations do not show that, because users can copy them.
 `metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to its creator, because they are
@@ -141,10 +141,7 @@ def _size(weight_bytes: int | None) -> str:
 
 
 def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
-    """Return whether the operator created a PVC: it applied the access modes, and no other manager has set them.
-
-    This also holds for PVCs that `kubectl delete --cascade=orphan` left behind.
-    """
+    """Return whether the operator created a PVC, even if it was orphaned since: it alone applied the access modes."""
     entries = reading.objects(claim, "metadata", "managedFields")
     writers = [entry for entry in entries if "f:accessModes" in reading.mapping(entry, "fieldsV1", "f:spec")]
     return bool(writers) and all((entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply") for entry in writers)
@@ -157,10 +154,7 @@ def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext
 
 
 def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the manifests with PVCs that can be applied, and a note about changes that cannot be applied (None if there are none).
-
-    A PVC that other VLLMDeployments use gets no owner.
-    """
+    """Return the manifests with PVCs that can be applied (those that others use get no owner), and a note about what cannot, if any."""
     result: list[dict[str, Any]] = []
     notes: list[str | None] = []
     for manifest in manifests:
@@ -180,10 +174,7 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
 
 
 def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool) -> tuple[dict[str, Any], str | None]:
-    """Return what can be applied of the spec of a PVC, and a note about the rest.
-
-    `is_asked`: the user sets the size. A default or an estimate below the actual size needs no note.
-    """
+    """Return what can be applied of the spec of a PVC, and a note about the rest. A smaller size that nobody asked for needs no note."""
     name, present = reading.text(live, "metadata", "name"), reading.mapping(live, "spec")
     changed = {field: word for field, word in _FIXED.items() if field in desired and desired[field] != present.get(field)}
     spec = {field: present.get(field) if field in changed else value for field, value in desired.items()}
@@ -309,13 +300,7 @@ def describe_kept_owner(claim: str, lender: str = "this object") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """A Pod that keeps a PVC.
-
-    Attributes:
-        pod: Name of the Pod.
-        instance: The VLLMDeployment that it belongs to; None if it belongs to none, or to an orphaned Job.
-        is_removable: Whether the operator deletes it: it belongs to a VLLMDeployment and has finished, or it cleans the PVC.
-    """
+    """A Pod that keeps a PVC, the VLLMDeployment it belongs to (None for an orphaned Job, too), and whether the operator deletes it."""
 
     pod: str
     instance: str | None

@@ -26,43 +26,33 @@ minutes for a new node must be requested by the user.
 
 @dataclass(frozen=True, kw_only=True)  # not slots: cached_property needs `__dict__`
 class CacheContext:
-    """Input of decisions about caches.
-
-    Attributes:
-        resource: The VLLMDeployment with the status that was last written.
-        plan: Its plan.
-        desired: The Deployment as rendered, with all replicas.
-        deployment: The live Deployment; None without one.
-        primer: The live Deployment of the primer; None without one.
-        claim: The live PVC of the caches; None if it does not exist yet.
-        desired_claim: The PVC of the caches as rendered; None if the user named one.
-        claims: The live PVCs of caches and weights, by name.
-        claim_users: For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.claims`.
-        weights_claim_name: Name of the PVC of the weights, if it is a separate one.
-        weights_modes: Access modes of the PVC of the weights, if it is a separate one.
-        pods: The Pods of the VLLMDeployment, including primers.
-        gpu_nodes: The nodes with the GPUs of the plan, sorted. Read only for a Job that may bind the volume of the weights.
-        holder: The other VLLMDeployment that holds the priming lease; None if there is none or it does not exist.
-        holder_pods: The Pods of the holder.
-        now: The current time, UTC.
-        primer_patience_seconds: How long a primer may wait for a GPU while replicas serve.
-    """
+    """Input of decisions about caches: what is rendered, and what is live (None if it does not exist)."""
 
     resource: VLLMDeployment
     plan: Plan
     desired: Manifest
+    """The Deployment as rendered, with all replicas."""
     now: datetime
     deployment: Manifest | None = None
     primer: Manifest | None = None
+    """The Deployment of the primer."""
     claim: Manifest | None = None
+    """The PVC of the caches."""
     desired_claim: Manifest | None = None
+    """The PVC of the caches as rendered; None if the user named one."""
     claims: Mapping[str, Manifest] = field(default_factory=dict)
+    """The PVCs of caches and weights, by name."""
     claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.claims`."""
     weights_claim_name: str | None = None
+    """Name of the PVC of the weights, if it is a separate one."""
     weights_modes: tuple[str, ...] = ()
     pods: tuple[PodView, ...] = ()
+    """The Pods of the VLLMDeployment, including primers."""
     gpu_nodes: tuple[str, ...] = ()
+    """The nodes with the GPUs of the plan, sorted. Read only for a Job that may bind the volume of the weights."""
     holder: Manifest | None = None
+    """The other VLLMDeployment that holds the priming lease."""
     holder_pods: tuple[PodView, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
 

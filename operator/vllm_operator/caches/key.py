@@ -28,31 +28,24 @@ _OF_IMAGE = "Compiled files depend on paths, compilers and libraries of the imag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOrigin:
-    """Properties of the engine and GPU that filled a cache. Starts with equal properties may share it.
-
-    Attributes:
-        version: vLLM version; None if unknown.
-        distribution: Build of vLLM.
-        image: Container image as in the Pod.
-        architecture: GPU architecture such as `sm_90`; None if unknown.
-        product: GPU product as in the node label; None if unknown.
-        mig_profile: Profile of a MIG slice; None for whole GPUs.
-        parallel: Parallelism of one replica, such as `tp8` or `tp4-pp2-ep`.
-        user: User ID of the engine; None for the default of the image.
-        arguments: The result of `keyed_arguments`.
-        generation: Number of quarantined directories before this one.
-    """
+    """Properties of the engine and GPU that filled a cache (None if unknown). Starts with equal properties may share it."""
 
     version: str | None
     distribution: Distribution
     image: str
     architecture: str | None = None
     product: str | None = None
+    """GPU product as in the node label."""
     mig_profile: str | None = None
+    """Profile of a MIG slice; None for whole GPUs."""
     parallel: str = "tp1"
+    """Parallelism of one replica, such as `tp8` or `tp4-pp2-ep`."""
     user: int | None = None
+    """User ID of the engine; None for the default of the image."""
     arguments: str | None = None
+    """The result of `keyed_arguments`."""
     generation: int = 0
+    """Number of quarantined directories before this one."""
 
 
 @dataclass(frozen=True, slots=True)

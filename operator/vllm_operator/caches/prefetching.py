@@ -29,23 +29,14 @@ from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTAT
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
+from vllm_operator.caches import jobs
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
-from vllm_operator.caches.jobs import (
-    INHERITED,
-    MAX_TEXT,
-    has_role,
-    is_over,
-    pods_with,
-    read_report,
-    render_job,
-    render_pod_spec,
-    render_program,
-)
+from vllm_operator.caches.jobs import has_role, is_over, pods_with
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods.view import PodView
 
@@ -68,19 +59,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class FetchingPlan:
-    """Actions for fetching weights.
-
-    Attributes:
-        state: State to report; None if nothing is fetched, or everything is fetched.
-        job: The Job to create now, replacing a Job for other nodes; None if its Pod runs on the right node.
-        record: Record to write on the PVC of the weights.
-        superseded: Jobs to delete because the spec no longer needs them.
-    """
+    """Actions for fetching weights."""
 
     state: Fetching | None = None
+    """State to report; None if nothing is fetched, or everything is fetched."""
     job: dict[str, Any] | None = None
+    """The Job to create now, replacing a Job for other nodes; None if its Pod runs on the right node."""
     record: Changes | None = None
+    """Record to write on the PVC of the weights."""
     superseded: tuple[Removal, ...] = ()
+    """Jobs to delete because the spec no longer needs them."""
 
 
 NO_FETCHING = FetchingPlan()
@@ -111,11 +99,7 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
 
 
 def needs_gpu_nodes(context: CacheContext) -> bool:
-    """Return whether the Job needs the list of nodes with the GPUs of the plan.
-
-    The Job may be the first user of a volume, which is then bound to the Job's node or zone, and no labels select the nodes of engines with
-    a ResourceClaim.
-    """
+    """Return whether the Job needs the nodes with the GPUs of the plan: it may bind the volume, and no labels select the nodes."""
     claim = context.claims.get(_claim_name(context.resource, context.desired) or "")
     if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
         return False
@@ -129,10 +113,7 @@ def is_outdated(live: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 
 
 def fetched_commit(resource: VLLMDeployment, deployment: Any, claims: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the commit whose files a Job has downloaded for a rendered Deployment (of any commit); None without one.
-
-    `claims` are the live PVCs by name.
-    """
+    """Return the commit whose files a Job has downloaded for a rendered Deployment; None without one. `claims` are live, by name."""
     claim = _claim_name(resource, deployment)
     live = claims.get(claim) if claim is not None else None
     if live is None or is_terminating(live):
@@ -170,7 +151,7 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
     name = f"{job_prefix(resource.metadata.name, Role.FETCHING)}{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
     placed = {**spec, **_placement(context, claim)}
-    return render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
+    return jobs.render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
 
 
 def _pod_spec(context: CacheContext) -> dict[str, Any]:
@@ -179,7 +160,7 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
     mounts = [mount for mount in reading.objects(engine, "volumeMounts") if mount.get("mountPath") in (WEIGHTS_ROOT, TOKEN_ROOT)]
     names = {mount.get("name") for mount in mounts}
     hub = [variable for variable in hub_variables(engine) if variable["name"] != OFFLINE_VARIABLE]
-    container = render_program(
+    container = jobs.render_program(
         engine,
         FETCH_CONTAINER,
         "fetch-weights",
@@ -195,7 +176,7 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
         "volumes": [*volumes, {"name": "fetch-temporary", "emptyDir": {}}],
     }
     # the nodes of the Job need no GPU, and so not the engine's RuntimeClass
-    return render_pod_spec(template, context.plan.tools_image, fields, [name for name in INHERITED if name != "runtimeClassName"])
+    return jobs.render_pod_spec(template, context.plan.tools_image, fields, [name for name in jobs.INHERITED if name != "runtimeClassName"])
 
 
 def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +261,7 @@ def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
 def _read(pod: PodView, claim: str) -> Fetching:
     """Read the state of a fetch from the Pod of a Job. All content is untrusted."""
     container = reading.named(pod.manifest, FETCH_CONTAINER, "status", "containerStatuses", key="name")
-    report = read_report(container)
+    report = jobs.read_report(container)
     if report is None:
         state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
         return Fetching(state=state, claim=claim, view=pod)
@@ -294,7 +275,7 @@ def _read(pod: PodView, claim: str) -> Fetching:
         claim=claim,
         view=pod,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",
-        why=(reading.text(found, "message") or reading.text(ended, "reason"))[:MAX_TEXT],
+        why=(reading.text(found, "message") or reading.text(ended, "reason"))[: jobs.MAX_TEXT],
         needed_bytes=reading.integer(found, "needed"),
         free_bytes=reading.integer(found, "free"),
     )

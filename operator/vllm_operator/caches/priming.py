@@ -28,25 +28,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import (
-    COMPONENT_LABEL,
-    INSTANCE_LABEL,
-    PRIMED_ANNOTATION_PREFIX,
-    PRIMING_ANNOTATION_PREFIX,
-)
+from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, primer_name
+from vllm_operator.caches import artifacts
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep, Publication, PublicationState
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
-from vllm_operator.caches.artifacts import (
-    FETCHED,
-    PUBLISHED,
-    add_publisher,
-    describe_primer_publication,
-    is_asked,
-    is_published_by_primer,
-    read_fetch,
-)
+from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, read_fetch
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, PrimingLease, is_primed, is_quarantined, read_lease
@@ -74,10 +62,7 @@ WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
 
 @dataclass(frozen=True, slots=True)
 class PrimingDecision:
-    """Which Pod fills the cache, and the records to write on the PVC.
-
-    `replicas` is the current target; None for the number in the spec.
-    """
+    """Which Pod fills the cache, the current number of replicas (None for that of the spec), and the records to write on the PVC."""
 
     activity: CacheActivity = NO_ACTIVITY
     replicas: int | None = None
@@ -134,7 +119,7 @@ def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
     return any(
         cache_address(pod.manifest.get("spec")) == address
         and (result := read_fetch(pod.manifest)) is not None
-        and result.result in FETCHED
+        and result.result in artifacts.FETCHED
         and pod.phase in _IN_PROGRESS
         for pod in context.pods
     )
@@ -195,10 +180,7 @@ def _makes_progress(context: CacheContext, view: PodView) -> bool:
 
 
 def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> dict[str, Any]:
-    """Render the Deployment of a primer from the Deployment of the replicas.
-
-    `beside_replicas`: it must run on a node with a replica, because the PVC can be mounted on one node only.
-    """
+    """Render the Deployment of a primer from that of the replicas. `beside_replicas`: only the node of a replica can mount the PVC."""
     primer: dict[str, Any] = copy.deepcopy(dict(deployment))
     instance = primer["metadata"]["labels"][INSTANCE_LABEL]
     primer["metadata"]["name"] = primer_name(primer["metadata"]["name"])
@@ -218,10 +200,7 @@ def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> di
 def apply_priming(
     manifests: Sequence[dict[str, Any]], priming: PrimingDecision, context: CacheContext, caches: Caches
 ) -> list[dict[str, Any]]:
-    """Return the manifests to apply now.
-
-    A Deployment that is held is left out. The caller must not prune it.
-    """
+    """Return the manifests to apply now, without a Deployment that is held. The caller must not prune it."""
     result: list[dict[str, Any]] = []
     for manifest in manifests:
         if manifest["kind"] != "Deployment":
@@ -230,7 +209,7 @@ def apply_priming(
         if priming.activity.step is PrimingStep.PRIMER:
             beside = context.is_bound_to_node and priming.activity.held
             primer = render_primer(manifest, beside_replicas=beside)
-            result.append(add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
+            result.append(artifacts.add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
         if not priming.activity.held:
             replicas = manifest["spec"]["replicas"] if priming.replicas is None else priming.replicas
             result.append({**manifest, "spec": {**manifest["spec"], "replicas": replicas}})
@@ -270,7 +249,7 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
     """Return the activity of a primer for Pods without a shared volume: before a rollout that changes the artifact tag, or on request."""
     if not is_published_by_primer(context):
         return CacheActivity()
-    publication = describe_primer_publication(context)
+    publication = artifacts.describe_primer_publication(context)
     is_before_rollout = _changes_tag(context)
     if not is_before_rollout:
         if is_asked(context) and context.replicas and _is_for_one_pod(context):
@@ -311,7 +290,7 @@ def _failure(context: CacheContext, publication: Publication) -> str | None:
     word, message = known.publish_result if known is not None else None, ""
     if publication.result is not None:
         word, message = publication.result.result, publication.result.message
-    if word in PUBLISHED:
+    if word in artifacts.PUBLISHED:
         return None
     return f"They could not be published: {wording.clean(message or word or 'the result is unknown', 300)}"
 

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 FORMAT = "1"
@@ -60,7 +61,7 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class ArtifactError(Exception):
     """An operation on an artifact failed. `reason` is one word for the operator, and `facts` are added to the report."""
 
-    def __init__(self, reason: str, message: str, **facts: str) -> None:
+    def __init__(self, reason: str, message: str, **facts: str | int) -> None:
         super().__init__(message)
         self.reason, self.facts = reason, facts
 
@@ -75,28 +76,26 @@ def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) 
 def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
     """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
     digest, size, plain = layer
-    config = encode(
-        {
-            "architecture": MACHINES.get(machine, machine),
-            "os": "linux",
-            "config": {"Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [plain]},
-            "history": [{"created_by": "vllm-operator"}],
-        }
-    )
+    image = {
+        "architecture": MACHINES.get(machine, machine),
+        "os": "linux",
+        "config": {"Labels": labels},
+        "rootfs": {"type": "layers", "diff_ids": [plain]},
+        "history": [{"created_by": "vllm-operator"}],
+    }
+    config = encode(image)
     return config, encode_manifest(config, digest, size)
 
 
 def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
     """Return the manifest of an image with one layer."""
-    return encode(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
-            "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
-        }
-    )
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+        "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
+    }
+    return encode(manifest)
 
 
 def digest_of(content: bytes) -> str:
@@ -112,14 +111,10 @@ def encode(value: Any) -> bytes:
 def run_with_report(
     variable: str, act: Callable[[dict[str, Any]], dict[str, Any]], *, deadline: float, good: tuple[str, ...], is_optional: bool = False
 ) -> int:
-    """Run a program with the settings in an environment variable, report the result, and return the exit status.
+    """Run a program with the settings in an environment variable (JSON), report the result, and return the exit status.
 
-    Args:
-        variable: Name of the variable, with JSON.
-        act: The program, which returns a result. It may raise any exception.
-        deadline: Default deadline in seconds. The settings may override it.
-        good: Results that are not failures.
-        is_optional: Whether the status is 0 even after a failure, unless the settings have `required`.
+    The settings may override the deadline, in seconds. Results other than `good` are failures. With `is_optional`, the status is 0 even
+    after a failure, unless the settings have `required`.
     """
     settings: dict[str, Any] = json.loads(os.environ[variable])
     since = time.monotonic()
@@ -142,12 +137,12 @@ def run_with_report(
     return int(is_failed and (not is_optional or bool(settings.get("required"))))
 
 
-def report(result: dict[str, Any]) -> None:
+def report(result: dict[str, Any], variable: str = "ARTIFACT_REPORT") -> None:
     """Print the result, and write it to the termination message, of up to 4096 bytes."""
     text = json.dumps({name: value[:600] if isinstance(value, str) else value for name, value in result.items()})
     print(text, flush=True)
     try:
-        with open(os.environ.get("ARTIFACT_REPORT", "/dev/termination-log"), "w") as file:
+        with open(os.environ.get(variable, "/dev/termination-log"), "w") as file:
             file.write(text)
     except OSError as error:
         print(f"The result cannot be written: {error}", file=sys.stderr)
@@ -188,12 +183,10 @@ def wait_for_engine(settings: dict[str, Any], deadline: float) -> None:
 
 def is_ready(probe: dict[str, Any]) -> bool:
     """Return whether the engine's readiness probe succeeds. Like the kubelet, this does not check certificates."""
-    if probe["scheme"] == "https":
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection("127.0.0.1", probe["port"], timeout=10, context=context)
-    else:
-        connection = http.client.HTTPConnection("127.0.0.1", probe["port"], timeout=10)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connect = partial(http.client.HTTPSConnection, context=context) if probe["scheme"] == "https" else http.client.HTTPConnection
+    connection = connect("127.0.0.1", probe["port"], timeout=10)
     try:
         connection.request("GET", probe["path"])
         return connection.getresponse().status == 200
@@ -212,12 +205,18 @@ def opened_root(path: str) -> Iterator[int]:
 
 
 @contextmanager
-def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory of a relative path below an open directory; yields its descriptor, and the last part of the path.
+def opened_folder(root: int, path: str) -> Iterator[int]:
+    """Open a directory below an open one. Raises OSError if a part of the path is no directory, such as a symbolic link."""
+    folder = open_below(root, path, FOLDER_FLAGS)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
-    Raises:
-        OSError: The directory does not exist, or a part of the path is not a directory, such as a symbolic link.
-    """
+
+@contextmanager
+def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory of a path below an open directory; yields its descriptor, and the last part. Raises as `opened_folder` does."""
     *folders, name = path.split("/")
     at = os.dup(root)
     try:
@@ -231,18 +230,13 @@ def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
 
 
 def open_below(root: int, path: str, flags: int, mode: int = 0o777) -> int:
-    """Open a relative path below an open directory, and return its descriptor. Raises OSError as `opened_parent` does."""
+    """Open a path below an open directory, and return its descriptor. Raises as `opened_folder` does."""
     with opened_parent(root, path) as (at, name):
         return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=at)
 
 
 def open_regular(root: int, path: str) -> io.BufferedReader:
-    """Open a regular file below an open directory.
-
-    Raises:
-        ArtifactError: Rejected, if it is not a regular file.
-        OSError: It cannot be opened.
-    """
+    """Open a regular file below an open directory. Raises ArtifactError (Rejected) if it is something else."""
     descriptor = open_below(root, path, FILE_FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

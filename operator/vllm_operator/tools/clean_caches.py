@@ -25,9 +25,10 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+from vllm_operator.tools.artifact import opened_folder, opened_root
 
 MARKER = ".vllm-operator-"
 LEAVING, DELETING = ".leaving-", ".deleting-"
@@ -38,7 +39,6 @@ MOST_REASON, MOST_REASONS = 120, 1500
 """Maximum characters of one reason why a directory stays, and of all reasons."""
 MOST_COUNTED = 200_000
 """Maximum number of files to examine for the size of kept directories."""
-DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def main() -> int:
@@ -190,7 +190,7 @@ class Volume:
 
     def delete(self, name: str) -> None:
         """Delete the directory `.deleting-NAME`, its marker last. Links are not followed, and other file systems are not entered."""
-        with opened(self.root) as parent, opened(DELETING + name, parent) as top:
+        with opened_root(self.root) as parent, opened_folder(parent, DELETING + name) as top:
             empty(top, os.fstat(parent).st_dev, but=MARKER + name)
             os.unlink(MARKER + name, dir_fd=top)
             try:
@@ -239,16 +239,6 @@ def wait(seconds: float) -> None:
         time.sleep(min(1.0, left))
 
 
-@contextmanager
-def opened(path: str, parent: int | None = None) -> Iterator[int]:
-    """Open a directory; yields its descriptor."""
-    descriptor = os.open(path, DIRECTORY_FLAGS if parent is not None else os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def empty(folder: int, device: int, but: str = "") -> None:
     """Delete the content of an open directory."""
     if os.fstat(folder).st_dev != device:
@@ -258,7 +248,7 @@ def empty(folder: int, device: int, but: str = "") -> None:
             continue
         with suppress(FileNotFoundError):  # another process deleted it
             if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                with opened(name, folder) as inner:
+                with opened_folder(folder, name) as inner:
                     empty(inner, device)
                 os.rmdir(name, dir_fd=folder)
             else:

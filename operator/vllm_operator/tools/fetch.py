@@ -24,13 +24,12 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from vllm_operator.tools.artifact import (
     CACHE_PREFIX,
     COLD_LABEL,
-    FOLDER_FLAGS,
     LABEL,
     MANIFEST_PREFIX,
     MAX_BYTES,
@@ -40,6 +39,7 @@ from vllm_operator.tools.artifact import (
     ArtifactError,
     open_below,
     open_regular,
+    opened_folder,
     opened_parent,
     opened_root,
     portability_key,
@@ -70,12 +70,7 @@ def main() -> int:
 
 
 def fetch(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fill the directory, and return a report.
-
-    Raises:
-        ArtifactError: The directory was not filled.
-        OSError: The directory cannot be written.
-    """
+    """Fill the directory, and return a report. Raises ArtifactError if it was not filled, and OSError if it cannot be written."""
     root, folders = settings["root"], set(settings["folders"])
     remove_stale(root)
     before = read_state(root)
@@ -110,12 +105,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, source_of: dict[str, str]) -> tuple[int, int]:
-    """Fill the directory from an artifact, and return the number of files and their bytes. `source_of` are its digest and tag.
-
-    Raises:
-        ArtifactError: The directory was not filled.
-        OSError: The directory cannot be written.
-    """
+    """Fill the directory from an artifact, and return the number of files and their bytes. `source_of` are its digest and tag."""
     root, told = settings["root"], artifact.labels.get("cache.vllm.image/cache-size-bytes", "")
     check_space(root, int(told) if told.isdecimal() and len(told) < 16 else 0)
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
@@ -179,16 +169,6 @@ def filled(root: str, folders: set[str]) -> list[str]:
                 if os.listdir(folder):
                     found.append(name)
     return found
-
-
-@contextmanager
-def opened_folder(top: int, name: str) -> Iterator[int]:
-    """Open a folder. Engines of other Pods may write to the same directory, so a link is refused."""
-    folder = open_below(top, name, FOLDER_FLAGS)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def install(staging: int, top: int) -> None:
@@ -302,20 +282,10 @@ class Layer:
 def unpack_layer(
     source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
 ) -> tuple[int, int]:
-    """Unpack a layer into an empty folder, and return the number of files and their bytes.
+    """Unpack a layer into an empty open folder, and return the number of files and their bytes. Raises ArtifactError for hostile content.
 
-    Args:
-        source: The compressed bytes, with `read`.
-        staging: The open folder. After an error its content is undefined.
-        folders: Folders of the cache root that may be written.
-        digest: Digest of the compressed layer.
-        plain_digest: Digest of the archive.
-        size: Bytes of the compressed layer.
-        max_bytes: Limit of the unpacked size.
-
-    Raises:
-        ArtifactError: The layer is not accepted.
-        OSError: It cannot be written.
+    `source` has the compressed bytes, `size` their number, and `digest` their digest; `plain_digest` is that of the archive. Only these
+    folders of the cache root may be written.
     """
     layer = Layer(source, size, max_bytes + MAX_FILES * BLOCK * 4)
     seen: set[str] = set()

@@ -14,7 +14,6 @@ Exit status: 0 if all files are available, otherwise 1. The kubelet then restart
 """
 
 import contextlib
-import errno
 import fnmatch
 import glob
 import json
@@ -25,6 +24,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+from vllm_operator.tools.artifact import DISK_ERRORS, ArtifactError, report
 
 FORMATS = ("*.safetensors", "*.bin", "*.pt")
 """Formats of weights in the order in which vLLM prefers them (model_executor/model_loader/default_loader.py, `_prepare_weights`)."""
@@ -43,19 +44,10 @@ STALE_SECONDS = 600
 MAX_REASON = 300
 UNREACHABLE = ("ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "OfflineModeIsEnabled")
 """Names of errors, because the libraries of huggingface_hub differ between its versions."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 ADAPTER_FILES = ["*.json", "adapter_model.*", "new_embeddings.*", "tokenizer.model", "*.txt"]
 NOT_ADAPTER_FILES = ["*/*"]
 """Training checkpoints, which adapters often contain, are in folders."""
 REQUIRED = "adapter_config.json"
-
-
-class FetchError(Exception):
-    """The weights cannot be fetched. `facts` are the result: `result` is one word, `message` a sentence."""
-
-    def __init__(self, **facts: Any) -> None:
-        super().__init__(facts["message"])
-        self.facts = facts
 
 
 def choose(sizes: dict[str, int]) -> dict[str, int]:
@@ -69,11 +61,7 @@ def choose(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
-    """Download a model, and return the result.
-
-    Raises:
-        Exception: It cannot be downloaded.
-    """
+    """Download a model, and return the result. Raises any exception of huggingface_hub."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     repository = settings["repository"]
@@ -90,13 +78,13 @@ def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
     free = disk.f_bavail * disk.f_frsize
     print(f"{repository}, commit {info.sha}: {total} bytes, {missing} of them to download; {free} bytes are free", flush=True)
     if missing and missing + MARGIN_BYTES > free:
-        raise FetchError(result="NoSpace", message="The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
+        raise ArtifactError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
     threading.Thread(target=report_progress, args=(blobs, total, missing, used_in(blobs)), daemon=True).start()
     names = [glob.escape(name) for name in sizes]
     folder = snapshot_download(repository, revision=info.sha, allow_patterns=names)
     absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
     if absent:
-        raise FetchError(result="Failed", message=f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
+        raise ArtifactError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
     return {"result": "Fetched", "commit": info.sha}
 
 
@@ -155,7 +143,7 @@ def used_in(folder: str) -> int:
 
 
 def report_progress(blobs: str, total: int, missing: int, base: int) -> None:
-    """Print the progress as bars of tqdm, with the remaining time at the speed so far, until the process ends.
+    """Print the progress as bars of tqdm until the process ends.
 
     `missing` bytes of `total` are to be downloaded to the directory `blobs`, which had `base` bytes before.
     """
@@ -179,12 +167,12 @@ def clock(seconds: float) -> str:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return the result for an error."""
-    if isinstance(error, FetchError):
-        return error.facts
+    if isinstance(error, ArtifactError):
+        return {"result": error.reason, "message": str(error), **error.facts}
     kinds = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     message = f"{type(error).__name__}: {' '.join(without_token(str(error)).split())[:MAX_REASON]}"
-    if getattr(error, "errno", None) in FULL:
+    if getattr(error, "errno", None) in DISK_ERRORS:
         return {"result": "NoSpace", "message": "The volume became full during the download."}
     if "GatedRepoError" in kinds or status in (401, 403):
         return {"result": "Denied", "message": message}
@@ -219,21 +207,12 @@ def main_weights() -> int:
         result = fetch_weights(json.loads(os.environ["FETCH_WEIGHTS"]))
     except Exception as error:  # the status of the VLLMDeployment must name every error
         result = describe(error)
-    print(json.dumps(result), flush=True)
-    try:
-        with open(os.environ.get("FETCH_REPORT", "/dev/termination-log"), "w", encoding="utf-8") as file:
-            json.dump(result, file)
-    except OSError as error:
-        print(f"cannot write the result: {error}", file=sys.stderr)
+    report(result, "FETCH_REPORT")
     return 0 if result["result"] == "Fetched" else 1
 
 
 def fetch_adapter(adapter: dict[str, str]) -> None:
-    """Download one adapter, and link its path to it.
-
-    Raises:
-        Exception: It cannot be downloaded, or is not an adapter.
-    """
+    """Download one adapter, and link its path to it. Raises any exception of huggingface_hub."""
     from huggingface_hub import snapshot_download
 
     token = None

@@ -29,8 +29,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from vllm_operator.tools.artifact import (
     CACHE_PREFIX,
@@ -79,8 +78,7 @@ MIN_SECRET = 8
 """Minimum length of a secret. Shorter values occur by chance."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A file or directory below the root of the caches."""
 
     path: str
@@ -90,8 +88,7 @@ class Entry:
     executable: bool
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """A packed directory: the layer as a file, and its description."""
 
     layer_digest: str
@@ -108,13 +105,7 @@ class Packed:
 
 
 def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], whole: Iterable[str] = ()) -> list[Entry]:
-    """Return the entries of the artifact, sorted by path.
-
-    Args:
-        root: The root of the caches.
-        folders: The folders that are packed.
-        excluded: Patterns of names that are omitted, at any path.
-        whole: Folders in which no name is omitted.
+    """Return the entries of these folders of the root, sorted by path. Names of `excluded` patterns are omitted, unless in `whole` ones.
 
     Raises:
         ArtifactError: Changing: a file vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
@@ -129,14 +120,11 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
                     continue
                 raise
             walk(folder, name, () if name in whole else patterns, found)
-    return sorted(found, key=lambda entry: entry.path)
+    return sorted(found)
 
 
 def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) -> None:
-    """Add an open directory and its content, and close it.
-
-    No path is used, because the engine may replace a directory by a symbolic link at any time.
-    """
+    """Add an open directory and its content, and close it. No path is used: the engine may replace a directory by a link at any time."""
     try:
         if path.count("/") >= MAX_LEVELS:
             raise ArtifactError("TooLarge", f"There are more than {MAX_LEVELS} directories in each other.")
@@ -194,37 +182,29 @@ def write_layer(
 ) -> tuple[str, int, str]:
     """Write the layer to a file; return its digest, its size, and the digest of the archive.
 
-    Args:
-        root: The open root of the caches.
-        inventory: Entries to pack.
-        file: The file.
-        index: Content of `io.vllm.manifest/manifest.json`.
-        secrets: Values that must not be in any file.
-
-    Raises:
-        ArtifactError: SecretsFound, or Changing: a file differs from the inventory.
+    `index` is the content of `io.vllm.manifest/manifest.json`. Raises ArtifactError for a file with one of the secrets (SecretsFound), or
+    that differs from the inventory (Changing).
     """
     packed = Digesting(file)
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=LEVEL, mtime=0) as squeezed:  # type: ignore[call-overload]
         plain = Digesting(squeezed)
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
-            add(archive, CACHE_PREFIX)
+            add(archive, Entry(CACHE_PREFIX, True, 0, 0, True))
             others = f"{CACHE_PREFIX}/{OTHERS}"
             for entry in inventory:
                 if entry.path == VLLM_FOLDER:
                     continue
                 name = layer_name(entry.path)
                 if others and name.startswith(f"{others}/"):
-                    add(archive, others)
+                    add(archive, Entry(others, True, 0, 0, True))
                     others = ""
                 if entry.is_folder:
-                    add(archive, name, mtime=entry.mtime_ns)
+                    add(archive, entry._replace(path=name))
                     continue
                 with open_unchanged(root, entry) as source:
-                    scanned = Scanned(source, entry, secrets)
-                    add(archive, name, scanned, size=entry.size, mtime=entry.mtime_ns, is_executable=entry.executable)
-            add(archive, MANIFEST_PREFIX)
-            add(archive, f"{MANIFEST_PREFIX}/manifest.json", io.BytesIO(index), size=len(index))
+                    add(archive, entry._replace(path=name), Scanned(source, entry, secrets))
+            add(archive, Entry(MANIFEST_PREFIX, True, 0, 0, True))
+            add(archive, Entry(f"{MANIFEST_PREFIX}/manifest.json", False, len(index), 0, False), io.BytesIO(index))
     return packed.digest, packed.size, plain.digest
 
 
@@ -234,16 +214,16 @@ def layer_name(path: str) -> str:
     return f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{path}"
 
 
-def add(archive: tarfile.TarFile, name: str, source: Any = None, *, size: int = 0, mtime: int = 0, is_executable: bool = False) -> None:
-    """Add a file, or a directory if `source` is None. `mtime` is in nanoseconds."""
-    info = tarfile.TarInfo(name)
-    info.type = tarfile.REGTYPE if source is not None else tarfile.DIRTYPE
-    info.size, info.mtime = size, max(0, mtime // 10**9)
-    info.mode = 0o755 if source is None or is_executable else 0o644
+def add(archive: tarfile.TarFile, entry: Entry, source: Any = None) -> None:
+    """Add a directory, or a file with its content."""
+    info = tarfile.TarInfo(entry.path)
+    info.type = tarfile.DIRTYPE if entry.is_folder else tarfile.REGTYPE
+    info.size, info.mtime = (0 if entry.is_folder else entry.size), max(0, entry.mtime_ns // 10**9)
+    info.mode = 0o755 if entry.executable else 0o644
     try:
         archive.addfile(info, source)
     except OSError as error:
-        raise ArtifactError("Changing", f"{name} became shorter while it was read: {error}") from None
+        raise ArtifactError("Changing", f"{entry.path} became shorter while it was read: {error}") from None
 
 
 def open_unchanged(root: int, entry: Entry) -> IO[bytes]:
@@ -279,10 +259,7 @@ class Scanned:
 def describe(
     inventory: list[Entry], *, root: str, labels: dict[str, str], architecture: str, mounts: list[dict[str, Any]]
 ) -> tuple[dict[str, str], bytes]:
-    """Return the labels of the image and the content of `manifest.json`, for GKM, KServe and this operator.
-
-    The labels follow GKM's specification (mcv/docs/spec-compat.md) and its `Labels` (mcv/pkg/cache/vllm.go).
-    """
+    """Return the labels of the image and the content of `manifest.json`, as GKM has them (mcv/docs/spec-compat.md, pkg/cache/vllm.go)."""
     entries = index_entries(inventory)
     hashes = list(dict.fromkeys(entry["vllmHash"] for entry in entries))
     formats = [name for name in ("aot_compile", "binary") if any(entry["cacheFormat"] == name for entry in entries)]
@@ -341,11 +318,7 @@ def pack(
     secrets: tuple[bytes, ...] = (),
     mounted_at: str = "/cache",
 ) -> Packed:
-    """Write the layer of an artifact to a file, and return its description.
-
-    Raises:
-        ArtifactError: It cannot be packed: Changing, SecretsFound, TooLarge, Empty.
-    """
+    """Write the layer of an artifact to a file, and return its description. Raises ArtifactError: Changing, SecretsFound or Empty."""
     files = [entry for entry in inventory if not entry.is_folder]
     if not files:
         raise ArtifactError("Empty", "The directory has no caches.")
@@ -367,12 +340,7 @@ def main() -> int:
 
 
 def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
-    """Pack the directory `root` into the folder `output`, after the engine in the same Pod, if any, is ready.
-
-    Raises:
-        ArtifactError: The directory was not packed.
-        OSError: The folder cannot be written.
-    """
+    """Pack the directory `root` into the folder `output`, after the engine in the same Pod, if any, is ready."""
     wait_for_engine(settings, PACK_SECONDS)
     fingerprint = build_fingerprint(settings.get("image", ""))
     base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
@@ -387,8 +355,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
         raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
     part = os.path.join(output, f"{DESCRIPTION_NAME}.part")
     with open(part, "x") as description:
-        found = {"fingerprint": fingerprint, "config": packed.config.decode(), "files": packed.files, "bytes": packed.size}
-        json.dump(found, description)
+        json.dump({"fingerprint": fingerprint, "config": packed.config.decode(), "files": packed.files, "bytes": packed.size}, description)
     os.rename(part, os.path.join(output, DESCRIPTION_NAME))
     return {"result": "Packed"}
 
@@ -404,16 +371,8 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
             if is_quiet(inventory, float(settings.get("quiet", QUIET_SECONDS))):
                 file.seek(0)
                 file.truncate()
-                packed = pack(
-                    root,
-                    inventory,
-                    file,
-                    labels=labels,
-                    architecture=settings["architecture"],
-                    machine=platform.machine(),
-                    mounts=settings["mounts"],
-                    secrets=secrets,
-                )
+                target = {"architecture": settings["architecture"], "machine": platform.machine(), "mounts": settings["mounts"]}
+                packed = pack(root, inventory, file, labels=labels, secrets=secrets, **target)
                 if take_inventory(root, folders, excluded, whole) == inventory:
                     return packed
         except ArtifactError as error:

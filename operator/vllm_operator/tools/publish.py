@@ -16,8 +16,7 @@ import io
 import json
 import os
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_operator.tools.artifact import (
     DESCRIPTION_NAME,
@@ -48,11 +47,7 @@ def main() -> int:
 
 
 def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
-    """Push the artifact in the folder `output`, after the engine in the same Pod, if any, is ready.
-
-    Raises:
-        ArtifactError: The artifact was not published.
-    """
+    """Push the artifact in the folder `output`, after the engine in the same Pod, if any, is ready."""
     wait_for_engine(settings, PUBLISH_SECONDS)
     registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
     with opened_root(settings["output"]) as folder:
@@ -65,8 +60,7 @@ def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
             return push(registry, described, layer, int(settings.get("maxBytes") or MAX_BYTES))
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """The packing program's description of the layer, with the key of the artifact: the tag of the base, and the tag."""
 
     base: str
@@ -77,12 +71,7 @@ class Description:
 
 
 def read_description(folder: int, settings: dict[str, Any]) -> Description:
-    """Read the packed artifact in an open folder.
-
-    Raises:
-        ArtifactError: It is not an artifact with this key.
-        OSError: It does not exist.
-    """
+    """Read the packed artifact in an open folder. Raises ArtifactError if it is not an artifact with this key."""
     with open_regular(folder, DESCRIPTION_NAME) as file:
         content = read_limited(file, 2 * MAX_JSON)
     try:

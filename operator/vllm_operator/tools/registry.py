@@ -61,13 +61,10 @@ class Registry:
     """One repository of a registry."""
 
     def __init__(self, repository: str, secret: str = "", scheme: str = "https", *, push: bool = False) -> None:
-        """Set up a client.
+        """Set up a client of a repository such as `registry.example/team/caches`.
 
-        Args:
-            repository: Host, optionally a port, and name: `registry.example/team/caches`.
-            secret: The folder of the mounted Secret; may be empty or absent.
-            scheme: `https`, except in tests.
-            push: Whether to ask for the permission to push, too.
+        `secret` is the folder of the mounted Secret, which may be absent. `scheme` is `https`, except in tests. With `push`, the permission
+        to push is requested too.
         """
         found = REPOSITORY.fullmatch(repository)
         if found is None:
@@ -224,11 +221,7 @@ class Artifact:
 
 
 def read_manifest(registry: Registry, content: bytes, base: str, here: dict[str, str] | None = None) -> Artifact:
-    """Read the manifest of an artifact for this image and GPU.
-
-    Raises:
-        ArtifactError: It is not an artifact, or it is for another image or GPU. `here`, from `describe_build`, identifies the differences.
-    """
+    """Read the manifest of an artifact. Raises ArtifactError if it is not for this image and GPU; `here` identifies the differences."""
     try:
         manifest = json.loads(content)
         (layer,), configuration = manifest["layers"], manifest["config"]
