@@ -7,14 +7,14 @@ Without a release, it writes docs/release-differences.md, about the newest one: 
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from generate_docs import table_cell
 from oracle.finding import ARCHITECTURES, TREES
-from oracle.tables import release
+from oracle.tables import expand
 from oracle.trees import cases_below, find
 from oracle.wheels import COMPONENTS, committed_versions, load_tables
 from vllm_operator.catalog.rules import load_rules
@@ -38,19 +38,21 @@ def page(version: str, since: str) -> str:
     """Return the page about a release."""
     known = {table.version: table for table in load_versions().tables}
     tables = load_tables(COMPONENTS)
-    parts = [f"# What changed in vLLM {version}\n", *_introduction(version, since), *_names(known[since], known[version])]
+    parts = [
+        f"# What changed in vLLM {version}\n",
+        f"This page compares vLLM {version} with {since}: what the wheels contain, and what vLLM's own selectors answer for each GPU\n"
+        "architecture. [Adding a vLLM version](adding-a-version.md) describes where the answers are from. For another release, run\n"
+        "`python hack/release_differences.py 0.20.2`.\n",
+        *("## Wheel\n", *(list(_names(known[since], known[version])) or ["Nothing changed.\n"])),
+    ]
     for component, (title, properties) in TITLES.items():
         parts += [f"## {title}\n", *_component(component, tables[component], version, since, properties)]
-    parts += ["## Rules\n", *_rules(version, since)]
+    parts += ["## Rules\n", *_rules(known[since], known[version])]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def neighbor(version: str) -> str:
-    """The committed version before this one; after it, for the oldest.
-
-    Raises:
-        SystemExit: The version is not committed.
-    """
+    """The committed version before this one; after it, for the oldest. Raises SystemExit if it is not committed."""
     versions = committed_versions()
     if version not in versions:
         raise SystemExit(f"the catalog does not have vLLM {version}: run `make ingest RELEASE={version}`")
@@ -58,50 +60,26 @@ def neighbor(version: str) -> str:
     return versions[place - 1] if place else versions[1]
 
 
-def _introduction(version: str, since: str) -> Iterator[str]:
-    yield (
-        f"This page compares vLLM {version} with {since}: what the wheels contain, and what vLLM's own selectors answer for each GPU\n"
-        "architecture. [Adding a vLLM version](adding-a-version.md) describes where the answers are from. For another release, run\n"
-        "`python hack/release_differences.py 0.20.2`.\n"
-    )
-
-
 def _names(before: VersionTable, after: VersionTable) -> Iterator[str]:
-    yield "## Wheel\n"
-    bundles = [table.bundle.model_dump() for table in (before, after)]
-    rows = [(name.replace("_", " "), bundles[0][name], bundles[1][name]) for name in bundles[0] if bundles[0][name] != bundles[1][name]]
-    if rows:
-        yield from _table(("", before.version, after.version), rows)
-    names = {
-        "Flags": (before.flags, after.flags),
-        "Variables": (before.variables.keys(), after.variables.keys()),
-        "Backends": (_backends(before), _backends(after)),
-        "Fields of JSON flags": (_fields(before), _fields(after)),
+    """Tables of what differs, none if nothing does."""
+    old, new = before.bundle.model_dump(), after.bundle.model_dump()
+    yield from _table(("", before.version, after.version), [(name.replace("_", " "), old[name], new[name]) for name in old], differing=True)
+    names: dict[str, Callable[[VersionTable], set[str]]] = {
+        "Flags": lambda table: set(table.flags),
+        "Variables": lambda table: set(table.variables),
+        "Backends": lambda table: {f"{kind}: {name}" for kind, names in table.backends.items() for name in names},
+        "Fields of JSON flags": lambda table: {f"--{flag}.{name}" for flag, names in table.configs.items() for name in names},
     }
-    changed = [(what, _listed(new - old), _listed(old - new)) for what, (old, new) in names.items() if old != new]
-    if changed:
-        yield from _table(("", "new", "removed"), changed)
-    defaults = [
-        (f"`{name}`", f"`{before.variables[name].default}`", f"`{variable.default}`")
-        for name, variable in after.variables.items()
-        if name in before.variables and before.variables[name].default != variable.default
-    ]
-    if defaults:
-        yield from _table(("variable", f"default in {before.version}", f"default in {after.version}"), defaults)
-    if not rows and not changed and not defaults:
-        yield "Nothing changed.\n"
+    changes = [(what, of(after) - of(before), of(before) - of(after)) for what, of in names.items()]
+    rows = [(what, _listed(added), _listed(removed)) for what, added, removed in changes if added or removed]
+    yield from _table(("", "new", "removed"), rows)
+    variables = [(name, before.variables[name], variable) for name, variable in after.variables.items() if name in before.variables]
+    defaults = [(f"`{name}`", f"`{was.default}`", f"`{now.default}`") for name, was, now in variables]
+    yield from _table(("variable", f"default in {before.version}", f"default in {after.version}"), defaults, differing=True)
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
-
-
-def _backends(table: VersionTable) -> set[str]:
-    return {f"{kind}: {name}" for kind, names in table.backends.items() for name in names}
-
-
-def _fields(table: VersionTable) -> set[str]:
-    return {f"--{flag}.{name}" for flag, names in table.configs.items() for name in names}
 
 
 def _component(component: str, table: Mapping[str, Any], version: str, since: str, properties: str) -> Iterator[str]:
@@ -113,10 +91,10 @@ def _component(component: str, table: Mapping[str, Any], version: str, since: st
     stars = " `*` stands for all that no other row names." if component in TREES else ""
     if defaults:
         yield f"Defaults that changed. A layer is named by its {properties}.{stars}\n"
-        yield from _table(("layer", "GPU", since, version), defaults)
+    yield from _table(("layer", "GPU", since, version), defaults)
     if changed:
         yield "Pins that changed:\n"
-        yield from _table(("backend", "layer", "GPU", since, version), changed)
+    yield from _table(("backend", "layer", "GPU", since, version), changed)
     if not defaults and not changed:
         yield "Nothing changed.\n"
 
@@ -136,24 +114,14 @@ def rows_of(component: str, table: Mapping[str, Any], version: str, since: str) 
     return defaults, [(backend, layer, gpus, *change) for layer, gpus, backend, *change in changed]
 
 
-def _answers(component: str, table: Mapping[str, Any], version: str, both: Iterable[str]) -> Answers:
+def _answers(component: str, table: Mapping[str, Any], version: str, both: Sequence[str]) -> Answers:
     """The answers of a version to all questions that either of two versions was asked."""
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for architecture in ARCHITECTURES:
-        place = table["versions"][version].get(architecture)
-        if component not in TREES:
-            cases = {} if place is None else table["cases"][place]
-            found.update({(architecture, case): _expanded(table, number) for case, number in cases.items()})
-            continue
-        for case in _paths(table, [table["versions"][each][architecture] for each in both]):
-            if (answer := find(table, version, architecture, case)) is not None:
-                found[architecture, case] = answer
-    return found
-
-
-def _expanded(table: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    answer = table["answers"][number]
-    return {**answer, "refuses": {name: table["reasons"][reason] for name, reason in answer["refuses"].items()}}
+    if component not in TREES:
+        cases = expand(table)[version].items()
+        return {(architecture, case): answer for architecture, answers in cases for case, answer in answers.items()}
+    questions = ((gpu, case) for gpu in ARCHITECTURES for case in _paths(table, [table["versions"][each][gpu] for each in both]))
+    found = {(gpu, case): find(table, version, gpu, case) for gpu, case in questions}
+    return {question: answer for question, answer in found.items() if answer is not None}
 
 
 def _paths(table: Mapping[str, Any], places: Sequence[int]) -> set[str]:
@@ -218,28 +186,23 @@ def _architectures(found: Sequence[str]) -> str:
     return "all" if len(found) == len(ARCHITECTURES) else ", ".join(found)
 
 
-def _rules(version: str, since: str) -> Iterator[str]:
-    rules = load_rules()
-    old, new = ({rule.id: rule for rule in rules.rules if rule.when.versions.contains(_numbers(each))} for each in (since, version))
-    ended, begun = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-    if not ended and not begun:
-        yield f"The same rules apply to {since} and {version}.\n"
-        return
-    rows = [(f"`{name}`", "ends", old[name].because) for name in ended] + [(f"`{name}`", "begins", new[name].because) for name in begun]
-    yield from _table(("rule", f"with {version}", "what it says"), rows)
+def _rules(before: VersionTable, after: VersionTable) -> Iterator[str]:
+    rules = load_rules().rules
+    old, new = ({rule.id: rule for rule in rules if rule.when.versions.contains(each.release)} for each in (before, after))
+    rows = [(f"`{name}`", "ends", old[name].because) for name in sorted(old.keys() - new.keys())]
+    rows += [(f"`{name}`", "begins", new[name].because) for name in sorted(new.keys() - old.keys())]
+    if not rows:
+        yield f"The same rules apply to {before.version} and {after.version}.\n"
+    yield from _table(("rule", f"with {after.version}", "what it says"), rows)
 
 
-def _numbers(version: str) -> tuple[int, int, int]:
-    major, minor, patch = release(version)
-    return major, minor, patch
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield "|" + "---|" * len(header)
-    for row in rows:
-        yield "| " + " | ".join(table_cell(str(cell)) for cell in row) + " |"
-    yield ""
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, differing: bool = False) -> Iterator[str]:
+    """A table, unless it would be empty; `differing`: only of rows whose last two cells differ."""
+    if kept := [row for row in rows if not differing or row[-2] != row[-1]]:
+        yield f"| {' | '.join(header)} |"
+        yield "|" + "---|" * len(header)
+        yield from ("| " + " | ".join(table_cell(str(cell)) for cell in row) + " |" for row in kept)
+        yield ""
 
 
 def main() -> int:

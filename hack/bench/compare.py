@@ -4,7 +4,7 @@
 
 The floor is a client that only applies the same Deployments and Services. The contenders take turns on control planes of their own, all
 equal and empty at first, on one machine in one run. What counts are the ratios. Elapsed times depend on the machine and on what else it
-does, which is in the rows "foreign CPUs". Writes and CPU time are almost the same on a busy machine.
+does. Writes and CPU time are almost the same on a busy machine.
 """
 
 import argparse

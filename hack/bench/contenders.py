@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,43 +93,10 @@ class Contender:
         return self.process.pid
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """The CPU time of processes that run, and of the children that they have waited for."""
-    return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
-
-
 def cpu_of(pid: int) -> float:
     """The CPU time of one process."""
-    return sum(map(int, _stat(pid)[11:13])) / TICKS
-
-
-def busy_seconds() -> float:
-    """The CPU time of the whole machine that was not idle."""
-    user, nice, system, idle, wait, *others = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
-    del idle, wait
-    return (user + nice + system + sum(others)) / TICKS
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := _stat(int(entry.name))):
-            parents.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        current = waiting.pop()
-        found.append(current)
-        waiting += parents.get(current, [])
-    return found
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / TICKS
 
 
 def _with_byte_code(environment: Mapping[str, str], python: str) -> dict[str, str]:

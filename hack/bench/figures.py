@@ -113,11 +113,6 @@ def delays(causes: Iterable[Request], effects: Iterable[Request], *, last: bool 
     return found
 
 
-def between(causes: Mapping[str, float], effects: Mapping[str, float]) -> dict[str, float]:
-    """Seconds from each cause to the effect of the same name; none for a cause without effect."""
-    return {name: max(0.0, effects[name] - moment) for name, moment in causes.items() if name in effects}
-
-
 def quantile(values: Iterable[float], part: float) -> float | None:
     """The value below which this part of the values is; None without values."""
     ordered = sorted(values)
@@ -184,8 +179,3 @@ def _format(value: float | None) -> str:
     if value == 0:
         return "0"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def foreign_share(elapsed: float, busy: float, own: float) -> float:
-    """CPUs that other processes of the machine used, on average. All arguments are in seconds."""
-    return max(0.0, busy - own) / elapsed if elapsed > 0 else 0.0

@@ -1,12 +1,9 @@
-"""What the benchmarks of the running operator share: a client for the API server, a watch, the objects, and how times are summarized."""
+"""The load of the comparison: a client for the API server, the namespace, and the objects."""
 
 import asyncio
-import contextlib
 import json
 import re
 import ssl
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,10 @@ class Api:
         self._ssl = ssl.create_default_context(cafile=str(self._plane.authority))
 
     async def call(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
-        async with self._open(method, path, body, kind, **query) as response:
+        headers = {"Authorization": f"Bearer {self._plane.token}", "Content-Type": kind, "User-Agent": AGENT}
+        data = None if body is None else json.dumps(body)
+        url, timeout = self._plane.server + path, aiohttp.ClientTimeout(total=None)
+        async with self._session.request(method, url, data=data, headers=headers, params=query, ssl=self._ssl, timeout=timeout) as response:
             if response.content_type != "application/json":
                 return {}  # 404 for a resource that is not served yet
             answer = await response.json()
@@ -38,49 +38,11 @@ class Api:
                 raise RuntimeError(f"{method} {path}: {answer.get('message')}")
             return answer
 
-    @contextlib.asynccontextmanager
-    async def _open(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
-        headers = {"Authorization": f"Bearer {self._plane.token}", "Content-Type": kind, "User-Agent": AGENT}
-        data = None if body is None else json.dumps(body)
-        url = self._plane.server + path
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.request(method, url, data=data, headers=headers, params=query, ssl=self._ssl, timeout=timeout) as response:
-            yield response
 
-    async def watch(self, path: str, version: str = "") -> AsyncIterator[tuple[float, Any]]:
-        version = version or (await self.call("GET", path))["metadata"]["resourceVersion"]
-        async with self._open("GET", path, watch="1", resourceVersion=version) as response:
-            buffer = b""
-            async for data in response.content.iter_any():
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    yield time.monotonic(), json.loads(line)
-
-
-class Seen:
-    """When a watch first showed each object as wanted, by name."""
-
-    def __init__(self, api: Api, path: str, wanted: Any, version: str = "") -> None:
-        """The watch begins at a resourceVersion, or now."""
-        self.at: dict[str, float] = {}
-        self._task = asyncio.create_task(self._watch(api, path, wanted, version))
-
-    async def _watch(self, api: Api, path: str, wanted: Any, version: str) -> None:
-        async for moment, event in api.watch(path, version):
-            name = event["object"]["metadata"]["name"]
-            if name not in self.at and wanted(event["object"]):
-                self.at[name] = moment
-
-    def stop(self) -> None:
-        self._task.cancel()
-
-
-def memory(pid: int | str = "self") -> dict[str, float]:
-    """RSS, private dirty memory and the peak of the RSS of a process in MiB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text() + Path(f"/proc/{pid}/status").read_text()
-    names = {"Rss": "Rss", "Private_Dirty": "Private_Dirty", "Peak": "VmHWM"}
-    found = {name: re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE) for name, field in names.items()}
-    return {name: int(match[1]) / 1024 for name, match in found.items() if match}
+def peak_memory(pid: int) -> float:
+    """The peak of the RSS of a process in MiB."""
+    found = re.search(r"^VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def model(name: str, version: str = "0.20.1", **spec: Any) -> Any:

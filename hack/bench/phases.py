@@ -5,16 +5,15 @@ its effect (the Deployment was applied). A phase ends when the contender has wri
 """
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
-from bench.figures import Figure, Request, between, delays, foreign_share, of, parse_requests, quantile, reads_each, writes_each, writes_of
-from bench.load import AGENT, GROUP, NAMESPACE, Api, Seen, memory, model
+from bench.contenders import VERSIONS, Contender, cpu_of
+from bench.figures import Figure, Request, delays, of, parse_requests, quantile, reads_each, writes_each, writes_of
+from bench.load import AGENT, GROUP, NAMESPACE, Api, model, peak_memory
 from testenv import Environment
 
 QUIET_SECONDS = 6.0
@@ -25,17 +24,6 @@ DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 MERGE = "application/merge-patch+json"
 CONTROLLERS = "kube-controller-manager"
-
-
-@dataclass(slots=True)
-class Meter:
-    """What a phase has used so far."""
-
-    began: float
-    contender: float
-    server: float
-    busy: float
-    own: float
 
 
 class Turn:
@@ -66,19 +54,12 @@ class Turn:
         self._resume(CONTROLLERS)
 
     async def ready(self) -> None:
-        """The Pods of all objects become Ready at once. A watch that does nothing else tells how late the API server is meanwhile."""
+        """The Pods of all objects become Ready at once."""
         async with self._phase("starting", self.names):
-            pods, version = await self._running_pods()
-        seen = Seen(self._api, PODS, _is_ready, version)
+            pods = await self._running_pods()
         async with self._phase("ready", self.names) as phase:
             await asyncio.gather(*(self._make_ready(pod) for pod in pods))
-        seen.stop()
-        skew = time.time() - time.monotonic()
-        cause = [_renamed(request, _owner(request.name)) for request in self._own("patch", "pods/status")]
-        told = {_owner(name): moment + skew for name, moment in seen.at.items()}
-        self._add_delays(phase, "Pod Ready to the event of a bare watch", between({it.name: it.answered for it in cause}, told))
-        written = {request.name: request.answered for request in self._statuses()}
-        self._add_delays(phase, "the event of a bare watch to last write of the status", between(told, written))
+        cause = [replace(request, name=_owner(request.name)) for request in self._own("patch", "pods/status")]
         self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._statuses(), last=True))
 
     async def steady(self, seconds: float) -> None:
@@ -164,40 +145,23 @@ class Turn:
         """Measure until the contender writes nothing any more. `fresh`: its process starts in this phase."""
         self._read()
         self._requests.clear()
-        before = self._meter(fresh=fresh)
+        began, reconciled, count = time.monotonic(), 0.0 if fresh else self._reconciled, len(objects)
+        server = self._environment.control_plane.processes.pid("kube-apiserver")
+        before = (0.0 if fresh else cpu_of(self._contender.pid()), cpu_of(server))
         yield name
-        began, reconciled = before.began, 0.0 if fresh else self._reconciled
         worked = max(0.0, await self._until_quiet() - began)
-        after = self._meter()
-        elapsed = after.began - began
-        count = len(objects)
-        self._add(name, "CPU of the operator for each object", "ms", 1000 * (after.contender - before.contender) / count)
-        self._add(name, "CPU of the API server for each object", "ms", 1000 * (after.server - before.server) / count)
+        self._add(name, "CPU of the operator for each object", "ms", 1000 * (cpu_of(self._contender.pid()) - before[0]) / count)
+        self._add(name, "CPU of the API server for each object", "ms", 1000 * (cpu_of(server) - before[1]) / count)
         self._reconciled = await self._contender.count("reconcile")
         if not self._contender.is_floor:
             self._add(name, "reconciliations of each object", "", (self._reconciled - reconciled) / count)
-        writes = writes_each(self._requests, self._contender.agent, count)
-        for target, number in writes.items():
-            self._add(name, f"writes of {target} for each object", "", number)
-        self._add(name, "writes for each object", "", sum(writes.values()))
-        reads = reads_each(self._requests, self._contender.agent, count)
-        for target, number in reads.items():
-            self._add(name, f"reads of {target} for each object", "", number)
-        self._add(name, "reads for each object", "", sum(reads.values()))
-        self._add(name, "peak memory of the operator", "MiB", memory(self._contender.pid())["Peak"])
+        for what, each in (("writes", writes_each), ("reads", reads_each)):
+            found = each(self._requests, self._contender.agent, count)
+            for target, number in found.items():
+                self._add(name, f"{what} of {target} for each object", "", number)
+            self._add(name, f"{what} for each object", "", sum(found.values()))
+        self._add(name, "peak memory of the operator", "MiB", peak_memory(self._contender.pid()))
         self._add(name, "until the last write", "s", worked)
-        self._add(name, "foreign CPUs", "", foreign_share(elapsed, after.busy - before.busy, after.own - before.own))
-
-    def _meter(self, *, fresh: bool = False) -> Meter:
-        processes = self._environment.control_plane.processes
-        own = descendants(os.getpid())
-        return Meter(
-            began=time.monotonic(),
-            contender=0.0 if fresh else cpu_of(self._contender.pid()),
-            server=cpu_of(processes.pid("kube-apiserver")),
-            busy=busy_seconds(),
-            own=cpu_seconds(own),
-        )
 
     def _read(self) -> None:
         """Read what the API server has logged since."""
@@ -242,20 +206,17 @@ class Turn:
         await self._until(lambda: time.time() - max(began, last()) >= QUIET_SECONDS, "it does not stop to write")
         return last() - skew
 
-    async def _running_pods(self) -> tuple[list[Any], str]:
-        """Wait until each object has a Pod that runs; return the Pods, and the resourceVersion of their list."""
+    async def _running_pods(self) -> list[Any]:
+        """Wait until each object has a Pod that runs; return the Pods."""
         found: list[Any] = []
-        version = ""
 
         async def run() -> bool:
-            nonlocal version
             answer = await self._api.call("GET", PODS, resourceVersion="0")
             found[:] = [pod for pod in answer["items"] if pod["status"].get("phase") == "Running"]
-            version = answer["metadata"]["resourceVersion"]
             return len(found) >= len(self.names)
 
         await self._until(run, "not all Pods run")
-        return found, version
+        return found
 
     async def _is_rolled_out(self) -> bool:
         """Whether all Pods are of the latest Deployments, and Ready."""
@@ -321,11 +282,3 @@ def _pods_are(path: str, load: str) -> dict[str, str]:
 def _owner(pod: str) -> str:
     """The name of the Deployment of a Pod."""
     return pod.rsplit("-", 2)[0]
-
-
-def _is_ready(pod: Any) -> bool:
-    return any((it["type"], it["status"]) == ("Ready", "True") for it in pod["status"].get("conditions") or ())
-
-
-def _renamed(request: Request, name: str) -> Request:
-    return Request(request.verb, request.target, name, request.agent, request.code, request.received, request.answered)

@@ -10,9 +10,7 @@ from bench.compare import PHASES, parse_options
 from bench.figures import (
     Figure,
     Request,
-    between,
     delays,
-    foreign_share,
     of,
     parse_requests,
     quantile,
@@ -93,10 +91,6 @@ def test_a_delay_ends_with_the_first_effect_after_its_cause() -> None:
     assert delays(causes, effects, last=True) == {"a": 9, "b": 0}
 
 
-def test_an_effect_belongs_to_the_cause_of_its_name() -> None:
-    assert between({"a": 10, "b": 10, "without effect": 10}, {"a": 12, "b": 9, "without cause": 1}) == {"a": 2, "b": 0}
-
-
 def test_refused_writes_are_no_effects() -> None:
     requests = [asked("patch", "deployments", "a", 1, code=500), asked("patch", "deployments", "b", 1), asked("get", "deployments", "b", 1)]
     assert [request.name for request in of(requests, OPERATOR, "deployments")] == ["b"]
@@ -135,12 +129,6 @@ def test_a_row_has_the_medians_of_the_rounds_and_the_ratios_of_the_first_contend
 def test_nothing_is_compared_with_nothing() -> None:
     [row] = summarize([("here", [Figure("steady", "writes", "", 0)]), ("floor", [Figure("steady", "writes", "", 0)])])
     assert row.ratio("here", "floor") is None
-
-
-def test_foreign_cpus_are_what_the_machine_used_and_the_benchmark_did_not() -> None:
-    assert foreign_share(10, busy=15, own=5) == 1
-    assert foreign_share(10, busy=4.9, own=5) == 0
-    assert foreign_share(0, busy=1, own=0) == 0
 
 
 def test_phases_are_in_their_order_and_begin_with_the_burst() -> None:
