@@ -245,7 +245,6 @@ def _row(*cells: Any) -> str:
 
 
 def main() -> int:
-    """Write the pages."""
     for path, text in pages().items():
         (DOCS / path).parent.mkdir(exist_ok=True)
         (DOCS / path).write_text(text, "utf-8")

@@ -40,7 +40,6 @@ def definitions() -> dict[str, str]:
 
 
 def metadata(current: str) -> str:
-    """Return Chart.yaml with the operator's version."""
     return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", current)
 
 
@@ -56,7 +55,6 @@ def schema(current: str) -> str:
 
 
 def _type(name: str, default: object) -> dict[str, Any]:
-    """Return what the schema says of the values of a setting."""
     match default:
         case int():
             return {"type": "integer", "minimum": 0 if name in MAY_BE_ZERO else 1}

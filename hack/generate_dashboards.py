@@ -28,7 +28,6 @@ class Panel:
 
 
 def rate(name: str, by: str, where: str = "") -> str:
-    """The sum of the rates of a counter."""
     return f"sum by ({by}) (rate({name}{where}[$__rate_interval]))"
 
 
@@ -93,13 +92,11 @@ OF_ENGINE = '{namespace="$namespace",name="$name"}'
 
 
 def percentiles(name: str) -> list[tuple[str, str]]:
-    """The median and the 95th and 99th percentile of a histogram."""
     buckets = rate(f"{name}_bucket", "le", OF_ENGINE)
     return [(f"histogram_quantile({quantile}, {buckets})", label) for quantile, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))]
 
 
 def mean(name: str) -> str:
-    """The mean of a histogram."""
     return f"sum(rate({name}_sum{OF_ENGINE}[$__rate_interval])) / sum(rate({name}_count{OF_ENGINE}[$__rate_interval]))"
 
 
@@ -149,7 +146,6 @@ ENGINE = (
 
 
 def variable(name: str, query: str, *, several: bool) -> dict[str, Any]:
-    """A variable with the values of a label."""
     return {
         "name": name,
         "type": "query",
@@ -211,7 +207,6 @@ def _placed(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
 
 
 def render(uid: str) -> str:
-    """A dashboard as text."""
     return json.dumps(dashboard(uid), indent=1) + "\n"
 
 

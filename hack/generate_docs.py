@@ -99,7 +99,6 @@ def _type(schema: Schema) -> str:
 
 
 def _cell(schema: Schema) -> str:
-    """Description and rules of one field, for a table cell."""
     texts = [schema["description"]]
     if schema["type"] == "string":
         texts += [_sentence(rule["message"]) for rule in _rules(schema)]
@@ -225,7 +224,6 @@ def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
 
 
 def settings_reference() -> str:
-    """The settings as a page."""
     lines = [
         NOTE.replace("vllm_operator/api. Edit the types", "vllm_operator/controller/settings.py. Edit the texts") + "# Settings\n",
         "`vllm-operator run` reads these environment variables once at its start. If a variable with the prefix `VLLM_OPERATOR_` "
@@ -242,23 +240,17 @@ def settings_reference() -> str:
 
 
 def rule_guide() -> str:
-    """The guide for rules, with the fields of a rule and of its condition."""
     tables = {"rule": _entry_fields(Rule), "condition": _entry_fields(Condition)}
     return with_tables(RULE_GUIDE.read_text("utf-8"), tables)
 
 
 def signature_guide() -> str:
-    """The guide for signatures, with the fields of a signature, of its patterns and of its changes."""
     tables = {"signature": _entry_fields(Signature), "pattern": _entry_fields(LinePattern), "change": _entry_fields(Change)}
     return with_tables(SIGNATURE_GUIDE.read_text("utf-8"), tables)
 
 
 def with_tables(page: str, tables: Mapping[str, Iterable[tuple[str, bool, str]]]) -> str:
-    """Replace the text between the marks of each table.
-
-    Raises:
-        ValueError: A mark is missing. Without it, the rest of the page would be lost.
-    """
+    """Replace the text between the marks of each table. Raises ValueError if a mark is missing."""
     for name, rows in tables.items():
         begin, end = f"<!-- fields of a {name}, by `make generate` -->\n", f"<!-- end of the fields of a {name} -->\n"
         before, found, rest = page.partition(begin)

@@ -18,7 +18,6 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 
 
 def pairs() -> list[Pair]:
-    """Each case with its prediction."""
     lines = CASES.read_text("utf-8").splitlines()
     predicted = estimate_lines(lines, load_predictor())
     return [(json.loads(line), made) for line, made in zip(lines, predicted, strict=True)]
@@ -37,7 +36,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def section() -> str:
-    """Summary and table."""
     found = pairs()
     lines = ["| figure | cases | median error | error at p90 |", "|---|---|---|---|"]
     for name, predicted, measured in FIGURES:
@@ -78,13 +76,11 @@ def _row(case: dict[str, Any], made: dict[str, Any]) -> str:
 
 
 def _both(made: float | None, seen: float | None) -> str:
-    """Predicted and measured."""
     shown = [("-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)) for value in (made, seen)]
     return " / ".join(shown)
 
 
 def page() -> str:
-    """The page with the current table."""
     text = PAGE.read_text("utf-8")
     head, _, rest = text.partition(BEGIN)
     return f"{head}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"

@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One parsed file."""
-
     tree: ast.Module
 
     @classmethod
@@ -54,7 +52,6 @@ def enum_members(source: Source, name: str) -> list[str]:
 
 
 def field_names(source: Source, name: str) -> list[str]:
-    """Fields of a dataclass, sorted."""
     cls = _class(source, name)
     targets = (node.target for node in cls.body if isinstance(node, ast.AnnAssign)) if cls else ()
     return sorted(target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_"))

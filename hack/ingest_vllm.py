@@ -67,19 +67,16 @@ class Wheel:
         return Source.parse(self._read(name)) if name in self._names else None
 
     def sources(self, folder: str) -> Iterator[Source]:
-        """Parse the Python files in a folder."""
         for name in sorted(self._names):
             if re.fullmatch(rf"{re.escape(folder)}[^/]+\.py", name):
                 yield Source.parse(self._read(name))
 
     def metadata(self) -> dict[str, list[str]]:
-        """The wheel's core metadata, each key with all its values."""
         name = next(name for name in self._names if name.endswith(".dist-info/METADATA"))
         message = HeaderParser().parsestr(self._read(name))
         return {key: message.get_all(key, []) for key in message}
 
     def has(self, prefix: str) -> bool:
-        """Whether any file begins with this path."""
         return any(name.startswith(prefix) for name in self._names)
 
 
@@ -124,7 +121,6 @@ def _cuda(variable: dict[str, Any]) -> str | None:
 
 
 def ingest(path: Path) -> dict[str, Any]:
-    """Read a wheel into the content of its version file."""
     wheel = Wheel(path)
     metadata = wheel.metadata()
     envs = wheel.source("vllm/envs.py")

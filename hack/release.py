@@ -63,11 +63,7 @@ class ReleaseError(Exception):
 
 
 def notes(tag: str, *, version: str = __version__, changelog: str | None = None) -> str:
-    """Return what the changelog says of a release.
-
-    Raises:
-        ReleaseError: The tag is not of this version, or the changelog has no entry for it.
-    """
+    """Return what the changelog says of a release. Raises ReleaseError without one, and for the tag of another version."""
     if tag != f"v{version}":
         raise ReleaseError(f"The tag {tag} is not v{version}, the version in operator/vllm_operator/__init__.py.")
     text = CHANGELOG.read_text("utf-8") if changelog is None else changelog
@@ -181,7 +177,6 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build a release, or a part of it."""
     parser = argparse.ArgumentParser(prog="hack/release.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="the folder (dist)")
     parser.add_argument("--digest", default="", help="the digest of the image, sha256:..., that install.yaml names instead of the tag")

@@ -35,7 +35,6 @@ Answers = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def page(version: str, since: str) -> str:
-    """Return the page about a release."""
     known = {table.version: table for table in load_versions().tables}
     tables = load_tables(COMPONENTS)
     parts = [
@@ -150,7 +149,6 @@ def _is_new_refusal(before: str, after: str) -> bool:
 
 
 def _pins(answer: Mapping[str, Any] | None) -> dict[str, str]:
-    """What a pin of each backend gets."""
     if answer is None:
         return {}
     return {

@@ -74,7 +74,6 @@ class Contender:
         ready.set()
 
     async def stop(self) -> None:
-        """End it, if it runs."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             await self.process.wait()
@@ -94,7 +93,6 @@ class Contender:
 
 
 def cpu_of(pid: int) -> float:
-    """The CPU time of one process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / TICKS
 
@@ -141,7 +139,6 @@ def other_commit(commit: str, folder: Path, profile: Path | None) -> Contender:
 
 
 def remove_checkout(contender: Contender) -> None:
-    """Remove the worktree of another commit."""
     subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(contender.checkout)], check=True)
 
 
@@ -154,7 +151,6 @@ def floor(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> Conten
 
 
 def floor_templates(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> list[Any]:
-    """The Deployment and the Service of an object, as templates."""
     resource, items = folder / "object.yaml", folder / "nodes.yaml"
     resource.write_text(json.dumps(model("name-to-replace", VERSIONS[0], **spec)))
     items.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(nodes)}))

@@ -139,7 +139,6 @@ class Row:
     values: Mapping[str, float | None]
 
     def ratio(self, contender: str, to: str) -> float | None:
-        """The figure of one contender divided by that of another."""
         value, other = self.values.get(contender), self.values.get(to)
         return None if value is None or not other else value / other
 

@@ -19,8 +19,6 @@ AGENT = "bench-load"
 
 
 class Api:
-    """A client for the API server."""
-
     def __init__(self, environment: Environment, session: aiohttp.ClientSession) -> None:
         self._plane = environment.control_plane
         self._session = session
@@ -73,7 +71,6 @@ async def prepare(api: Api, checkout: Path = ROOT, **annotations: str) -> None:
 
 
 async def _is_served(api: Api) -> bool:
-    """Whether the API server has begun to serve the CRD."""
     try:
         return "items" in await api.call("GET", f"{GROUP}/vllmdeployments")
     except RuntimeError:  # "storage is (re)initializing"

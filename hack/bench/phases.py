@@ -164,7 +164,6 @@ class Turn:
         self._add(name, "until the last write", "s", worked)
 
     def _read(self) -> None:
-        """Read what the API server has logged since."""
         with self._environment.control_plane.audit_log.open("rb") as file:
             file.seek(self._position)
             data = file.read().rpartition(b"\n")
@@ -207,7 +206,6 @@ class Turn:
         return last() - skew
 
     async def _running_pods(self) -> list[Any]:
-        """Wait until each object has a Pod that runs; return the Pods."""
         found: list[Any] = []
 
         async def run() -> bool:
@@ -219,7 +217,6 @@ class Turn:
         return found
 
     async def _is_rolled_out(self) -> bool:
-        """Whether all Pods are of the latest Deployments, and Ready."""
         found = (await self._api.call("GET", DEPLOYMENTS, resourceVersion="0"))["items"]
         states = [(item["metadata"]["generation"], item.get("status") or {}) for item in found]
         return all(
@@ -280,5 +277,4 @@ def _pods_are(path: str, load: str) -> dict[str, str]:
 
 
 def _owner(pod: str) -> str:
-    """The name of the Deployment of a Pod."""
     return pod.rsplit("-", 2)[0]

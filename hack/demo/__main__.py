@@ -43,11 +43,7 @@ class Show:
         self.histories: dict[str, History] = {}
 
     def run(self) -> None:
-        """Run until all have settled.
-
-        Raises:
-            DemoError: One does not settle, or the operator ended.
-        """
+        """Run until all have settled. Raises DemoError."""
         live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else nullcontext()
         with live:
             while not self._is_over():
@@ -68,7 +64,6 @@ class Show:
         return not failures(self.histories) or self._now - max(at for at in settled_at if at) > REPORTED_WITHIN
 
     def table(self) -> RenderableType:
-        """The table at this moment."""
         title = f"{self._now:.0f} s, recorded starts are replayed {self._speed:.0f} times as fast"
         return draw(self._in_order(), title=title, width=self._console.width)
 
@@ -171,7 +166,6 @@ def report(console: Console, cluster: Cluster) -> None:
 
 
 def explain(console: Console, kubeconfig: Path) -> None:
-    """How to use what was left running."""
     console.print(
         f"\nThe cluster and the operator go on running. Point kubectl at them:\n\n"
         f"    export KUBECONFIG={kubeconfig}\n    kubectl -n {NAMESPACE} get vllm --watch\n\n"

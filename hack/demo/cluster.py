@@ -56,7 +56,6 @@ class Cluster:
 
     @property
     def client(self) -> ApiClient:
-        """A client that may do everything."""
         return self.environment.control_plane.client()
 
     def prepare(self, say: Callable[[str], None]) -> None:
@@ -71,7 +70,6 @@ class Cluster:
         say("the operator is running")
 
     def start_operator(self) -> None:
-        """Start `vllm-operator run` as a process of its own."""
         command = [sys.executable, "-m", "vllm_operator", "run"]
         environment = {
             "KUBECONFIG": str(self.environment.kubeconfig),
@@ -82,11 +80,9 @@ class Cluster:
         self.environment.control_plane.processes.start("operator", command, environment=environment)
 
     def is_operator_alive(self) -> bool:
-        """Whether the operator's process runs."""
         return self.environment.control_plane.processes.is_alive("operator")
 
     def operator_words(self) -> str:
-        """The last words of the operator."""
         return self.environment.control_plane.processes.log_tail("operator")
 
     def operator_memory(self) -> int | None:
@@ -98,11 +94,7 @@ class Cluster:
         return next((int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS:")), None)
 
     def kubectl(self, *arguments: str) -> str:
-        """Run kubectl and return what it prints.
-
-        Raises:
-            DemoError: It failed.
-        """
+        """Run kubectl and return what it prints. Raises DemoError."""
         # what kubectl remembers of a cluster goes into the demo's folder, not into the user's
         environment = os.environ | {
             "KUBECONFIG": str(self.environment.kubeconfig),
@@ -114,7 +106,6 @@ class Cluster:
         return outcome.stdout
 
     def resources(self) -> list[dict[str, Any]]:
-        """The VLLMDeployments as they are now."""
         items: list[dict[str, Any]] = self.client.request("GET", RESOURCES)["items"]
         return items
 

@@ -20,7 +20,6 @@ class History:
     progress: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def update(self, resource: Mapping[str, Any], now: float) -> None:
-        """Take in a change."""
         self.resource = resource
         if self.applied_at is None:
             self.applied_at = now
@@ -38,7 +37,6 @@ class History:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """`status`, empty as long as there is none."""
         return self.resource.get("status") or {}
 
     @property
@@ -51,7 +49,6 @@ class History:
         )
 
     def condition(self, type: str) -> Mapping[str, Any]:
-        """The condition of a type; empty if it is not set."""
         return next((c for c in self.status.get("conditions") or [] if c["type"] == type), {})
 
     def elapsed(self, now: float) -> float:

@@ -67,7 +67,6 @@ class Start:
 
     @property
     def seconds(self) -> float:
-        """The whole duration."""
         return sum(seconds for _, seconds in self.stages)
 
 

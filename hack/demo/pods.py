@@ -36,14 +36,11 @@ class Role:
 
 
 class Roles:
-    """Who plays what."""
-
     def __init__(self) -> None:
         self._known = {s.name: Role(s.recording, s.crashes) for s in SITUATIONS if s.recording}
         self._seen: set[str] = set()
 
     def of(self, instance: str) -> Role:
-        """The role of the next run of a VLLMDeployment's container."""
         if role := self._known.get(instance):
             return role
         first = instance not in self._seen
@@ -64,7 +61,6 @@ class Player:
         self._runs: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def play(self) -> None:
-        """Run until the process is ended."""
         while True:
             try:
                 for pod in (await self._request("GET", self._pods))["items"]:
@@ -120,7 +116,6 @@ class Player:
 
 
 def main() -> int:
-    """Play for one test environment."""
     parser = argparse.ArgumentParser(description="Plays the engines of the demo")
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--log-root", type=Path, required=True)

@@ -31,7 +31,6 @@ class Lines:
         self._said: dict[str, str] = {}
 
     def show(self, histories: Sequence[History], *, now: float) -> None:
-        """Print what is new."""
         for history in histories:
             topic, line = self._describe(history)
             if topic and self._said.get(history.name) != topic:

@@ -60,7 +60,6 @@ def check_second_start(histories: dict[str, History]) -> Iterator[str]:
 
 
 def check_crash(histories: dict[str, History]) -> Iterator[str]:
-    """Crashed, and says why and what to do."""
     seen = histories["tinyllama"]
     yield from want_condition(seen, "Crashed", "True", "MigUuidNotInteger")
     yield from want_condition(seen, "Ready", "False")
@@ -112,13 +111,11 @@ SITUATIONS = (
 
 
 def want(what: str, seen: object, wanted: object) -> Iterator[str]:
-    """Complain if something is not as it should be."""
     if seen != wanted:
         yield f"{what} is {seen!r} and should be {wanted!r}"
 
 
 def want_condition(history: History, type: str, status: str, reason: str | None = None) -> Iterator[str]:
-    """Complain if a condition is not as it should be."""
     seen = history.condition(type)
     if not seen:
         yield f"the condition {type} is not set"
@@ -129,7 +126,6 @@ def want_condition(history: History, type: str, status: str, reason: str | None 
 
 
 def want_words(history: History, type: str, *words: str) -> Iterator[str]:
-    """Complain if a condition's message lacks a word."""
     message = str(history.condition(type).get("message", ""))
     for word in words:
         if word not in message:

@@ -34,7 +34,6 @@ class Crash:
     at: str
 
     def comes_before(self, line: bytes) -> None:
-        """End here if this is the place."""
         if self.how and self.at.encode() in line:
             self.end()
 
@@ -55,7 +54,6 @@ class Crash:
 
     @property
     def recording(self) -> Path | None:
-        """The recorded crash, if it is one."""
         if not self.how or ":" in self.how or (SAMPLES / f"{self.how}.txt").exists() or self.how in ("memory", "silence"):
             return None
         return find_recording(self.how)
@@ -75,7 +73,6 @@ def read_crash() -> Crash:
 
 
 def replay(path: Path, speed: float) -> None:
-    """Print a recorded crash."""
     begun = time.monotonic()
     for output in read_recording(path):
         time.sleep(max(0.0, begun + output.seconds / speed - time.monotonic()))

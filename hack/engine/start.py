@@ -150,7 +150,6 @@ class Engine:
             unfinished.replace(report)
 
     def _pass(self, seconds: float) -> None:
-        """Let some seconds of the real engine pass."""
         self._due += seconds / self._speed
         time.sleep(max(0.0, self._due - time.monotonic()))
 
@@ -169,14 +168,12 @@ def last_words(error: str) -> bytes:
 
 
 def chatter(kibibytes: int) -> None:
-    """Print so much that is of no interest."""
     text = "Initializing a tensor of which nobody wants to know. " * 4
     for number in range(kibibytes * 1024 // 256):
         write(f"(EngineCore pid=1072) DEBUG {_now()} [gpu_model_runner.py:1] {number} {text}\n".encode())
 
 
 def log(place: str, text: str) -> None:
-    """Print a message of the engine's core."""
     write(f"(EngineCore pid=1072) INFO {_now()} [{place}] {text}\n".encode())
 
 

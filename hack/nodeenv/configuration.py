@@ -51,7 +51,6 @@ def cni_plugins() -> str:
 
 
 def network(folder: Path) -> str:
-    """The container network: a bridge."""
     ipam = {
         "type": "host-local",
         "dataDir": f"{folder}/addresses",
@@ -64,7 +63,6 @@ def network(folder: Path) -> str:
 
 
 def kubelet(folder: Path) -> str:
-    """The kubelet's configuration."""
     configuration: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

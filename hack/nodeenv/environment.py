@@ -31,11 +31,7 @@ class NodeEnvironment(BaseEnvironment):
         self.node = Node(self.folder / "node")
 
     def start(self) -> None:
-        """Start everything; return when the node is Ready and offers its GPUs.
-
-        Raises:
-            NodeError, ControlPlaneError: A part does not come up.
-        """
+        """Start everything; return when the node is Ready and offers its GPUs. Raises NodeError or ControlPlaneError."""
         try:
             self.images.ensure_base()
             self.node.start_runtime()
@@ -50,7 +46,6 @@ class NodeEnvironment(BaseEnvironment):
             raise
 
     def stop(self) -> None:
-        """Stop everything and remove its data."""
         with contextlib.ExitStack() as steps:  # each, whatever became of those before
             steps.callback(self._temporary.cleanup)
             steps.callback(self.node.stop)
@@ -79,11 +74,7 @@ class NodeEnvironment(BaseEnvironment):
         return folder
 
     def await_node(self) -> None:
-        """Return when the node is Ready and offers its GPUs.
-
-        Raises:
-            NodeError: It does not become so.
-        """
+        """Return when the node is Ready and offers its GPUs. Raises NodeError."""
         client = self.control_plane.client()
         deadline = time.monotonic() + _READY_WITHIN
         while not any(_serves(node["status"]) for node in client.request("GET", "/api/v1/nodes")["items"]):

@@ -33,11 +33,7 @@ class ImageStore:
         self.buildah = f"buildah --root {self.folder}/root --runroot {self.folder}/run --storage-driver overlay"
 
     def ensure_base(self) -> None:
-        """Make the stand-in for the base image, and the image of the sandboxes; minutes the first time.
-
-        Raises:
-            NodeError: It cannot be made.
-        """
+        """Make the stand-in for the base image, and the image of the sandboxes; minutes the first time. Raises NodeError."""
         if not self._has(BASE):
             self._make_base()
         if not self._has(SANDBOX_IMAGE):
@@ -46,13 +42,11 @@ class ImageStore:
             self._run("commit", "--quiet", "--rm", "--format", "docker", container, SANDBOX_IMAGE)
 
     def build_operator(self, tag: str) -> None:
-        """Build the operator's image as `make image` does."""
         arguments = "--pull-never --isolation chroot --network host"
         environment = {"BUILDER": self.buildah, "BASE": BASE, "IMAGE_ARGUMENTS": arguments}
         _check([str(ROOT / "hack" / "image.sh"), tag], environment)
 
     def build(self, tag: str, folder: Path) -> None:
-        """Build an image from the Dockerfile in a folder."""
         self._run("bud", "--quiet", "--layers", "--pull-never", "--isolation", "chroot", "--format", "docker", "--tag", tag, str(folder))
 
     def save(self, tag: str, archive: Path) -> None:

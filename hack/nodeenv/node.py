@@ -67,15 +67,10 @@ class Node:
 
     @property
     def socket(self) -> Path:
-        """Where containerd listens."""
         return self.folder / "containerd.sock"
 
     def start_runtime(self) -> None:
-        """Make the namespaces and start containerd in them.
-
-        Raises:
-            NodeError: It does not come up, or another node is here.
-        """
+        """Make the namespaces and start containerd in them. Raises NodeError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if Path(f"/sys/class/net/{INTERFACE}").exists():
             raise NodeError(f"There is another node on this machine: the network interface {INTERFACE} is there.")
@@ -122,7 +117,6 @@ class Node:
         self.start_kubelet_again()
 
     def start_kubelet_again(self) -> None:
-        """Start the kubelet that was stopped."""
         self._start("kubelet", self._kubelet)
 
     def stop_kubelet(self, *, kill: bool = False) -> None:
@@ -143,15 +137,12 @@ class Node:
         self._run("mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", folder)
 
     def fill(self, file: Path, *, kibibytes: int) -> None:
-        """Make a file that takes room, where the node sees it."""
         self._run("dd", "if=/dev/zero", f"of={file}", "bs=1024", f"count={kibibytes}")
 
     def remove(self, file: Path) -> None:
-        """Remove a file that the node sees."""
         self._run("rm", file)
 
     def import_image(self, archive: Path) -> None:
-        """Import images from an archive of `docker save`'s form."""
         self._run("ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import", archive)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
@@ -159,7 +150,6 @@ class Node:
         return self._processes.log_tail(name, lines)
 
     def stop(self) -> None:
-        """End the node and everything on it."""
         self._processes.stop_all()
         # a moment after the last process of its namespace is gone, the kernel takes the interface back
         with contextlib.suppress(OSError, subprocess.CalledProcessError):

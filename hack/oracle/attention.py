@@ -98,7 +98,6 @@ class Selector:
                 backend.get_class()
 
     def answer_all(self) -> dict[str, Answer]:
-        """Answer for every case, by its name."""
         from vllm.config import VllmConfig, set_current_vllm_config
 
         found: dict[str, Answer] = {}

@@ -22,8 +22,6 @@ SHOWN = 3
 
 
 class Kind(StrEnum):
-    """What differs."""
-
     ANSWER = "Answer"
     """A selector of the wheel answers otherwise than the committed table."""
     MISSING = "Missing"
@@ -64,7 +62,6 @@ class Allowed:
     reason: str
 
     def covers(self, difference: Difference) -> bool:
-        """Whether a difference is one of those meant."""
         return (
             (difference.kind, difference.component) == (self.kind, self.component)
             and self.versions.contains(difference.version)
@@ -73,17 +70,12 @@ class Allowed:
         )
 
     def __str__(self) -> str:
-        """How a report names the line."""
         where = f"{self.kind} {self.component} {str(self.versions) or 'all versions'} {self.architectures}"
         return f"{where} {', '.join(self.cases)}"
 
 
 def parse_allowed(entries: Sequence[Mapping[str, Any]]) -> list[Allowed]:
-    """Read the list.
-
-    Raises:
-        ValueError: A line has no reason, an unknown key or an unknown kind, or its versions cannot be read.
-    """
+    """Read the list. Raises ValueError for a line without a reason, or that cannot be read."""
     lines = []
     for entry in entries:
         if unknown := entry.keys() - {"difference", "component", "versions", "architectures", "cases", "reason"}:
@@ -109,12 +101,10 @@ def parse_allowed(entries: Sequence[Mapping[str, Any]]) -> list[Allowed]:
 
 
 def load_allowed(path: Path = ALLOWED) -> list[Allowed]:
-    """Read the list that is committed."""
     return parse_allowed(yaml.safe_load(path.read_text()) or [])
 
 
 def unexplained(differences: Iterable[Difference], lines: Sequence[Allowed]) -> list[Difference]:
-    """The differences that no line covers."""
     return [difference for difference in differences if not any(line.covers(difference) for line in lines)]
 
 

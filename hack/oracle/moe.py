@@ -59,7 +59,6 @@ class Selector:
         self.answer_all()
 
     def answer_all(self) -> dict[str, Answer]:
-        """Answer for every case, by its name."""
         from vllm.config import VllmConfig, set_current_vllm_config
 
         self._caches, self._layers = cached_functions(), {}

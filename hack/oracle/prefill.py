@@ -28,7 +28,6 @@ class Selector:
         self._answer(HEADS[0], [])
 
     def answer_all(self) -> dict[str, Answer]:
-        """Answer for the head sizes of each kind of model."""
         caches = cached_functions()
         return {f"MLA/{'-'.join(map(str, heads))}": self._answer(heads, caches) for heads in HEADS}
 

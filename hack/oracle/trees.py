@@ -43,7 +43,6 @@ class _Merging:
         self._committed = committed
 
     def table(self, placed: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """All that is numbered, as a table."""
         return {"reasons": self.reasons.values, "answers": self.answers.values, "trees": self.trees.values, "versions": placed}
 
     def plant(self, answers: Answers) -> int:
@@ -125,7 +124,6 @@ def _compact(answer: Mapping[str, Any], reasons: Numbered) -> dict[str, Any]:
 
 
 def _group(pins: Mapping[str, str]) -> list[list[Any]]:
-    """What pins get, each with the pins that get it."""
     grouped: dict[str, list[str]] = {}
     for name, got in sorted(pins.items()):
         grouped.setdefault(got, []).append(name)

@@ -50,11 +50,7 @@ def fetch(package: str, version: str, sources: Path) -> Path:
 
 
 def ask(version: str, components: Sequence[str], python: str, sources: Path) -> Found:
-    """Ask the selectors of a version; an architecture is absent if they could not be asked.
-
-    Raises:
-        SystemExit: The version is older than `OLDEST`.
-    """
+    """Ask the selectors of a version; an architecture is absent if they could not be asked. Raises SystemExit before `OLDEST`."""
     if release(version) < release(OLDEST):
         raise SystemExit(f"vLLM {version} cannot be asked: only {OLDEST} and newer versions can")
     vllm = fetch("vllm", version, sources)
@@ -75,7 +71,6 @@ def ask(version: str, components: Sequence[str], python: str, sources: Path) -> 
 
 
 def load_tables(components: Iterable[str]) -> dict[str, Any]:
-    """The committed tables by component."""
     files = {component: TABLES / f"{component}.json" for component in components}
     return {component: json.loads(file.read_text()) if file.exists() else EMPTY for component, file in files.items()}
 
@@ -86,11 +81,7 @@ def committed_versions() -> list[str]:
 
 
 def add(versions: Sequence[str], components: Sequence[str], python: str, sources: Path) -> None:
-    """Ask the selectors of versions, and write what they answer into the tables.
-
-    Raises:
-        SystemExit: The selectors of a version could not be asked on each architecture. Nothing is written.
-    """
+    """Ask the selectors of versions, and write what they answer into the tables; nothing if an architecture has none (SystemExit)."""
     found = {}
     for version in versions:
         found[version] = ask(version, components, python, sources)

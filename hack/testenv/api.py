@@ -39,12 +39,7 @@ class ApiClient:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
     def request(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> Any:
-        """Sends a request and returns the decoded answer.
-
-        Raises:
-            ApiError: the server answered with an error.
-            OSError: the server did not answer.
-        """
+        """Sends a request and returns the decoded answer. Raises ApiError if the server refuses it, OSError if it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         with self._open(method, path, data, content_type, timeout=10.0) as response:
             try:
@@ -54,12 +49,7 @@ class ApiClient:
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """Yields the lines of an answer as they come, such as those of a watch; stops when the server ends it.
-
-        Raises:
-            ApiError: the server answered with an error.
-            OSError: the server did not answer, or the connection broke.
-        """
+        """Yields the lines of an answer as they come, such as those of a watch; stops when the server ends it. Raises as `request`."""
         with self._open("GET", path, None, "application/json", timeout=None) as response:
             try:
                 yield from response

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ _KUBERNETES_LDFLAGS = " ".join(
     )
 )
 _UNFINISHED = ".building-"
-# How long between two lines of progress where the output is not a terminal, in seconds.
-_PLAIN_PROGRESS_EVERY = 30.0
 
 
 class BuildError(Exception):
@@ -93,12 +90,7 @@ OF_TESTS = (*TEST_ENVIRONMENT, "promtool", "prometheus", "registry")
 
 
 def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:
-    """Returns where each of `names` is, building what is missing and showing progress on stderr.
-
-    Raises:
-        BuildError: a build failed.
-        ToolchainError: something has to be built and there is no Go to do it.
-    """
+    """Returns where each of `names` is, building what is missing. Raises BuildError or ToolchainError."""
     found = {name: find_binary(name) for name in names}
     missing = [name for name, path in found.items() if path is None]
     if missing:
@@ -175,39 +167,10 @@ def _build(go: Path, name: str, *, label: str) -> None:
         unfinished = Path(scratch) / name
         flags = ["-trimpath", "-tags", binary.tags, "-ldflags", f"-s -w {binary.ldflags}"]
         command = [str(go), "build", *flags, "-o", str(unfinished), binary.package]
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(command, cwd=TOOLS / binary.module, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            _show_progress(process, label)
-            if process.returncode:
-                output.seek(0)
-                words = output.read().decode(errors="replace").strip().splitlines()[-15:]
-                raise BuildError(f"{name} could not be built:\n" + "\n".join(words))
+        print(f"{label}, which takes minutes", file=sys.stderr, flush=True)
+        done = subprocess.run(
+            command, cwd=TOOLS / binary.module, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            raise BuildError(f"{name} could not be built:\n" + "\n".join(done.stdout.strip().splitlines()[-15:]))
         unfinished.replace(target)
-
-
-def _show_progress(process: subprocess.Popen[bytes], label: str) -> None:
-    """Says on stderr what is going on: one living line on a terminal, a line now and then elsewhere."""
-    terminal = sys.stderr.isatty()
-    started = last = time.monotonic()
-    if not terminal:
-        print(label, file=sys.stderr, flush=True)
-    try:
-        while process.poll() is None:
-            if terminal:
-                print(f"\r{label}, {_duration(time.monotonic() - started)} so far ", end="", file=sys.stderr, flush=True)
-            elif time.monotonic() - last >= _PLAIN_PROGRESS_EVERY:
-                last = time.monotonic()
-                print(f"{label}, {_duration(last - started)} so far", file=sys.stderr, flush=True)
-            time.sleep(0.5)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    verdict = f"{label}: {'failed after' if process.returncode else 'done in'} {_duration(time.monotonic() - started)}"
-    # what is longer on the living line is overwritten
-    print(f"\r{verdict:{len(label) + 30}}" if terminal else verdict, file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -59,7 +59,6 @@ def etcd(setup: Setup) -> Sequence[str]:
 
 
 def apiserver(setup: Setup) -> Sequence[str]:
-    """The API server, on loopback only."""
     pki = setup.folder / "pki"
     audit = [
         f"--audit-log-path={setup.audit_log}",
@@ -120,7 +119,6 @@ def controller_manager(setup: Setup) -> Sequence[str]:
 
 
 def scheduler(setup: Setup) -> Sequence[str]:
-    """The scheduler, without a port of its own."""
     return [
         str(setup.binaries["kube-scheduler"]),
         f"--kubeconfig={setup.kubeconfig}",

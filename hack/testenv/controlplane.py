@@ -82,12 +82,10 @@ class ControlPlane(Startable):
 
     @property
     def server(self) -> str:
-        """The API server's URL."""
         return f"https://{self._setup.address}:{self._setup.port}"
 
     @property
     def kubeconfig(self) -> Path:
-        """A kubeconfig for a cluster administrator."""
         return self._setup.kubeconfig
 
     @property
@@ -106,11 +104,7 @@ class ControlPlane(Startable):
         return self._setup.audit_log
 
     def start(self) -> None:
-        """Starts everything and returns when the API server is ready and the other two are connected.
-
-        Raises:
-            ControlPlaneError: another one runs from this folder, or a component does not come up.
-        """
+        """Starts everything and returns when the API server is ready and the other two are connected. Raises ControlPlaneError."""
         if leftovers := self.processes.leftovers():
             running = ", ".join(f"{name} (pid {identity.pid})" for name, identity in leftovers.items())
             stop = f"python hack/testenv/__main__.py --folder {self.folder} down"
@@ -130,7 +124,6 @@ class ControlPlane(Startable):
                 raise
 
     def stop(self) -> None:
-        """Stops everything that was started here; a temporary folder is removed."""
         self.processes.stop_all()
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -150,7 +143,6 @@ class ControlPlane(Startable):
         path.write_text(yaml.safe_dump(config))
 
     def stop_component(self, name: str, *, kill: bool = False) -> None:
-        """Stops one component, for instance to see what its absence does to others."""
         self.processes.stop(name, kill=kill)
 
     def start_component(self, name: str) -> None:
@@ -186,11 +178,9 @@ class ControlPlane(Startable):
             return answer
 
     def client(self) -> ApiClient:
-        """A client that acts as a cluster administrator."""
         return ApiClient(self.server, self.authority, self.token)
 
     def is_ready(self) -> bool:
-        """Whether the API server answers that it is ready."""
         return self._answers("/readyz")
 
     def _start_all(self) -> None:
@@ -236,11 +226,7 @@ class ControlPlane(Startable):
         path.write_text(content)
 
     def await_ready(self, name: str, ready: Callable[[], bool]) -> None:
-        """Waits until `ready` holds of a process started here.
-
-        Raises:
-            ControlPlaneError: it ended, or takes too long.
-        """
+        """Waits until `ready` holds of a process started here. Raises ControlPlaneError."""
         deadline = time.monotonic() + _READY_WITHIN
         while not ready():
             if not self.processes.is_alive(name):
@@ -271,5 +257,4 @@ class BaseEnvironment(Startable):
 
     @property
     def kubeconfig(self) -> Path:
-        """A kubeconfig for a cluster administrator."""
         return self.control_plane.kubeconfig

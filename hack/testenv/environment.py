@@ -45,11 +45,7 @@ class Environment(BaseEnvironment):
         return self.folder / "logs"
 
     def start(self) -> None:
-        """Starts everything; no node exists yet.
-
-        Raises:
-            ControlPlaneError: a part does not come up.
-        """
+        """Starts everything; no node exists yet. Raises ControlPlaneError."""
         self.control_plane.start()
         try:
             (self._log_port,) = free_ports(1)
@@ -63,7 +59,6 @@ class Environment(BaseEnvironment):
             raise
 
     def stop(self) -> None:
-        """Stops everything that was started here."""
         self.control_plane.stop()
 
     def add_nodes(self, *kinds: str) -> list[str]:
@@ -71,7 +66,6 @@ class Environment(BaseEnvironment):
         return self.create_nodes(gpu_node(kind) for kind in kinds)
 
     def create_nodes(self, manifests: Iterable[dict[str, Any]]) -> list[str]:
-        """Creates nodes, waits until they are Ready and returns their names."""
         client = self.control_plane.client()
         names = []
         for manifest in manifests:
@@ -87,7 +81,6 @@ class Environment(BaseEnvironment):
         return names
 
     def start_log_endpoint(self) -> None:
-        """Starts the log endpoint."""
         plane = self.control_plane
         command = [sys.executable, "-m", "testenv.logs", "--root", self.log_root, "--port", self._log_port, "--kubeconfig", self.kubeconfig]
         certificate = ["--certificate", plane.authority, "--key", plane.authority_key]

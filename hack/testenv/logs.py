@@ -52,8 +52,6 @@ class LogError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRequest:
-    """What a client asked for."""
-
     namespace: str
     pod: str
     container: str
@@ -66,11 +64,7 @@ class LogRequest:
 
     @classmethod
     def parse(cls, target: str) -> "LogRequest":
-        """Reads the request's target, `/containerLogs/NAMESPACE/POD/CONTAINER?...`.
-
-        Raises:
-            LogError: it is none, or a value in it is malformed.
-        """
+        """Reads the request's target, `/containerLogs/NAMESPACE/POD/CONTAINER?...`. Raises LogError."""
         address = urlsplit(target)
         parts = address.path.strip("/").split("/")
         if len(parts) != 4 or parts[0] != "containerLogs" or ".." in parts:
@@ -114,7 +108,6 @@ class ContainerLogs:
         self._folder = root / namespace / pod / container
 
     def runs(self) -> list[int]:
-        """Returns the numbers of the runs there are, oldest first."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(int(name[:-4]) for name in os.listdir(self._folder) if name.endswith(".log") and name[:-4].isdigit())
         return []
@@ -135,11 +128,7 @@ class ContainerLogs:
         return ""
 
     def choose(self, request: LogRequest) -> int:
-        """Returns the run that a request means.
-
-        Raises:
-            LogError: there is none, in a kubelet's words.
-        """
+        """Returns the run that a request means. Raises LogError."""
         runs = self.runs()
         if request.previous:
             if len(runs) == 1 and self.is_over(runs[0]):
@@ -369,7 +358,6 @@ class ContainerWatch:
         self._root = root
 
     def run(self) -> None:
-        """Watches for ever, over outages of the server."""
         while True:
             try:
                 self._watch_once()
@@ -403,7 +391,6 @@ class ContainerWatch:
                 log.with_suffix(".exit").touch()
 
     def pod_gone(self, pod: dict[str, Any]) -> None:
-        """Removes the logs of a deleted Pod."""
         shutil.rmtree(self._folder(pod), ignore_errors=True)
 
     def _folder(self, pod: dict[str, Any]) -> Path:
@@ -418,7 +405,6 @@ def _last_ended_run(container: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Runs the endpoint as a process of its own."""
     parser = argparse.ArgumentParser(description="Log endpoint of simulated kubelets")
     parser.add_argument("--root", type=Path, required=True, help="folder of the log files")
     parser.add_argument("--certificate", type=Path, required=True)

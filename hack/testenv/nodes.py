@@ -24,16 +24,11 @@ _DEPLOYED = (
 
 
 def node_kinds() -> list[str]:
-    """Returns the kinds that `gpu_node` knows."""
     return list(_table()["kinds"])
 
 
 def gpu_node(kind: str, name: str | None = None) -> dict[str, Any]:
-    """Returns the Node manifest of a machine of this kind, named `gpu-KIND-0` unless told otherwise.
-
-    Raises:
-        KeyError: there is no such kind.
-    """
+    """Returns the Node manifest of a machine of this kind, named `gpu-KIND-0` unless told otherwise. Raises KeyError."""
     table = _table()
     machine: dict[str, Any] = table["defaults"] | table["kinds"][kind]
     name = name or f"gpu-{kind}-0"

@@ -49,7 +49,6 @@ def created(phase: str = "Pending") -> str:
 
 
 def ready_conditions(ready: str, reason: str = "ContainersNotReady") -> str:
-    """The conditions that say whether the Pod is Ready."""
     return "\n".join(["conditions:", *_readiness(ready, reason)])
 
 
@@ -131,7 +130,6 @@ def terminated() -> str:
 
 
 def completed() -> str:
-    """How the run of a Job ended."""
     return "{terminated: {exitCode: 0, reason: Completed, " + _RUN_TIMES + "}}"
 
 

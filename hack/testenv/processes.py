@@ -118,11 +118,9 @@ class ProcessGroup:
         self._record()
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to a process that was started here and lives."""
         _signal([self._identities[name]], number)
 
     def stop_all(self) -> None:
-        """Ends all that was started here."""
         end(list(self._identities.values()))
         for child in self._children.values():
             child.wait()
@@ -152,7 +150,6 @@ class ProcessGroup:
         return self._identities[name].pid
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """Returns the last words of a process."""
         try:
             text = (self._folder / f"{name}.log").read_text(errors="replace")
         except FileNotFoundError:
@@ -222,7 +219,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether somebody listens on the port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

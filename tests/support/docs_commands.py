@@ -60,7 +60,7 @@ NOT_RUN = {
     "make test-unit": "would start these tests once more",
     "make generate": "writes into the source tree; tests compare what is there with what it would write",
     "make golden": "writes into the source tree",
-    "python hack/bench/plan_product.py": "takes minutes; tests/unit/test_backend_product.py goes the same way through a part of it",
+    "pytest tests/unit/test_backend_product.py -m extended": "takes minutes; CI runs it among the extended tests",
     "make compare AGAINST=main OBJECTS=200 ROUNDS=1": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/compare.py --phases burst --profile profiles": "measures for minutes, on a machine that should be quiet",
     "make ingest RELEASE=0.34.0": "downloads wheels, and the version is made up; test_ingest.py and test_oracle.py test its parts",
