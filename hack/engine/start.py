@@ -29,11 +29,7 @@ class EngineCrashError(Exception):
 
 
 class Engine:
-    """One start.
-
-    Args:
-        reached: called with each line before it is printed; it may end the process.
-    """
+    """One start. `reached` is called with each line before it is printed; it may end the process."""
 
     def __init__(self, reached: Callable[[bytes], None] = lambda line: None) -> None:
         self._speed = float(os.environ.get("ENGINE_SPEED", "20"))

@@ -50,12 +50,7 @@ def missing_requirements() -> str:
 
 
 class Node:
-    """A node on this machine; there can be one at a time.
-
-    Args:
-        folder: for its data, logs and socket.
-        name: of the node.
-    """
+    """A node on this machine; there can be one at a time. The folder is for its data, logs and socket."""
 
     def __init__(self, folder: Path, *, name: str = "node-1") -> None:
         self.folder = folder

@@ -6,21 +6,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What vLLM says about one layer.
-
-    Attributes:
-        takes: The backend that it takes by itself; None if it raises.
-        accepts: Pins that it follows.
-        refuses: Pins on which it raises, each with its reason.
-        ignores: Pins in place of which it silently takes another backend, with that.
-        raises: Why it raises without a pin.
-    """
+    """What vLLM says about one layer."""
 
     takes: str | None
+    """The backend that it takes by itself; None if it raises."""
     accepts: tuple[str, ...] = ()
+    """Pins that it follows."""
     refuses: Mapping[str, str] = field(default_factory=dict)
+    """Pins on which it raises, each with its reason."""
     ignores: Mapping[str, str] = field(default_factory=dict)
+    """Pins in place of which it silently takes another backend, with that."""
     raises: str | None = None
+    """Why it raises without a pin."""
 
 
 Asked = tuple[str | None, str | None]

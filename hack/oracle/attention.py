@@ -5,8 +5,11 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+from oracle.answers import attempt
 
 DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
 PREFIX_HEADS = (128, 256)
@@ -110,21 +113,13 @@ class Selector:
         return found
 
     def _answer(self, case: Case) -> Answer:
-        accepts, refuses = [], {}
-        for backend in self._backends:
-            try:
-                self._ask(backend, case)
-                accepts.append(backend.name)
-            except Exception as error:
-                reason = _reason(error)
-                if not OTHER_KIND.search(reason):
-                    refuses[backend.name] = reason
-        try:
-            path = self._ask(None, case)
-            takes = self._names.get(path, path.rpartition(".")[2])
-        except Exception:
-            takes = None
-        return Answer(takes, tuple(accepts), refuses)
+        pins = {backend.name: attempt(partial(self._ask, backend, case), _reason) for backend in self._backends}
+        path, _ = attempt(lambda: self._ask(None, case), _reason)
+        return Answer(
+            takes=None if path is None else self._names.get(path, path.rpartition(".")[2]),
+            accepts=tuple(name for name, (taken, _) in pins.items() if taken is not None),
+            refuses={name: reason for name, (_, reason) in pins.items() if reason is not None and not OTHER_KIND.search(reason)},
+        )
 
     def _dtype(self) -> Any:
         return self._torch.bfloat16 if self._platform.has_device_capability(80) else self._torch.float16

@@ -10,12 +10,7 @@ from oracle.wheels import Found, committed_versions
 
 
 def compare(asked: Mapping[str, Found], tables: Mapping[str, Any]) -> tuple[list[Difference], list[str]]:
-    """All differences, and what to say about those without a reason and reasons without a difference.
-
-    Args:
-        asked: The answers of the wheels, by version and component.
-        tables: The committed tables by component.
-    """
+    """All differences, and what to say about those without a reason and reasons without a difference."""
     versions, found = committed_versions(), []
     for component, table in tables.items():
         for version, answers in asked.items():

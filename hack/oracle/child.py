@@ -12,11 +12,7 @@ from oracle.machine import Machine
 
 
 def answer_all(vllm: Path, flashinfer: Path, components: Sequence[str], architectures: Sequence[str]) -> None:
-    """Print a line for each component and architecture.
-
-    Everything is imported once; then a fork becomes a machine and is asked. A component is a module of this package with a
-    class `Selector`.
-    """
+    """Print a line for each component and architecture: everything is imported once; then a fork becomes a machine and is asked."""
     machine = Machine((9, 0))
     machine.boot(vllm, flashinfer)
     selectors = {component: importlib.import_module(f"oracle.{component}").Selector() for component in components}

@@ -32,15 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference.
-
-    Attributes:
-        component: The table, such as `gemm`.
-        version: The vLLM version.
-        architecture: Such as `sm_90`.
-        case: The question; `*` if it concerns all questions, `BF16/*` if it concerns all below `BF16`.
-        detail: What each side says.
-    """
+    """One difference. `case` is the question: `*` for all, `BF16/*` for all below `BF16`. `detail` is what each side says."""
 
     kind: Kind
     component: str
@@ -109,14 +101,7 @@ def unexplained(differences: Iterable[Difference], lines: Sequence[Allowed]) -> 
 
 
 def stale(lines: Iterable[Allowed], differences: Collection[Difference], versions: Iterable[str], asked: Collection[str]) -> list[Allowed]:
-    """The lines that cover no difference any more.
-
-    Args:
-        lines: The list.
-        differences: All differences that were found.
-        versions: All committed versions.
-        asked: Those of which the wheels were asked. A line about answers of other versions is not judged.
-    """
+    """The lines that cover no difference any more. A line about answers is judged only if the wheels of all its versions were asked."""
     known = list(versions)
 
     def is_judged(line: Allowed) -> bool:

@@ -14,14 +14,7 @@ NOTHING: Mapping[str, Any] = {"takes": None, "accepts": [], "refuses": {}, "igno
 
 
 def find_changed(component: str, version: str, asked: Mapping[str, Answers], table: Mapping[str, Any]) -> list[Difference]:
-    """Where a version's selectors answer otherwise than the committed table.
-
-    Args:
-        component: The table's name.
-        version: The vLLM version.
-        asked: What the selectors of the wheel answer, by architecture and case. An architecture without answers could not be asked.
-        table: The committed table.
-    """
+    """Where a version's selectors answer otherwise than the committed table. An architecture without answers could not be asked."""
     committed = dict(_answers(component, table, version, asked))
     found = []
     for architecture in ARCHITECTURES:

@@ -71,25 +71,14 @@ CONSTANTS = {
 
 @dataclass(slots=True)
 class Machine:
-    """What is made up.
-
-    Attributes:
-        capability: Compute capability, such as (9, 0); see `become`.
-        memory: Memory of a GPU, in bytes.
-        cuda: The CUDA version of the image.
-    """
+    """What is made up: the compute capability (see `become`), the memory of a GPU in bytes, and the CUDA version of the image."""
 
     capability: tuple[int, int]
     memory: int = 140 * GIB
     cuda: str = "13.0"
 
     def boot(self, vllm: Path, flashinfer: Path) -> None:
-        """Make this process one that runs on such a machine, with vLLM out of a folder.
-
-        Args:
-            vllm: A folder with the Python files of a wheel.
-            flashinfer: A folder with the Python files of the FlashInfer that this vLLM needs.
-        """
+        """Make this process one that runs on such a machine, with the Python files of vLLM and FlashInfer out of folders."""
         os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cuda", "VLLM_HAS_FLASHINFER_CUBIN": "1"}
         sys.path.insert(0, str(vllm))
         metadata = next(vllm.glob("*.dist-info/METADATA")).read_text()

@@ -27,11 +27,7 @@ def without_the_machine(refuses: Mapping[str, str]) -> dict[str, str]:
 
 
 def merge(versions: Mapping[str, Mapping[str, Answers]]) -> dict[str, Any]:
-    """Make one table.
-
-    Args:
-        versions: The answers by version and architecture.
-    """
+    """Make one table of the answers by version and architecture."""
     reasons, answers, cases = Numbered(), Numbered(), Numbered()
     placed: dict[str, dict[str, int]] = {}
     for version in sorted(versions, key=release):

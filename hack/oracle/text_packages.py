@@ -55,13 +55,7 @@ class _Module(types.ModuleType):
 
 
 class TextPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of packages by their text.
-
-    Args:
-        folders: Where the packages lie, the first that has a module wins.
-        names: The packages that are found here, and no others.
-        present: Modules without any text, such as extensions: all names are there.
-    """
+    """Finds modules of these packages by their text in folders; `present` are modules without any, such as extensions, with all names."""
 
     def __init__(self, folders: Sequence[Path], names: Sequence[str], present: Sequence[str]) -> None:
         self._folders = folders

@@ -17,12 +17,7 @@ EMPTY: Mapping[str, Any] = {"reasons": [], "answers": [], "trees": [], "versions
 
 
 def merge_trees(versions: Mapping[str, Mapping[str, Answers]], committed: Mapping[str, Any] = EMPTY) -> dict[str, Any]:
-    """Make one table.
-
-    Args:
-        versions: The answers by version and architecture.
-        committed: The table of other versions; those that are in `versions` too are replaced.
-    """
+    """Make one table of answers by version and architecture, and of the committed table, in which the same versions are replaced."""
     planted = _Merging(committed)
     placed: dict[str, dict[str, int]] = {}
     for version in sorted({*versions, *committed["versions"]}, key=release):

@@ -23,13 +23,7 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """Talks to one API server, verifying its certificate.
-
-    Args:
-        server: its URL.
-        authority: the certificate by which it is verified.
-        token: of the account to act as.
-    """
+    """Talks to one API server (a URL), verifying its certificate, as the account of a token."""
 
     def __init__(self, server: str, authority: Path, token: str) -> None:
         self._server = server

@@ -43,12 +43,7 @@ def parse_record(line: bytes) -> Record | None:
 
 
 class LogWriter:
-    """Writes what a container prints into its log file, as a runtime would.
-
-    Args:
-        path: the file; its folder is made.
-        stream: where the container prints to.
-    """
+    """Writes what a container prints to a stream into its log file, as a runtime would."""
 
     def __init__(self, path: Path, *, stream: Stream = "stderr") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

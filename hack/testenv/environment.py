@@ -26,13 +26,7 @@ _READY_WITHIN = 30.0
 
 
 class Environment(BaseEnvironment):
-    """A control plane with simulated nodes.
-
-    Args:
-        folder: where everything goes; a temporary folder, removed at the end, if not given.
-        keep: let it run on when this process ends.
-        audit_level: how much of every request the audit log records; nothing if not given.
-    """
+    """A control plane with simulated nodes; see `ControlPlane`."""
 
     def __init__(self, folder: Path | None = None, *, keep: bool = False, audit_level: AuditLevel | None = None) -> None:
         super().__init__(ControlPlane(folder, keep=keep, audit_level=audit_level))

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from testenv.api import ApiClient, ApiError, client_of
 from testenv.cri import Record, parse_record
@@ -69,29 +69,19 @@ class LogRequest:
         parts = address.path.strip("/").split("/")
         if len(parts) != 4 or parts[0] != "containerLogs" or ".." in parts:
             raise LogError(404, "the server could not find the requested resource")
-        query = {key: values[0] for key, values in parse_qs(address.query).items()}
+        query = dict(parse_qsl(address.query))
         try:
             return cls(
                 namespace=parts[1],
                 pod=parts[2],
                 container=parts[3],
-                previous=_truth(query.get("previous")),
-                follow=_truth(query.get("follow")),
-                timestamps=_truth(query.get("timestamps")),
-                tail_lines=_number(query.get("tailLines")),
-                limit_bytes=_number(query.get("limitBytes")),
+                **{name: query.get(name, "").lower() in ("true", "1") for name in ("previous", "follow", "timestamps")},
+                tail_lines=int(query["tailLines"]) if "tailLines" in query else None,
+                limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
                 since=_since(query),
             )
         except ValueError as error:
             raise LogError(400, str(error)) from None
-
-
-def _truth(value: str | None) -> bool:
-    return (value or "").lower() in ("true", "1")
-
-
-def _number(value: str | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _since(query: dict[str, str]) -> datetime | None:
@@ -347,10 +337,6 @@ class ContainerWatch:
 
     The log of a container that runs exists, a run that has ended is marked as ended, and the logs of a deleted Pod go with it. So open log
     streams end when their containers do, whoever ended them.
-
-    Args:
-        client: acts as an account that may watch all Pods.
-        root: the folder of the log files.
     """
 
     def __init__(self, client: ApiClient, root: Path) -> None:

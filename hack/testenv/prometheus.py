@@ -20,13 +20,7 @@ class PrometheusError(Exception):
 
 
 class Prometheus:
-    """A Prometheus on this machine, which scrapes once a second.
-
-    Args:
-        folder: for its data and its log.
-        jobs: its `scrape_configs`.
-        rule_files: rules that it evaluates once a second.
-    """
+    """A Prometheus on this machine, which scrapes `jobs` (its `scrape_configs`) and evaluates rules once a second."""
 
     def __init__(self, folder: Path, jobs: Sequence[dict[str, Any]], *, rule_files: Sequence[Path] = ()) -> None:
         self._folder, self._jobs, self._rule_files = folder, jobs, rule_files

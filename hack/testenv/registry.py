@@ -19,15 +19,7 @@ class RegistryError(Exception):
 
 
 class Registry:
-    """A registry on this machine.
-
-    Args:
-        folder: for its data and its log.
-        certificate: of the server, which is also what clients trust.
-        key: of the certificate.
-        address: where it listens; the certificate must be good for it.
-        read_only: whether it refuses to be pushed to.
-    """
+    """A registry on this machine. The certificate, which must be good for its address, is also what clients trust."""
 
     def __init__(self, folder: Path, certificate: Path, key: Path, *, address: str = "127.0.0.1", read_only: bool = False) -> None:
         self._folder, self._certificate, self._key, self._address = folder, certificate, key, address

@@ -65,13 +65,7 @@ def _timed(parts: Sequence[bytes]) -> Iterator[Output]:
 
 
 class Replay:
-    """One run of a container that prints a recording.
-
-    Args:
-        outputs: what it prints.
-        writer: its log.
-        speed: how many recorded seconds pass in a second.
-    """
+    """One run of a container that prints a recording into its log, so many times as fast."""
 
     def __init__(self, outputs: Sequence[Output], writer: LogWriter, *, speed: float = 20.0) -> None:
         self._outputs = outputs

@@ -1,19 +1,7 @@
 """The life of a simulated Pod, as kwok Stages.
 
 A Pod without annotations is Ready at once. One with `sim.vllm-operator.dev/path` goes through what a container of an
-inference engine goes through; its other annotations say how fast and how it ends (all optional, seconds may be fractions):
-
-    path         ok | crash | oom | imagepull | waiting
-    pull         seconds until the container runs (1)
-    load         seconds from there until it is Ready (5), or "hold": not before the annotation is changed
-    crash-after  seconds until it crashes (3), or "hold"
-    crash-phase  loading: crashes before it is Ready; ready: after it was (loading)
-    crash-times  how often it crashes before it becomes Ready after all (always)
-    exit-code    of the crash (1); `oom` is always 137
-    reason       of the crash (Error), or of the waiting (CreateContainerConfigError)
-    message      of the crash or of the waiting
-    backoff      seconds of the first back-off (10); doubles with each crash, up to 300
-    term         seconds that the Pod is Terminating (0)
+inference engine goes through; the README has the annotations that say how fast and how it ends.
 
 As with a kubelet, the first restart comes at once and later ones after a back-off. The simulated container is the first
 one; others just run, and init containers have completed.
@@ -161,7 +149,6 @@ def _ends() -> list[dict[str, Any]]:
             "pod-delete",
             [_exists(_DELETED)],
             [{"delete": True}],
-            delay={"durationMilliseconds": 0, "durationFrom": {"jq": {"expression": f'{_annotation("term", "0")} + "s"'}}},
         ),
     ]
 
