@@ -51,12 +51,7 @@ FLEET = (
     Panel("Starts in progress", [(f"time() - vllm_operator_start_timestamp_seconds{OF_FLEET}", LEGEND)], "s"),
     Panel(
         "Starts in progress, share of the time after which they are late",
-        [
-            (
-                f"(time() - vllm_operator_start_timestamp_seconds{OF_FLEET}) / vllm_operator_start_late_after_seconds{OF_FLEET}",
-                LEGEND,
-            )
-        ],
+        [(f"(time() - vllm_operator_start_timestamp_seconds{OF_FLEET}) / vllm_operator_start_late_after_seconds{OF_FLEET}", LEGEND)],
         "percentunit",
     ),
     Panel("Last start", [(f"vllm_operator_start_seconds{OF_FLEET}", f"{LEGEND} {{{{caches}}}}")], "s"),
@@ -77,12 +72,7 @@ FLEET = (
     Panel("KV cache in use, fullest replica", [(f"max by ({OBJECT}) (vllm:kv_cache_usage_perc{OF_FLEET})", LEGEND)], "percentunit"),
     Panel(
         "Time to first token, 95th percentile",
-        [
-            (
-                f"histogram_quantile(0.95, {rate('vllm:time_to_first_token_seconds_bucket', f'{OBJECT}, le', OF_FLEET)})",
-                LEGEND,
-            )
-        ],
+        [(f"histogram_quantile(0.95, {rate('vllm:time_to_first_token_seconds_bucket', f'{OBJECT}, le', OF_FLEET)})", LEGEND)],
         "s",
     ),
     Panel("Operator: age of its queue", [("vllm_operator_queue_age_seconds", "oldest key")], "s"),
@@ -120,11 +110,7 @@ ENGINE = (
     Panel("Time to first token", percentiles("vllm:time_to_first_token_seconds"), "s"),
     Panel("Time between tokens", percentiles("vllm:inter_token_latency_seconds"), "s"),
     Panel("Duration of requests", percentiles("vllm:e2e_request_latency_seconds"), "s"),
-    Panel(
-        "Parts of a request, mean",
-        [(mean(f"vllm:request_{part}_time_seconds"), part) for part in ("queue", "prefill", "decode")],
-        "s",
-    ),
+    Panel("Parts of a request, mean", [(mean(f"vllm:request_{part}_time_seconds"), part) for part in ("queue", "prefill", "decode")], "s"),
     Panel("KV cache in use", [(f"max by (pod) (vllm:kv_cache_usage_perc{OF_ENGINE})", "{{pod}}")], "percentunit"),
     Panel(
         "Prompt tokens found in the prefix cache",

