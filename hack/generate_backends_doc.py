@@ -77,7 +77,6 @@ FAMILIES = (
 
 
 def pages() -> dict[str, str]:
-    """Return each page by its path below docs."""
     by_family = {f"backends/{family.name}.md": _of_family(family) for family in FAMILIES}
     return {OVERVIEW: _overview(), f"backends/{EVERYWHERE}.md": _of_all(), **by_family}
 

@@ -44,7 +44,6 @@ def metadata(current: str) -> str:
 
 
 def schema(current: str) -> str:
-    """Return the schema of the values with the operator's settings: a name that is none, or a text for a number, is refused."""
     content: dict[str, Any] = json.loads(current)
     content["properties"]["settings"]["properties"] = {
         name: {"description": f"{meaning} Default: {default}." if default != "" else meaning, **_type(name, default)}
@@ -66,7 +65,6 @@ def _type(name: str, default: object) -> dict[str, Any]:
 
 
 def readme(current: str) -> str:
-    """Return the README with the table of values, from the schema and the defaults."""
     schema = json.loads(SCHEMA.read_text("utf-8"))
     defaults = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     rows = [f"| `{name}` | {_shown(default)} | {meaning} |" for name, default, meaning in _values(schema, defaults)]

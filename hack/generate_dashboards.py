@@ -37,7 +37,6 @@ LEGEND = "{{namespace}}/{{name}}"
 
 
 def condition(type: str, status: str) -> str:
-    """The series of a condition with a status."""
     return f'vllm_operator_condition{{namespace=~"$namespace",type="{type}",status="{status}"}}'
 
 
@@ -156,7 +155,6 @@ DASHBOARDS: dict[str, tuple[str, Sequence[Panel], list[dict[str, Any]]]] = {
 
 
 def dashboard(uid: str) -> dict[str, Any]:
-    """A dashboard in the JSON model of Grafana."""
     title, panels, variables = DASHBOARDS[uid]
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     return {

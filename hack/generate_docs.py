@@ -28,7 +28,6 @@ Schema = dict[str, Any]
 
 
 def api_reference() -> str:
-    """Every field of a VLLMDeployment and of a preset: type, bounds, meaning."""
     crd = custom_resource_definition()
     version = crd["spec"]["versions"][0]
     root = version["schema"]["openAPIV3Schema"]
@@ -79,7 +78,6 @@ def _object(schema: Schema, path: str) -> Iterator[str]:
 
 
 def _is_open(schema: Schema) -> bool:
-    """Whether Kubernetes defines all of its fields."""
     return all(field.get("x-kubernetes-preserve-unknown-fields") for field in schema["properties"].values())
 
 
@@ -112,7 +110,6 @@ def _sentence(text: str) -> str:
 
 
 def conditions_reference() -> str:
-    """Every condition and reason with its meaning, from the constants and the texts below them."""
     module = ast.parse(Path(str(conditions.__file__)).read_text("utf-8"))
     meaning = {value: text for _, value, text in _documented(module.body)}
     reasons = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Reason")
@@ -157,7 +154,6 @@ def _heading(source: list[str], line: int) -> str:
 
 
 def signatures_reference() -> str:
-    """Every known crash, and the remedies that the operator can apply by itself."""
     remedies = load_remedies()
     known = examples(load_startup().signatures)
     lines = [
@@ -214,7 +210,6 @@ def _code(text: str) -> str:
 
 
 def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
-    """Every setting with its default and its meaning, from the source of `vllm_operator.controller.settings`."""
     tree = ast.parse(Path(str(settings.__file__)).read_text("utf-8"))
     [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
     for field, text in pairwise(fields):

@@ -31,7 +31,6 @@ def errors(found: Iterable[Pair], predicted: str, measured: str, *, relative: bo
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of the values does not exceed."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

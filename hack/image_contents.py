@@ -64,7 +64,6 @@ def remove_unloaded(prefix: Path) -> int:
 
 
 def bill_of_materials(debian: Path = DEBIAN) -> dict[str, object]:
-    """All that is in the image, as CycloneDX."""
     components: list[dict[str, object]] = [
         {
             "type": "library",

@@ -63,7 +63,6 @@ class Wheel:
         return (self._root / name).read_bytes().decode()
 
     def source(self, name: str) -> Source | None:
-        """Parse a file; None if the wheel has no such file."""
         return Source.parse(self._read(name)) if name in self._names else None
 
     def sources(self, folder: str) -> Iterator[Source]:
@@ -158,7 +157,6 @@ def render(content: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ingest wheels; exit status 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description="Read vLLM wheels and write what the operator must know of each version.")
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     parser.add_argument("--check", action="store_true", help="compare with what is committed and write nothing")

@@ -74,7 +74,6 @@ def notes(tag: str, *, version: str = __version__, changelog: str | None = None)
 
 
 def install_manifest(digest: str = "") -> str:
-    """Return install.yaml, with the image pinned to a digest if one is given."""
     rendered = _helm("template", NAME, CHART, "--namespace", NAMESPACE, *(("--set", f"image.digest={digest}") if digest else ()))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     manifests = [namespace, *(_without_helm(manifest) for manifest in yaml.safe_load_all(rendered) if manifest)]
@@ -82,7 +81,6 @@ def install_manifest(digest: str = "") -> str:
 
 
 def _without_helm(value: Any) -> Any:
-    """Return a manifest without what only Helm reads."""
     if isinstance(value, list):
         return [_without_helm(item) for item in value]
     if not isinstance(value, Mapping):
@@ -118,7 +116,6 @@ def _purl(name: str, version: str) -> PackageURL:
 
 
 def checksums(files: Iterable[Path]) -> str:
-    """Return the checksums of files as `sha256sum --check` reads them."""
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(files))
 
 

@@ -114,7 +114,6 @@ def rows_of(component: str, table: Mapping[str, Any], version: str, since: str) 
 
 
 def _answers(component: str, table: Mapping[str, Any], version: str, both: Sequence[str]) -> Answers:
-    """The answers of a version to all questions that either of two versions was asked."""
     if component not in TREES:
         cases = expand(table)[version].items()
         return {(architecture, case): answer for architecture, answers in cases for case, answer in answers.items()}

@@ -35,7 +35,6 @@ PHASES = ("burst", "ready", "steady", "update", "restart", "changes", "outage", 
 
 
 async def take_turn(contender: Contender, options: argparse.Namespace) -> list[Figure]:
-    """Measure one contender on a fresh control plane."""
     nodes = [gpu_node("h100-sxm", f"gpu-{number}") for number in range(options.objects // 4 + 10)]
     with Environment(audit_level="Metadata") as environment:
         environment.create_nodes(nodes)

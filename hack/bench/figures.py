@@ -84,7 +84,6 @@ def writes_of(requests: Iterable[Request], agent: str) -> list[Request]:
 
 
 def writes_each(requests: Iterable[Request], agent: str, objects: int) -> dict[str, float]:
-    """Writes for each object, by resource."""
     sent = writes_of(requests, agent)
     return {target: count / objects for target, count in sorted(Counter(request.target for request in sent).items())}
 
@@ -114,7 +113,6 @@ def delays(causes: Iterable[Request], effects: Iterable[Request], *, last: bool 
 
 
 def quantile(values: Iterable[float], part: float) -> float | None:
-    """The value below which this part of the values is; None without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else None
 

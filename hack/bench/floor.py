@@ -23,8 +23,6 @@ OBJECTS = "/apis/vllm-operator.dev/v1alpha1/vllmdeployments"
 
 
 class Floor:
-    """Applies templates for each object that a watch delivers."""
-
     def __init__(self, kubeconfig: Path, templates: list[Any], session: aiohttp.ClientSession) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
         cluster = config["clusters"][0]["cluster"]

@@ -63,7 +63,6 @@ class Turn:
         self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._statuses(), last=True))
 
     async def steady(self, seconds: float) -> None:
-        """Nothing happens."""
         async with self._phase("steady", self.names):
             await asyncio.sleep(seconds)
 
@@ -184,7 +183,6 @@ class Turn:
             await asyncio.sleep(pause)
 
     async def _until_applied(self, verb: str, names: Iterable[str], *, began: float = 0.0) -> None:
-        """Wait until the Deployments of these objects were applied after their objects."""
         wanted = set(names)
 
         def done() -> bool:

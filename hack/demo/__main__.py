@@ -29,8 +29,6 @@ KEPT = ROOT / "build" / "demo"
 
 
 class Show:
-    """Applies the situations and shows what becomes of them."""
-
     def __init__(self, cluster: Cluster, console: Console, *, speed: float, folder: Path | None = None) -> None:
         self._cluster = cluster
         self._console = console
@@ -132,7 +130,6 @@ def main() -> int:
 
 
 def show(console: Console, *, keep: bool, speed: float, folder: Path | None = None) -> int:
-    """Run the demo on a new cluster. With a folder, record two moments of it there."""
     began = time.monotonic()
     if keep and ProcessGroup(KEPT).leftovers():
         explain(console, KEPT / "kubeconfig")
@@ -155,7 +152,6 @@ def show(console: Console, *, keep: bool, speed: float, folder: Path | None = No
 
 
 def report(console: Console, cluster: Cluster) -> None:
-    """What a user sees with kubectl."""
     commands = [["get", "vllm"], *(["describe", "vllm", situation.name] for situation in SITUATIONS)]
     for command in commands:
         console.rule(f"kubectl -n {NAMESPACE} {' '.join(command)}", align="left")

@@ -59,7 +59,6 @@ class Cluster:
         return self.environment.control_plane.client()
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        """Bring up the nodes, the CRD and the operator."""
         say(f"control plane {self.client.request('GET', '/version')['gitVersion']} is up")
         names = self.environment.create_nodes(gpu_nodes())
         say(f"{len(names)} GPU nodes are ready: {', '.join(names)}")

@@ -52,5 +52,4 @@ class History:
         return next((c for c in self.status.get("conditions") or [] if c["type"] == type), {})
 
     def elapsed(self, now: float) -> float:
-        """Seconds since it was applied, until it settled."""
         return (now if self.settled_at is None else self.settled_at) - (now if self.applied_at is None else self.applied_at)

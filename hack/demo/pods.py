@@ -28,8 +28,6 @@ AFTER_LAST_WORDS = 0.8
 
 @dataclass(frozen=True)
 class Role:
-    """What the container of a Pod replays, and how that ends."""
-
     recording: Path
     crashes: bool = False
 

@@ -73,7 +73,6 @@ def check_crash(histories: dict[str, History]) -> Iterator[str]:
 
 
 def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
-    """Names what was asked for, what there is, and what can be done."""
     seen = histories["llama"]
     yield from want_condition(seen, "Planned", "False", "NoMatchingGPU")
     yield from want_condition(seen, "Ready", "False", "NoMatchingGPU")
@@ -142,5 +141,4 @@ def want_stages(history: History, *stages: str) -> Iterator[str]:
 
 
 def failures(histories: dict[str, History]) -> list[str]:
-    """Everything that is not as it should be, each with the name of its VLLMDeployment."""
     return [f"{situation.name}: {complaint}" for situation in SITUATIONS for complaint in situation.check(histories)]

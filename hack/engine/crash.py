@@ -38,7 +38,6 @@ class Crash:
             self.end()
 
     def comes_while_serving(self) -> None:
-        """End a while from now if this is the time."""
         if self.how and self.at == "serving":
             threading.Timer(SERVED_SECONDS, self.end).start()
 

@@ -151,7 +151,6 @@ class Engine:
 
 
 def last_words(error: str) -> bytes:
-    """What a real engine prints when its core fails."""
     core, failed = "(EngineCore pid=1072)", "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     lines = [
         f"{core} ERROR {_now()} [core.py:1136] EngineCore failed to start.",

@@ -123,7 +123,6 @@ def served_name() -> str:
 
 
 def argument(name: str) -> str:
-    """The value of an argument, as `--name value` or `--name=value`; the last one counts."""
     given = [value for before, value in itertools.pairwise(sys.argv) if before == name]
     given += [each.partition("=")[2] for each in sys.argv if each.startswith(f"{name}=")]
     return given[-1] if given else ""

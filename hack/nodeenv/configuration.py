@@ -19,7 +19,6 @@ SANDBOX_IMAGE = "docker.io/library/pause:local"
 
 
 def containerd(folder: Path) -> str:
-    """containerd's configuration, in TOML (for containerd 1.6 and 1.7)."""
     return f"""\
 version = 2
 root = "{folder}/containerd/root"

@@ -30,8 +30,6 @@ messages, services = grpc.protos_and_services("nodeenv/deviceplugin.proto")
 
 
 class Plugin(services.DevicePluginServicer):  # type: ignore[misc]  # as said above
-    """Offers one resource. Methods have the names of the API."""
-
     def __init__(self, resource: str, count: int) -> None:
         self.resource = resource
         self.devices = device_names(resource, count)

@@ -52,7 +52,6 @@ class NodeEnvironment(BaseEnvironment):
             steps.callback(self.control_plane.stop)
 
     def load_image(self, tag: str) -> None:
-        """Give an image of the store to the node."""
         archive = self.folder / "image.tar"
         self.images.save(tag, archive)
         self.node.import_image(archive)

@@ -50,7 +50,6 @@ class ImageStore:
         self._run("bud", "--quiet", "--layers", "--pull-never", "--isolation", "chroot", "--format", "docker", "--tag", tag, str(folder))
 
     def save(self, tag: str, archive: Path) -> None:
-        """Write an image in the form of `docker save`."""
         archive.unlink(missing_ok=True)
         self._run("push", "--quiet", tag, f"docker-archive:{archive}:{tag}")
 

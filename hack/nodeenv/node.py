@@ -107,7 +107,6 @@ class Node:
         self._start("device-plugin", command, environment={"PYTHONPATH": str(Path(__file__).parent.parent)})
 
     def restart_kubelet(self, *, kill: bool = False) -> None:
-        """Stop the kubelet and start it again. Containers run on meanwhile."""
         self.stop_kubelet(kill=kill)
         self.start_kubelet_again()
 
@@ -124,11 +123,9 @@ class Node:
         self._processes.stop("kubelet")
 
     def logs_of(self, namespace: str, container: str = "vllm") -> list[Path]:
-        """The log files of a container of each Pod of a namespace, those that were rotated away among them."""
         return sorted((self.folder / "pod-logs").glob(f"{namespace}_*/{container}/*"))
 
     def mount_memory(self, folder: Path, size: str) -> None:
-        """Put a small file system over a folder, for the node only: `size` as tmpfs understands it."""
         self._run("mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", folder)
 
     def fill(self, file: Path, *, kibibytes: int) -> None:
@@ -141,7 +138,6 @@ class Node:
         self._run("ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import", archive)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """The last words of `containerd`, `kubelet`, `kube-proxy` or `device-plugin`."""
         return self._processes.log_tail(name, lines)
 
     def stop(self) -> None:

@@ -143,7 +143,6 @@ class Selector:
 
 
 def _model_config(dims: tuple[int, int, int], dtype: Any) -> Any:
-    """As much of a model's configuration as selectors read."""
     nope, rope, value = dims
     text = SimpleNamespace(qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value, kv_lora_rank=512, model_type="")
     sizes = {"get_head_size": lambda: MLA_HEAD, "get_num_attention_heads": lambda *_: 20, "get_num_kv_heads": lambda *_: 1}

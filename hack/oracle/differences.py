@@ -111,8 +111,6 @@ def stale(lines: Iterable[Allowed], differences: Collection[Difference], version
 
 
 def describe(differences: Iterable[Difference]) -> list[str]:
-    """A few lines for each kind, component and version."""
-
     def group(difference: Difference) -> tuple[str, tuple[int, ...], Kind]:
         return difference.component, release(difference.version), difference.kind
 

@@ -104,7 +104,6 @@ def _say(answer: Mapping[str, Any] | None, than: Mapping[str, Any] | None = None
 
 
 def _by_backend(answer: Mapping[str, Any]) -> dict[str, str]:
-    """What a pin of each backend gets."""
     return {
         **dict.fromkeys(answer["accepts"], "accepts"),
         **{name: f"refuses ({reason})" for name, reason in answer["refuses"].items()},

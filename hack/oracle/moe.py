@@ -220,7 +220,6 @@ def _make_up_humming() -> None:
 
 
 def _exchanges() -> list[str]:
-    """How tokens can travel to experts on other GPUs, as layouts."""
     from vllm.config.parallel import All2AllBackend
 
     return [f"Exchange-{name}" for name in get_args(All2AllBackend) if not OTHER_PLATFORMS.search(name)]
@@ -234,7 +233,6 @@ def _exchange(name: str) -> str:
 
 
 def _model_config(model: Model) -> Any:
-    """As much of a model's configuration as selectors read."""
     text = SimpleNamespace(model_type=model.model_type)
     return SimpleNamespace(hf_text_config=text, hf_config=text, quantization_config=None)
 

@@ -68,7 +68,6 @@ def _said(component: str, case: str, version: VersionTable, asked: RuleInput, ru
 
 
 def _questions(component: str, version: VersionTable, architecture: str) -> Iterator[tuple[str, RuleInput]]:
-    """Each question with the deployment that poses it."""
     plain = RuleInput(version.release, architecture)
     yield from {"attention": _attention, "prefill": _prefill, "gemm": _gemm, "moe": _moe}[component](plain)
 

@@ -41,7 +41,6 @@ class _Merging:
         return {"reasons": self.reasons.values, "answers": self.answers.values, "trees": self.trees.values, "versions": placed}
 
     def plant(self, answers: Answers) -> int:
-        """Number the tree of all answers."""
         leaves = {name: self.answers.number(_compact(answer, self.reasons)) for name, answer in sorted(answers.items())}
         return self._grow(leaves, 0)
 
@@ -59,7 +58,6 @@ class _Merging:
         return self.trees.number(branches)
 
     def transplant(self, place: int, depth: int) -> int:
-        """Number a tree of the committed table."""
         if depth == DEPTH:
             return self.answers.number(_compact(_expand(self._committed["answers"][place], self._committed["reasons"]), self.reasons))
         branches = {name: self.transplant(branch, depth + 1) for name, branch in sorted(self._committed["trees"][place].items())}

@@ -15,8 +15,6 @@ _SERVER_SIDE_APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
-    """The API server refused a request."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status

@@ -134,7 +134,6 @@ def _cached(name: str) -> Path:
 
 
 def _download(names: Sequence[str]) -> None:
-    """Downloads what is released. What cannot be downloaded is left to the build."""
     for release, having in by_release(names, known_releases() if names else ()):
         print(f"downloading {', '.join(having)} {release.version}", file=sys.stderr, flush=True)
         try:

@@ -100,7 +100,6 @@ def apiserver(setup: Setup) -> Sequence[str]:
 
 
 def controller_manager(setup: Setup) -> Sequence[str]:
-    """The controllers, without a port of their own."""
     return [
         str(setup.binaries["kube-controller-manager"]),
         f"--kubeconfig={setup.kubeconfig}",

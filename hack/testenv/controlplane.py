@@ -90,7 +90,6 @@ class ControlPlane(Startable):
 
     @property
     def authority(self) -> Path:
-        """The certificate by which the API server is verified."""
         return self._setup.authority
 
     @property
@@ -129,7 +128,6 @@ class ControlPlane(Startable):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def write_kubeconfig(self, path: Path, *, token: str, user: str = "admin") -> None:
-        """Writes a kubeconfig for the account that a token belongs to."""
         cluster = {"server": self.server, "certificate-authority": str(self.authority)}
         config = {
             "apiVersion": "v1",
@@ -204,7 +202,6 @@ class ControlPlane(Startable):
             self.await_ready(name, self._component(name)[1])
 
     def _component(self, name: str) -> tuple[Sequence[str], Callable[[], bool]]:
-        """The command of a component, and how to see that it is ready."""
         setup = self._setup
         # It is at work when it has made the account that every Pod of the namespace needs.
         has_account = partial(self._answers, "/api/v1/namespaces/default/serviceaccounts/default")

@@ -35,7 +35,6 @@ class Environment(BaseEnvironment):
 
     @property
     def log_root(self) -> Path:
-        """The folder of the containers' logs: NAMESPACE/POD/CONTAINER/N.log."""
         return self.folder / "logs"
 
     def start(self) -> None:
@@ -56,7 +55,6 @@ class Environment(BaseEnvironment):
         self.control_plane.stop()
 
     def add_nodes(self, *kinds: str) -> list[str]:
-        """Creates one node of each kind (see `testenv.nodes`), waits until they are Ready and returns their names."""
         return self.create_nodes(gpu_node(kind) for kind in kinds)
 
     def create_nodes(self, manifests: Iterable[dict[str, Any]]) -> list[str]:

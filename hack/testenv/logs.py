@@ -43,8 +43,6 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Serv
 
 
 class LogError(Exception):
-    """A request that a kubelet answers with an error."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -92,8 +90,6 @@ def _since(query: dict[str, str]) -> datetime | None:
 
 
 class ContainerLogs:
-    """The log files of one container, one per run."""
-
     def __init__(self, root: Path, namespace: str, pod: str, container: str) -> None:
         self._folder = root / namespace / pod / container
 
@@ -106,12 +102,10 @@ class ContainerLogs:
         return self._folder / f"{run}.log"
 
     def is_over(self, run: int) -> bool:
-        """Whether nothing more will be written for this run."""
         runs = self.runs()
         return run not in runs or runs[-1] > run or (self._folder / f"{run}.exit").exists()
 
     def fault(self, *, previous: bool) -> str:
-        """Returns how requests are to fail, empty if they are not."""
         for name in ("FAULT-PREVIOUS", "FAULT") if previous else ("FAULT",):
             with contextlib.suppress(FileNotFoundError):
                 return (self._folder / name).read_text().strip()
@@ -179,7 +173,6 @@ class Changes:
         self._looking: asyncio.Task[None] | None = None
 
     async def after(self, path: Path, standing: "_Standing") -> None:
-        """Waits until a log or its folder is no longer what it was."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = (path, standing)
         if self._looking is None or self._looking.done():
@@ -260,7 +253,6 @@ class LogServer:
         self._changes = Changes()
 
     async def serve(self, *, certificate: Path, key: Path, port: int) -> None:
-        """Serves on 127.0.0.1 until cancelled."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         server = await asyncio.start_server(self._handle, "127.0.0.1", port, ssl=context, backlog=1024)
@@ -366,7 +358,6 @@ class ContainerWatch:
                 return
 
     def pod_changed(self, pod: dict[str, Any]) -> None:
-        """Makes the log of the first run, and marks the runs that have ended."""
         for container in pod.get("status", {}).get("containerStatuses", []):
             folder = self._folder(pod) / str(container["name"])
             if "running" in container["state"] and container["restartCount"] == 0:

@@ -24,7 +24,6 @@ STATE_BECOMES_LAST = "{{ YAML $old.state 3 }}"
 
 
 def created(phase: str = "Pending") -> str:
-    """The status of a Pod that a node has just taken over."""
     return f"phase: {phase}\n" + textwrap.dedent(
         """\
         startTime: {{ $now | Quote }}
@@ -134,14 +133,12 @@ def completed() -> str:
 
 
 def backing_off() -> str:
-    """The state between a crash and the next run."""
     pod = "$pod.metadata.name $pod.metadata.namespace $pod.metadata.uid"
     message = f'printf "back-off restarting failed container=%s pod=%s_%s(%s)" $container.name {pod}'
     return f"{{waiting: {{reason: CrashLoopBackOff, message: {_quoted(message)}}}}}"
 
 
 def cannot_start() -> str:
-    """The state of a container whose image or configuration is not to be had."""
     pulling = f'or {_lookup("message")} (printf "Back-off pulling image %q" $container.image)'
     image = f"{{waiting: {{reason: ImagePullBackOff, message: {_quoted(pulling)}}}}}"
     reason, message = _quoted(_value("reason", "CreateContainerConfigError")), _quoted(_value("message", ""))

@@ -136,7 +136,6 @@ class ProcessGroup:
         self._register.unlink(missing_ok=True)
 
     def stop_leftovers(self) -> list[str]:
-        """Ends what an earlier run on this folder left running; returns the names."""
         leftovers = self.leftovers()
         end(list(reversed(leftovers.values())))
         self._register.unlink(missing_ok=True)

@@ -69,7 +69,6 @@ def releases_of(document: Mapping[str, Any], system: str, machine: str) -> list[
 
 
 def known_releases() -> list[Release]:
-    """The pinned releases for this machine; none if TESTENV_RELEASES says so."""
     if os.environ.get(MIRROR) == NO_RELEASES:
         return []
     return releases_of(yaml.safe_load(DATA.read_text("utf-8")), platform.system(), platform.machine())
@@ -142,7 +141,6 @@ def _unpack(file: Path, targets: Mapping[str, Path]) -> None:
 
 
 def by_release(names: Iterable[str], releases: Iterable[Release]) -> list[tuple[Release, list[str]]]:
-    """The releases that have some of the binaries, each with those."""
     wanted = list(names)
     found = [(release, [name for name in wanted if name in release.members]) for release in releases]
     return [(release, having) for release, having in found if having]
