@@ -2,17 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    tree: ast.Module
-
-    @classmethod
-    def parse(cls, text: str) -> "Source":
-        return cls(ast.parse(text))
 
 
 def _strings(node: ast.AST) -> list[str]:
@@ -20,18 +10,18 @@ def _strings(node: ast.AST) -> list[str]:
     return [str(leaf.value) for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and leaf.value is not None]
 
 
-def _class(source: Source, name: str) -> ast.ClassDef | None:
-    return next((node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+def _class(source: ast.Module, name: str) -> ast.ClassDef | None:
+    return next((node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def _called(node: ast.AST) -> str:
     return ast.unparse(node.func).rsplit(".", 1)[-1] if isinstance(node, ast.Call) else ""
 
 
-def literals(source: Source) -> dict[str, list[str]]:
+def literals(source: ast.Module) -> dict[str, list[str]]:
     """Module-level `Name = Literal[...]`; names that a literal refers to are resolved within the module."""
     found: dict[str, list[str]] = {}
-    for node in source.tree.body:
+    for node in source.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -44,23 +34,23 @@ def literals(source: Source) -> dict[str, list[str]]:
     return found
 
 
-def enum_members(source: Source, name: str) -> list[str]:
+def enum_members(source: ast.Module, name: str) -> list[str]:
     """Members of an enumeration; empty if the module has no such class."""
     cls = _class(source, name)
     targets = (node.targets[0] for node in cls.body if isinstance(node, ast.Assign)) if cls else ()
     return [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
 
 
-def field_names(source: Source, name: str) -> list[str]:
+def field_names(source: ast.Module, name: str) -> list[str]:
     cls = _class(source, name)
     targets = (node.target for node in cls.body if isinstance(node, ast.AnnAssign)) if cls else ()
     return sorted(target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_"))
 
 
-def flags_of_calls(source: Source) -> dict[str, list[str]]:
+def flags_of_calls(source: ast.Module) -> dict[str, list[str]]:
     """Flags of every `add_argument("--flag", ...)`, each with its other spellings."""
     found: dict[str, list[str]] = {}
-    for node in ast.walk(source.tree):
+    for node in ast.walk(source):
         if not isinstance(node, ast.Call) or _called(node) != "add_argument":
             continue
         names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and str(arg.value).startswith("-")]
@@ -69,14 +59,14 @@ def flags_of_calls(source: Source) -> dict[str, list[str]]:
     return found
 
 
-def flags_of_fields(source: Source, classes: tuple[str, ...]) -> dict[str, list[str]]:
+def flags_of_fields(source: ast.Module, classes: tuple[str, ...]) -> dict[str, list[str]]:
     """Flags made of dataclass fields, one each."""
     names = (name for cls in classes for name in field_names(source, cls))
     return {f"--{name.replace('_', '-')}": [] for name in names}
 
 
-def _registered(source: Source) -> Iterator[tuple[str, ast.expr]]:
-    for node in source.tree.body:
+def _registered(source: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in source.body:
         if isinstance(node, ast.AnnAssign | ast.Assign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             value = node.value
@@ -114,7 +104,7 @@ def _version_default(entry: ast.expr) -> str | None:
     return None
 
 
-def variables(source: Source) -> dict[str, dict[str, Any]]:
+def variables(source: ast.Module) -> dict[str, dict[str, Any]]:
     """What `environment_variables` registers: default, accepted values, whether setting it is deprecated."""
     found: dict[str, dict[str, Any]] = {}
     for name, entry in _registered(source):

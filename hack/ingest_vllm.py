@@ -2,19 +2,13 @@
 
     python hack/ingest_vllm.py WHEEL... [--check]
 
-A WHEEL is a file, or a folder with what it holds.
-
-It reads wheels of 0.24 and newer.
-
-The result is `operator/vllm_operator/catalog/data/versions/<version>.json`: environment variables with their
-defaults and values, flags of `vllm serve`, the names of the backends that flags accept, the fields of the
-JSON flags, and what the wheel bundles. The wheel is read as text and syntax trees and never imported, so
-neither a GPU nor the wheel's dependencies are needed. `--check` writes nothing and fails on a difference.
-
-A wheel comes from any package index: `pip download vllm==0.33.0 --no-deps`.
+A WHEEL (0.24 or newer) is a file from any package index, or a folder with what it holds. The result is a file of the catalog
+(`catalog/data/versions`). The wheel is read as text and syntax trees and never imported, so neither a GPU nor the wheel's
+dependencies are needed. `--check` writes nothing and fails on a difference.
 """
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -26,7 +20,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from ingest_source import Source, enum_members, field_names, flags_of_calls, flags_of_fields, literals, variables
+from ingest_source import enum_members, field_names, flags_of_calls, flags_of_fields, literals, variables
 
 DATA = Path(__file__).resolve().parent.parent / "operator/vllm_operator/catalog/data/versions"
 
@@ -62,13 +56,13 @@ class Wheel:
     def _read(self, name: str) -> str:
         return (self._root / name).read_bytes().decode()
 
-    def source(self, name: str) -> Source | None:
-        return Source.parse(self._read(name)) if name in self._names else None
+    def source(self, name: str) -> ast.Module | None:
+        return ast.parse(self._read(name)) if name in self._names else None
 
-    def sources(self, folder: str) -> Iterator[Source]:
+    def sources(self, folder: str) -> Iterator[ast.Module]:
         for name in sorted(self._names):
             if re.fullmatch(rf"{re.escape(folder)}[^/]+\.py", name):
-                yield Source.parse(self._read(name))
+                yield ast.parse(self._read(name))
 
     def metadata(self) -> dict[str, list[str]]:
         name = next(name for name in self._names if name.endswith(".dist-info/METADATA"))

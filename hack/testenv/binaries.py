@@ -1,13 +1,7 @@
 """Finds the control plane's binaries, downloads them, or builds them.
 
 Each binary comes from a Go module of its own kind below `tools/`, whose go.mod pins the version as a `tool` and whose
-go.sum pins every byte that goes in. Where a binary is looked for, in this order:
-
-1. the folder named by KUBEBUILDER_ASSETS, the conventional place of ready-made ones
-2. our cache, outside the source tree, keyed by the module's go.mod and go.sum
-3. PATH, for the command line tools only: any recent kubectl, helm or promtool will do, a server has to be the pinned one
-4. the official releases, by pinned checksums (`releases.py`), into our cache
-5. the build: minutes the first time, so it shows what it is doing
+go.sum pins every byte that goes in. The README says where a binary is looked for, and in which order.
 """
 
 import fcntl
