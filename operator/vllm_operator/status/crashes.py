@@ -118,12 +118,13 @@ def _findings(observed: Observation) -> Iterator[Finding]:
     latest = sorted(((_credible(observed, end.finished_at), view.name, view.uid) for view, end in ends if end.message), reverse=True)
     with_messages = {uid for _, _, uid in latest[:MESSAGES_READ]}
     for view in views:
+        settles_at, ended = crash_settles(observed, view), view.termination
         if view.phase is Phase.FAILED:
             yield _failed(observed, view)
-        elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.now:
-            yield _hung(observed, view)
-        elif view.termination is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
-            ended = view.termination
+        elif view.state is not None and settles_at is not None and settles_at <= observed.now:
+            hung = Termination(run=view.restarts, exit_code=None, reason="", message="", signal=None, finished_at=view.state.last_line_at)
+            yield _crashed(observed, view, hung, view.state.crash)
+        elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
 
 
@@ -134,29 +135,13 @@ def _failed(observed: Observation, view: PodFacts) -> Finding:
     return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, settles_at=None, status=status)
 
 
-def _hung(observed: Observation, view: PodFacts) -> Finding:
-    """Return a crash in the log of a container that still runs."""
-    state = view.state
-    assert state is not None
-    status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
-    return Finding(
-        view=view,
-        run=view.restarts,
-        time=state.last_line_at,
-        in_force=True,
-        settles_at=None,
-        status=_better(observed, _reported_before(observed, status), status),
-        captures=state.crash.captures if state.crash is not None else (),
-        during_start=state.stage is not Stage.READY,
-    )
-
-
-def _crashed(observed: Observation, view: PodFacts, ended: Termination) -> Finding:
+def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: Crash | None = None) -> Finding:
+    """Return the end of a run of a container. `known`: the crash in the log of a container that still runs."""
     state = None if view.container else observed.startups.get((view.uid, ended.run))
     unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
         unread = UnreadLog(LogProblem.SKIPPED)
-    crash = _diagnose(observed, view, ended, state, unread)
+    crash = known or _diagnose(observed, view, ended, state, unread)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
     settles_at = None
