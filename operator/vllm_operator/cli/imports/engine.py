@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, pairwise
 from typing import Any
 
 from vllm_operator.catalog.versions import normalize_flag
@@ -139,10 +140,8 @@ def _is_flag(word: str) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    if not words or words[0] not in _SHELLS:
-        return None
-    scripts = [words[number + 1] for number, word in enumerate(words[:4]) if re.fullmatch(r"-[a-z]*c", word) and number + 1 < len(words)]
-    return scripts[0] if scripts else None
+    pairs = pairwise(words[:5]) if words and words[0] in _SHELLS else ()
+    return next((script for word, script in pairs if re.fullmatch(r"-[a-z]*c", word)), None)
 
 
 def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
@@ -150,23 +149,23 @@ def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
     joined = script.replace("\\\n", " ")
     commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
     try:
-        split = [(command, shlex.split(command, comments=True)) for command in commands]
+        split = [(command, list(dropwhile(_is_before_program, shlex.split(command, comments=True)))) for command in commands]
     except ValueError as error:
         raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
     engines = [words for _, words in split if _starts_engine(words)]
     if len(engines) != 1:
         raise ImportRefusedError("the script of the container does not start vLLM with one command. Write this command without a shell")
-    start = next(number for number, word in enumerate(engines[0]) if word != "exec" and "=" not in word)
-    return engines[0][start:], tuple(command for command, words in split if words != engines[0])
+    return engines[0], tuple(command for command, words in split if words != engines[0])
+
+
+def _is_before_program(word: str) -> bool:
+    return word == "exec" or re.match(r"[A-Za-z_]\w*=", word) is not None
 
 
 def _starts_engine(words: Sequence[str]) -> bool:
-    """Return whether a command is `vllm ...`, or Python with one of its modules. Variables and `exec` may come before it."""
-    rest = [word for word in words if word != "exec"]
-    while rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
-        rest = rest[1:]
-    program = rest[0].rpartition("/")[2] if rest else ""
-    return program == "vllm" or (program.startswith("python") and any(module in rest for module in _MODULES))
+    """Return whether a command is `vllm ...`, or Python with one of its modules."""
+    program = words[0].rpartition("/")[2] if words else ""
+    return program == "vllm" or (program.startswith("python") and any(module in words for module in _MODULES))
 
 
 def _resolve(word: str, variables: Mapping[str, str]) -> str:
