@@ -9,10 +9,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from vllm_operator.api import labels
-from vllm_operator.api.reading import text
+from vllm_operator.api import labels, reading
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.inventory.pools import Inventory
@@ -155,7 +154,7 @@ class InventoryCache:
 
     async def _read_inventory(self) -> Inventory:
         slices = await self._find(kube.RESOURCE_SLICE) or ()
-        with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
+        with_devices = {reading.text(entry, "spec", "nodeName") for entry in slices if reading.text(entry, "spec", "driver") == DRIVER}
         nodes = [
             _node_part(node)
             async for page in self._client.pages(kube.NODE)
@@ -217,10 +216,8 @@ class InventoryCache:
 
 def has_gpu_sign(node: Manifest) -> bool:
     """Return whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
-    if any(label.startswith(GPU_LABELS) for label in node["metadata"].get("labels") or {}):
-        return True
-    status: dict[str, Any] = node.get("status") or {}
-    return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
+    names, resources = reading.mapping(node, "metadata", "labels"), reading.mapping(node, "status", "capacity")
+    return any(name.startswith(GPU_LABELS) for name in names) or any(name.startswith(GPU_RESOURCES) for name in resources)
 
 
 def _device_part(pod: Manifest) -> Manifest | None:

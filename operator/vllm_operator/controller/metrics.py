@@ -28,10 +28,7 @@ _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
 class Metrics(Collector):
-    """The metrics, in a separate registry, not in the global one of prometheus_client.
-
-    It collects the samples of VLLMDeployments itself: all samples of an object are replaced together, so that no outdated one remains.
-    """
+    """The metrics, in their own registry. All samples of a VLLMDeployment are replaced together, so that no outdated one remains."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

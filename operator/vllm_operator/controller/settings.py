@@ -101,10 +101,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
-        """Read the settings from environment variables, by default those of the process.
-
-        Raises SettingsError if a variable has an invalid value or is not a setting.
-        """
+        """Read environment variables, by default those of the process. Raises SettingsError for an unknown one or an invalid value."""
         known = {f"{PREFIX}{field.name.upper()}": field for field in fields(cls)}
         values: dict[str, Any] = {}
         for variable, text in (os.environ if environment is None else environment).items():

@@ -75,7 +75,7 @@ class StartReader:
     async def read(
         self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest], states: States
     ) -> Starts:
-        """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod. `states` are the states of the logs.
+        """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod.
 
         Raises ClusterError if the Pods that keep a PVC cannot be read. Anything else may be missing.
         """

@@ -83,13 +83,10 @@ class KnownCrashes:
 
 @dataclass(slots=True)
 class UserData:
-    """Reads a ConfigMap at intervals.
+    """Reads the ConfigMap `namespace/name` at intervals.
 
-    Attributes:
-        use: Replaces the entries in use with entries parsed from texts.
-        what: `rules`, `signatures` or `instance_types`.
-        config_map: The ConfigMap as `namespace/name`.
-        changed: Called when the texts have changed in a running operator.
+    `use` replaces the entries in use with entries parsed from texts. `what` is `rules`, `signatures` or `instance_types`. `changed` is
+    called when the texts have changed in a running operator.
     """
 
     client: ClusterClient
@@ -189,10 +186,7 @@ class UserData:
 
 
 def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
-    """Complete a name to `namespace/name`; the default is the operator's own namespace.
-
-    Raises ValueError if the operator's own namespace is unknown, because this is not a Pod.
-    """
+    """Complete a name to `namespace/name` with the namespace of the Pod. Raises ValueError if this is not a Pod."""
     if not config_map or "/" in config_map:
         return config_map
     try:

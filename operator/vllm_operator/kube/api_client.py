@@ -52,9 +52,7 @@ _MALFORMED = ("failed to create typed patch object", "failed to convert new obje
 _OBJECT_NAME = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
 """The beginning of such a message, which names the object. The rest names the field."""
 _KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no preferred addresses found)')
-"""Beginning of messages about a kubelet that the API server cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
-names the Pod, but the rest is about the node.
-"""
+"""Beginning of messages about an unreachable kubelet (registry/generic/rest/streamer.go). The URL names the Pod, the rest the node."""
 
 
 class ConnectionOutdated(Exception):  # noqa: N818 - named for the event
@@ -101,10 +99,9 @@ class KubeClient:
         reload: Callable[[], Awaitable[Configuration]] | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """Create without opening a connection.
+        """Create without opening a connection. `timeout_seconds` limits each request, and each `reload` of the configuration after a 401.
 
-        `timeout_seconds` limits each request and each call of `reload`, which loads the configuration again after a 401 (a kubeconfig may
-        name a program that prints a token). `fence` limits the time for which this process may write.
+        A reload may take long, because a kubeconfig may name a program that prints a token.
         """
         self.configuration = configuration
         self.refused: Callable[[], None] = lambda: None
