@@ -12,7 +12,7 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.pods.view import PodView, read_pod
+from vllm_operator.pods.view import PodView, Termination, read_pod
 from vllm_operator.status.knowledge import load_knowledge
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report
@@ -52,6 +52,10 @@ def running(seconds: float = -60) -> dict[str, Any]:
 def terminated(code: int = 1, reason: str = "Error", seconds: float = -30, message: str = "", **more: Any) -> dict[str, Any]:
     ended = {"exitCode": code, "reason": reason, "startedAt": stamp(seconds - 20), "finishedAt": stamp(seconds), **more}
     return {"terminated": ended | ({"message": message} if message else {})}
+
+
+def termination(exit_code: int | None = 1, *, reason: str = "Error", message: str = "", signal: int | None = None) -> Termination:
+    return Termination(run=0, exit_code=exit_code, reason=reason, message=message, signal=signal, finished_at=None)
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

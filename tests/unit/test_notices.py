@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import observations as o
 from support.engine_logs import HEALTHY_START, READY, crash_of, engine_failure
 from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
@@ -130,7 +131,7 @@ def test_without_a_share_in_the_log_the_advice_is_general() -> None:
     ],
 )
 def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says: str, says_not: str) -> None:
-    ended = diagnose_termination(load_startup(), exit_code=137, signal=None, reason="OOMKilled", message=None, log_crash=None, stage=stage)
+    ended = diagnose_termination(load_startup(), o.termination(137, reason="OOMKilled"), log_crash=None, stage=stage)
 
     assert ended is not None
     assert ended.signature == "OomKilledNoLog"

@@ -26,8 +26,8 @@ SPECIFIC = from_log("ValueError: No available memory for the cache blocks.\n")
 
 
 def ended(**status: Any) -> str | None:
-    known: dict[str, Any] = {"exit_code": 1, "signal": None, "reason": "Error", "message": None, "log_crash": None}
-    crash = diagnose_termination(KNOWLEDGE, **(known | status))
+    log_crash = status.pop("log_crash", None)
+    crash = diagnose_termination(KNOWLEDGE, o.termination(**status), log_crash=log_crash)
     return crash.signature if crash else None
 
 
@@ -48,7 +48,7 @@ def ended(**status: Any) -> str | None:
         ("Unknown", {"exit_code": 1}),
         (None, {"exit_code": 0, "reason": "Completed"}),
         (None, {"exit_code": 143}),
-        (None, {"exit_code": None, "signal": 15, "reason": None}),
+        (None, {"exit_code": None, "signal": 15, "reason": ""}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -57,7 +57,7 @@ def test_how_a_container_ended_is_explained(expected: str | None, status: dict[s
 
 
 def test_a_signal_that_nothing_explains_is_named() -> None:
-    crash = diagnose_termination(KNOWLEDGE, exit_code=139, signal=None, reason="Error", message=None, log_crash=None)
+    crash = diagnose_termination(KNOWLEDGE, o.termination(139), log_crash=None)
 
     assert crash is not None
     assert "signal 11, segmentation fault" in crash.cause

@@ -123,15 +123,7 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
     if (ended := view.termination) is None:
         return state
-    crash = diagnose_termination(
-        knowledge.startup,
-        exit_code=ended.exit_code,
-        signal=ended.signal,
-        reason=ended.reason,
-        message=ended.message,
-        log_crash=state.crash,
-        stage=state.stage,
-    )
+    crash = diagnose_termination(knowledge.startup, ended, log_crash=state.crash, stage=state.stage)
     return replace(state, crash=crash) if crash is not None else state
 
 

@@ -8,6 +8,7 @@ from vllm_operator.catalog.startup import Signature, StartupKnowledge
 from vllm_operator.logs.crash import TERMINATED, UNKNOWN, describe
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
+from vllm_operator.pods.view import Termination
 from vllm_operator.text.redaction import present
 
 _OOM = "OomKilledNoLog"
@@ -30,31 +31,22 @@ SAYS_NOTHING = "and its log does not say why"
 
 
 def diagnose_termination(
-    knowledge: StartupKnowledge,
-    *,
-    exit_code: int | None,
-    signal: int | None,
-    reason: str | None,
-    message: str | None,
-    log_crash: Crash | None,
-    stage: str = "",
-    unread: str = "",
+    knowledge: StartupKnowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = ""
 ) -> Crash | None:
     """Return why a container ended, or None if it ended without an error.
 
-    `exit_code` is that of the main process, or 128 plus the number of the signal that ended it. `signal` and `reason` (OOMKilled, Error,
-    Completed, StartError) are those in the status of the container. `message` has the last lines of the log, or the error of the container
-    runtime. `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read.
+    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
-    number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
+    exit_code, reason = ended.exit_code, ended.reason
+    number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
     said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
         return describe(by_id[_OOM], said, (("stage", stage),))
     if log_crash is not None and _is_specific(log_crash, by_id):
         return log_crash
     parser = StartupParser(knowledge)
-    parser.feed(message or "")
+    parser.feed(ended.message)
     parser.end()
     from_message = parser.final_state.crash
     if from_message is not None and (_is_specific(from_message, by_id) or log_crash is None):
@@ -69,7 +61,7 @@ def diagnose_termination(
     if number in _IN_COMPILED_CODE:
         return describe(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
     how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
-    text = present((message or "").strip().rpartition("\n")[2], _LINE_LIMIT)
+    text = present(ended.message.strip().rpartition("\n")[2], _LINE_LIMIT)
     remedy = "Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node."
     return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)
 

@@ -56,9 +56,11 @@ class Termination:
     run: int
     """Number of restarts before this run."""
     exit_code: int | None
+    """Of the main process, or 128 plus the number of the signal that ended it."""
     reason: str
+    """OOMKilled, Error, Completed or StartError."""
     message: str
-    """The termination message of the container or the end of its log: untrusted text of up to 4096 bytes."""
+    """The end of the log, or the error of the container runtime: untrusted text of up to 4096 bytes."""
     signal: int | None
     finished_at: datetime | None
 

@@ -233,16 +233,9 @@ def _diagnose(
     observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
     """Name the end of a run by its log and exit code, else by its status and events."""
-    found = diagnose_termination(
-        observed.knowledge.startup,
-        exit_code=ended.exit_code,
-        signal=ended.signal,
-        reason=ended.reason,
-        message=ended.message,
-        log_crash=state.crash if state is not None else None,
-        stage=state.stage if state is not None else "",
-        unread=_unread_clause(observed, unread),
-    )
+    log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
+    clause = _unread_clause(observed, unread)
+    found = diagnose_termination(observed.knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=clause)
     if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
         return found
     return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
