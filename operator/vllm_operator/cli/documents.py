@@ -157,8 +157,7 @@ def name_of(manifest: Mapping[str, Any]) -> str:
 def _check(text: str) -> None:
     """Raise ValueError for a text that would take excessively long to parse, or crash the parser."""
     sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = []  # anchor and number of values of each level
-    total = 0
+    within: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each level
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         size = 0
         if isinstance(event, yaml.CollectionStartEvent):
@@ -173,13 +172,10 @@ def _check(text: str) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             size = 1
             sizes |= {event.anchor: 1} if event.anchor else {}
-        if within:
-            within[-1] = within[-1][0], within[-1][1] + size
-        else:
-            total += size
-        if len(within) > DEPTH_LIMIT:
+        within[-1] = within[-1][0], within[-1][1] + size
+        if len(within) > DEPTH_LIMIT + 1:
             raise ValueError(f"it is nested deeper than {DEPTH_LIMIT} levels")
-        if total + (within[-1][1] if within else 0) > VALUES_LIMIT:
+        if within[-1][1] > VALUES_LIMIT:
             raise ValueError(f"it has more than {VALUES_LIMIT} values after the expansion of aliases")
 
 

@@ -15,13 +15,13 @@ import yaml
 
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
-from vllm_operator.cli.imports.engine import Report
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
 from vllm_operator.cli.inputs import invalid
 from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 
+_LAST = ("", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", "")
 _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
@@ -52,15 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise invalid(f"the VLLMDeployment {manifest['metadata']['name']} would be", problems)
     print(yaml.safe_dump_all(manifests, sort_keys=False, width=140, allow_unicode=True), end="")
     for source, manifest, report in results:
-        print("\n".join(report_lines(source, manifest, report)), file=sys.stderr)
+        lines = [line for title, sentences in report.sections() for line in section(title, sentences)]
+        print(f"{source} -> VLLMDeployment {manifest['metadata']['name']}", *lines, *_LAST, sep="\n", file=sys.stderr)
     return 0
-
-
-def report_lines(source: str, manifest: Mapping[str, Any], report: Report) -> list[str]:
-    """Return the report as text."""
-    lines = [line for title, sentences in report.sections() for line in section(title, sentences)]
-    head = f"{source} -> VLLMDeployment {manifest['metadata']['name']}"
-    return [head, *lines, "", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", ""]
 
 
 def _read(source: str, given: str | None) -> Sequence[Mapping[str, Any]]:

@@ -265,10 +265,7 @@ def _find_revision(resource: VLLMDeployment, objects: Sequence[Manifest], number
 
 
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment:
-    """Return the object with its pinned plan, from the revision that its status names.
-
-    Raises InputError if the status names a revision that is not in the objects, or whose content cannot be read.
-    """
+    """Return the object with the plan in the revision that its status names. Raises InputError if that is missing or cannot be read."""
     if resource.status.pinned_plan is None:
         return resource
     name = resource.status.pinned_plan.revision

@@ -100,10 +100,7 @@ async def _request(client: ClusterClient, resource: dict[str, Any], key: str) ->
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the key and the state of the caches, and the message of the condition CacheWarm.
-
-    Without a shared PersistentVolumeClaim, caches count as warm when they are published.
-    """
+    """Return key and state of the caches, and the message of CacheWarm. Without a shared PVC, caches are warm when they are published."""
     key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
     published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
     if key and not reported_cache_claim(resource) and published.get("status") == "True":

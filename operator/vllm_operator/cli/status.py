@@ -94,10 +94,7 @@ def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaita
 
 
 async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
-    """Read an object and its events. Without permission to read events, there are none.
-
-    Raises ClusterError if the object does not exist or cannot be read.
-    """
+    """Read an object and its events, which are empty without the permission. Raises ClusterError if the object cannot be read."""
     resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
     try:
         return resource, list(await client.find(EVENT, namespace, fields={"involvedObject.kind": KIND, "involvedObject.name": name}))
