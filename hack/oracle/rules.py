@@ -8,6 +8,7 @@ from oracle.differences import Difference, Kind
 from oracle.finding import TREES
 from oracle.tables import release as numbers
 from oracle.trees import find
+from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.catalog.backends import SELECTOR_TABLES, load_questions
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
@@ -68,13 +69,20 @@ def _said(component: str, case: str, version: VersionTable, asked: RuleInput, ru
 
 
 def _questions(component: str, version: VersionTable, architecture: str) -> Iterator[tuple[str, RuleInput]]:
-    plain = RuleInput(version.release, architecture)
+    plain = RuleInput(release=version.release, architecture=architecture)
     yield from {"attention": _attention, "prefill": _prefill, "gemm": _gemm, "moe": _moe}[component](plain)
 
 
 def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
     for cache in ("auto", "fp8_e4m3"):
-        dense = replace(plain, attention="GQA", attention_sinks=False, image_prefix=False, mixture_of_experts=False, quantization="BF16")
+        dense = replace(
+            plain,
+            attention=Attention.GQA,
+            attention_sinks=False,
+            image_prefix=False,
+            mixture_of_experts=False,
+            quantization=Quantization.BF16,
+        )
         if cache != "auto":
             dense = replace(dense, arguments={"--kv-cache-dtype": cache})
         for size in (64, 80, 96, 112, 128, 192, 256):
@@ -92,17 +100,17 @@ def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
 def _latent(plain: RuleInput, kind: str, cache: str) -> RuleInput:
     arguments = {} if cache == "auto" else {"--kv-cache-dtype": cache}
     heads: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128)}
-    return replace(plain, attention=kind, quantization="FP8Block", arguments=arguments, **heads, **EXPERTS)
+    return replace(plain, attention=Attention(kind), quantization=Quantization.FP8_BLOCK, arguments=arguments, **heads, **EXPERTS)
 
 
 def _prefill(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
-    latent = replace(plain, attention="MLA", quantization="BF16", heads_per_rank=16, **EXPERTS)
+    latent = replace(plain, attention=Attention.MLA, quantization=Quantization.BF16, heads_per_rank=16, **EXPERTS)
     yield "MLA/128-64-128", replace(latent, deepseek_heads=True, mla_dims=(128, 64, 128))
     yield "MLA/192-64-256", replace(latent, deepseek_heads=False, mla_dims=(192, 64, 256), family="glm-4-moe-lite")
 
 
 def _gemm(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
-    dense = replace(plain, attention="GQA", head_size=128, mixture_of_experts=False)
+    dense = replace(plain, attention=Attention.GQA, head_size=128, mixture_of_experts=False)
     schemes = {
         "FP8": ("tensor", "token", "modelopt", "compressed", "compressed-tensor"),
         "NVFP4": ("modelopt", "compressed"),
@@ -112,8 +120,8 @@ def _gemm(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
     }
     for quantization, names in schemes.items():
         for name in names:
-            yield f"{quantization}/{name}", replace(dense, quantization=quantization, quantization_scheme=name)
-    block = replace(dense, quantization="FP8Block")
+            yield f"{quantization}/{name}", replace(dense, quantization=Quantization(quantization), quantization_scheme=name)
+    block = replace(dense, quantization=Quantization.FP8_BLOCK)
     yield "FP8Block", block
     yield "FP8Block/no-deep-gemm", replace(block, environment={"VLLM_USE_DEEP_GEMM": "0"})
 
@@ -125,6 +133,6 @@ def _moe(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
         quantization, published = QUANTIZATIONS.get(scheme, (scheme, "modelopt" if scheme == "FP8" else None))
         for model in models.get(scheme, common):
             for layout, sizes in LAYOUTS.items():
-                kind = replace(plain, attention="GQA", head_size=128, hidden_size=4096, family=FAMILIES.get(model), routing=model)
-                kind = replace(kind, quantization=quantization, quantization_scheme=published, uneven_blocks=False, **EXPERTS)
+                kind = replace(plain, attention=Attention.GQA, head_size=128, hidden_size=4096, family=FAMILIES.get(model), routing=model)
+                kind = replace(kind, quantization=Quantization(quantization), quantization_scheme=published, uneven_blocks=False, **EXPERTS)
                 yield f"{scheme}/Unset/{layout}/{model}", replace(kind, **sizes)

@@ -9,9 +9,9 @@ import pytest
 from engine.caches import BYTECODE, CACHES
 from support.engine import Node
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.loader import load_catalog
 
-VARIABLES = {v.name: v.value for v in load_caches().variables_of("0.20.1", Distribution.VLLM)}
+VARIABLES = {v.name: v.value for v in load_catalog().caches.variables_of("0.20.1", Distribution.VLLM)}
 COLD = sum(cache.seconds for cache in CACHES)
 READ = sorted({name for cache in CACHES for name in (cache.variable, cache.switch) if name})
 

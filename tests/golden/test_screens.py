@@ -18,7 +18,7 @@ from demo.cluster import NODES, gpu_nodes
 from demo.picture import Start, draw_picture, start_of_log
 from support.gpus import bare_node, device, real_node, resource_slice
 from support.pasted import read_pasted
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.gpus import gpus_page
 from vllm_operator.cli.status import status_page, top_page
 from vllm_operator.cli.terminal import Line, as_rich_text, plain
@@ -106,7 +106,7 @@ def nodes_of_the_demo() -> list[dict[str, Any]]:
 
 
 def gpus_of(pods: list[dict[str, Any]] | None, *nodes: dict[str, Any], slices: Sequence[dict[str, Any]] = ()) -> list[Line]:
-    return gpus_page(read_inventory(nodes, slices, load_gpus()), pods, load_gpus(), width=100)
+    return gpus_page(read_inventory(nodes, slices, load_catalog().gpus), pods, load_catalog().gpus, width=100)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

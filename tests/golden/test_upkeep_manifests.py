@@ -17,7 +17,7 @@ from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.prefetching import render_fetching
 from vllm_operator.caches.priming import render_primer
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.rendering.manifests import render
 
 CHOSEN = ("read-write-many", "smallest", "any-user-read-only", "dra-whole-gpus")
@@ -52,7 +52,7 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
     deployment = next(manifest for manifest in render(resource, plan) if manifest["kind"] == "Deployment")
     context = CacheContext(resource=resource, plan=plan, desired=deployment, now=NOW)
     assert is_published_by_primer(context)
-    primer = add_publisher(render_primer(deployment, beside_replicas=False), context, load_caches())
+    primer = add_publisher(render_primer(deployment, beside_replicas=False), context, load_catalog().caches)
     golden(Path(__file__).parent / "upkeep" / "primer-that-publishes.yaml", yaml.safe_dump(primer, sort_keys=False, width=120))
 
 

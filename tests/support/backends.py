@@ -3,7 +3,8 @@
 from typing import Any
 
 from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
-from vllm_operator.catalog.models import Models, load_models
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.models import Models
 from vllm_operator.catalog.notes import order
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
@@ -16,7 +17,7 @@ from vllm_operator.sizing.model_facts import resolve_facts
 
 def knowledge() -> tuple[Versions, Models, Rules]:
     """What ships with the operator."""
-    return load_versions(), load_models(), load_rules()
+    return load_versions(), load_catalog().models, load_rules()
 
 
 def describe(

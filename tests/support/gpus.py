@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any
 
 from testenv.nodes import gpu_node, node_kinds
-from vllm_operator.catalog.gpus import GPUs, load_gpus
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
 
@@ -40,7 +41,7 @@ def machines_of_the_examples() -> list[dict[str, Any]]:
 
 @cache
 def known_gpus() -> GPUs:
-    return load_gpus()
+    return load_catalog().gpus
 
 
 @cache

@@ -7,7 +7,7 @@ import yaml
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.sizing.parallelism import ParallelShape
 
@@ -46,4 +46,4 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
         user=run_as_user(resource.spec.pod_template),
         generation=generation,
     )
-    return plan_cache(origin, load_caches())
+    return plan_cache(origin, load_catalog().caches)

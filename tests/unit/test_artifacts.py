@@ -12,7 +12,7 @@ from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.kube.client import JOB, POD
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.pods.tools import TOOLS_IMAGE
@@ -337,7 +337,7 @@ async def test_an_artifact_that_is_fatal_is_not_fetched_again(fleet: Fleet, benc
     bench.restart()
     await fleet.settle()
     assert bench.plan().cache_artifact == PlannedArtifact(
-        folders=list(load_caches().folders_of_artifact("0.20.1", Distribution.VLLM)), rejected=[DIGEST]
+        folders=list(load_catalog().caches.folders_of_artifact("0.20.1", Distribution.VLLM)), rejected=[DIGEST]
     )
 
 

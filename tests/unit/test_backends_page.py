@@ -5,7 +5,7 @@ import re
 import pytest
 
 from generate_backends_doc import DOCS, FAMILIES, pages
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rules import load_rules
 
 PAGES = pages()
@@ -29,7 +29,7 @@ def test_every_rule_is_on_a_page() -> None:
 def test_every_architecture_has_one_page() -> None:
     architectures = [each for family in FAMILIES for each in family.architectures]
     assert sorted(architectures) == sorted(set(architectures))
-    assert set(load_gpus().architectures) <= set(architectures)
+    assert set(load_catalog().gpus.architectures) <= set(architectures)
 
 
 def test_a_page_has_the_rules_of_its_gpu_and_of_no_other() -> None:

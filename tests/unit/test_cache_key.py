@@ -12,11 +12,11 @@ from support.gpus import real_node
 from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.key import CacheOrigin, CachePlan, key_with_image, plan_cache
-from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.sizing.parallelism import ParallelShape
 
-CACHES = load_caches()
+CACHES = load_catalog().caches
 BASE: Mapping[str, Any] = {
     "version": "0.20.1",
     "distribution": Distribution.VLLM,

@@ -9,12 +9,13 @@ from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.caches import Caches, load_caches
+from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.entry import parse_entry, read_data
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 from vllm_operator.rendering.container import render_container
 
-CACHES = load_caches()
+CACHES = load_catalog().caches
 
 
 def variables(version: str | None, distribution: Distribution = Distribution.VLLM) -> Mapping[str, str]:

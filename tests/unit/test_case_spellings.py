@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.estimates import engine
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
@@ -19,7 +19,7 @@ from vllm_operator.sizing.resolve import resolve_model, smallest_named, stated_m
 from vllm_operator.sizing.weights import weigh
 
 GIB = 1 << 30
-FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
+FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_catalog().gpus
 
 
 def made(**line: Any) -> Estimate:

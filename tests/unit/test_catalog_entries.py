@@ -8,7 +8,7 @@ import pytest
 
 from vllm_operator.catalog import entry as entries
 from vllm_operator.catalog.backends import Invocation, Kernel, LoggedNamesOfComponent, Questions
-from vllm_operator.catalog.caches import Caches, Priming, PrimingRule
+from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, parse_entry, read_data
 from vllm_operator.catalog.gpus import Architecture, GPUs, Images, Variant
 from vllm_operator.catalog.models import Models, NumberFormat
@@ -26,7 +26,6 @@ FILES: dict[str, type[Entry]] = {
     "images.yaml": Images,
     "models.yaml": Models,
     "caches.yaml": Caches,
-    "priming.yaml": Priming,
     "engine.yaml": EngineFacts,
     "stages.yaml": Stages,
     "messages.yaml": MessageTexts,

@@ -6,7 +6,8 @@ import pytest
 
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.entry import parse_entry
-from vllm_operator.catalog.models import Models, load_models, read_billions
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.models import Models, read_billions
 from vllm_operator.sizing.model_facts import (
     FROM_CONFIG,
     FROM_SPEC,
@@ -18,7 +19,7 @@ from vllm_operator.sizing.model_facts import (
     resolve_facts,
 )
 
-MODELS = load_models()
+MODELS = load_catalog().models
 
 
 @pytest.mark.parametrize(

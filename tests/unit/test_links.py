@@ -5,7 +5,7 @@ import pytest
 from support.gpus import real_node
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 
 SMALL, LARGE = "hf://meta-llama/Llama-3.1-8B-Instruct", "hf://meta-llama/Llama-3.3-70B-Instruct"
 SXM, PCIE = "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"
@@ -48,7 +48,7 @@ def test_nothing_is_said_of_gpus_with_nvlink_or_of_one_gpu(kind: str) -> None:
 
 
 def test_the_links_of_each_product_follow_from_its_form() -> None:
-    for product in load_gpus().products_by_name.values():
+    for product in load_catalog().gpus.products_by_name.values():
         if "SXM" in product.name or "HBM3" in product.name:
             assert product.links in ("NVLink", None), product.name
         if "PCI" in product.name.upper() or "GeForce" in product.name:

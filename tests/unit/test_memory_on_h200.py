@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.sizing.cases import predict
 from vllm_operator.sizing.model_shape import read_shape
 
-TABLES = load_shapes(), load_gpus(), load_memory()
+TABLES = load_shapes(), load_catalog().gpus, load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()
 ENGINES: dict[str, dict[str, Any]] = {case["id"]: case for case in map(json.loads, LINES)}
 WEIGHTS, KV_CACHE, TOKENS = 0.027, 0.2, 0.0035

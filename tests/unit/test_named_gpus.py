@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.sizing.resolve import find_product
 
 
@@ -16,5 +16,5 @@ from vllm_operator.sizing.resolve import find_product
     ],
 )
 def test_a_gpu_is_found_by_the_words_of_its_label_or_title(name: str, product: str | None) -> None:
-    found = find_product(name, load_gpus())
+    found = find_product(name, load_catalog().gpus)
     assert (found.name if found else None) == product

@@ -8,7 +8,7 @@ import pytest
 
 from support.backends import chosen, decide, knowledge
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.catalog.models import load_models
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
@@ -32,7 +32,7 @@ def plan(name: str, version: str, architecture: str, changes: dict[str, Any] | N
     parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": f"hf://{MODELS[name]}"}, "engine": engine, **spec})
     resolved = resolve_version(parsed.engine, knowledge()[0])
     assert isinstance(resolved, ResolvedVersion)
-    facts = resolve_facts(parsed.model, load_models(), ModelFiles(config=config))
+    facts = resolve_facts(parsed.model, load_catalog().models, ModelFiles(config=config))
     return choose_backends(resolved, describe_rule_input(parsed, resolved, facts, architecture), knowledge()[2], parsed.backends)
 
 
@@ -102,7 +102,7 @@ def test_sparse_mla_with_the_kv_cache_of_the_checkpoint() -> None:
 def test_the_kv_cache_of_the_checkpoint_is_a_fact_of_the_plan() -> None:
     config = json.loads((CHECKPOINTS / f"{LLAMA}.json").read_text("utf-8"))
     parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}})
-    kept = keep_facts(resolve_facts(parsed.model, load_models(), ModelFiles(config=config)))
+    kept = keep_facts(resolve_facts(parsed.model, load_catalog().models, ModelFiles(config=config)))
     assert [(fact.value, fact.source) for fact in kept if fact.name == "kvCache"] == [("fp8_e4m3", "config.json")]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.estimates import engine
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.catalog.versions import Release
@@ -30,7 +30,7 @@ from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30
-FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
+FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_catalog().gpus
 CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import estimates as support
-from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
 from vllm_operator.sizing.cases import predict
@@ -18,7 +18,7 @@ from vllm_operator.sizing.overhead import Batch, Run, activation_bytes
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import resolve_model
 
-TABLES = load_shapes(), load_gpus(), load_memory()
+TABLES = load_shapes(), load_catalog().gpus, load_memory()
 LLAMA, QWEN2, QWEN3 = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from vllm_operator.api.spec import Quantization
 from vllm_operator.catalog.backends import Kernels, canonical
 from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, parse_range
@@ -168,7 +169,9 @@ def test_the_user_may_spell_a_backend_as_vllm_does() -> None:
 
 def test_what_works_is_known_for_each_component_with_kernels() -> None:
     kernels = load_rules().kernels
-    situation = RuleInput(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
+    situation = RuleInput(
+        release=(0, 20, 1), architecture="sm_100", quantization=Quantization.NVFP4, mixture_of_experts=True, routing="DeepSeekV3"
+    )
     assert kernels.working("MoE", situation, {}) == (
         "MARLIN",
         "FLASHINFER_TRTLLM",

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import load_shapes
@@ -24,7 +23,7 @@ from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.parallelism import ParallelShape, allowed, smallest_sizes
 from vllm_operator.sizing.resolve import device_of, predict_model, resolve_model
 
-SHAPES, GPUS, FACTS = load_shapes(), load_gpus(), load_memory()
+SHAPES, GPUS, FACTS = load_shapes(), load_catalog().gpus, load_memory()
 RELEASES = sorted({release for table in load_catalog().versions.tables if (release := parse_release(table.version)) is not None})
 MODELS = [entry.name for entry in SHAPES.entries]
 LABELS = ("", "fp8", "fp8_block", "awq", "nvfp4", "mxfp4", "int4 (experts, group 32)", "unheard of")

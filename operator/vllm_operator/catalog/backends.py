@@ -20,13 +20,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vllm_operator.catalog.entry import Entry, load_file, read_data
-from vllm_operator.catalog.memory import Since
+from vllm_operator.catalog.entry import Entry, Sourced, load_file, read_data
 from vllm_operator.catalog.rule_matching import Component, Condition, Releases, RuleInput
-from vllm_operator.catalog.versions import Release, VersionTable, parse_release
+from vllm_operator.catalog.versions import Release, Since, VersionTable, read_release
 
 
-class Kernel(Entry):
+class Kernel(Sourced):
     """A backend of a component, and its alternative requirements, one of which must hold.
 
     `needs` names additional contents of the image, `scope` says what it is for, as the end of a sentence. `fallback` is the backend that
@@ -39,7 +38,6 @@ class Kernel(Entry):
     needs: str | None = None
     scope: str | None = None
     fallback: str | None = None
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +134,10 @@ class LoggedName(Entry):
     backends: tuple[str, ...]
 
 
-class LoggedNamesOfComponent(Entry):
+class LoggedNamesOfComponent(Sourced):
     """The logged names of one component."""
 
     component: Component
-    source: str
     names: tuple[LoggedName, ...]
 
 
@@ -296,12 +293,7 @@ def combine(found: Sequence[Selection]) -> Selection:
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
     """Parse a table, or a table of trees. Raises ValueError if a key is not a version."""
-    versions = {}
-    for version, architectures in written["versions"].items():
-        release = parse_release(version)
-        if release is None:
-            raise ValueError(f"{version!r} is not a version")
-        versions[release] = architectures
+    versions = {read_release(version): architectures for version, architectures in written["versions"].items()}
     are_trees = "trees" in written
     return Selectors(written["reasons"], written["answers"], written["trees" if are_trees else "cases"], versions, are_trees)
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.entry import Entry, Specifiers, load_file
+from vllm_operator.catalog.entry import Entry, Sourced, Specifiers
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
 
@@ -33,7 +33,7 @@ def _read_variable(written: Any) -> Any:
     return {"value": written} if isinstance(written, str) else written
 
 
-class Cache(Entry):
+class Cache(Sourced):
     """One cache.
 
     `folder` is relative to the root of the caches, "." the root itself; `default` is the engine's default location. `versions` are the vLLM
@@ -50,7 +50,6 @@ class Cache(Entry):
     distributions: frozenset[Distribution] = frozenset(Distribution)
     is_published: StrictBool = Field(True, alias="published")
     default: str
-    source: str
 
     @property
     def directory(self) -> str:
@@ -81,22 +80,20 @@ class WeightsCache(Cache):
     folder: str = Field(".", alias="directory")
 
 
-class PerPodValues(Entry):
+class PerPodValues(Sourced):
     """vLLM's variables that are not part of its own cache keys, so that their values may differ between Pods."""
 
     allowed: frozenset[str]
-    source: str
 
 
-class KeyedArgument(Entry):
+class KeyedArgument(Sourced):
     """A flag that affects compilation, but is not part of vLLM's own cache keys."""
 
     flag: str
     because: str
-    source: str
 
 
-class PublishedCaches(Entry):
+class PublishedCaches(Sourced):
     """The parts of the caches that are published as an artifact.
 
     `home_folders` are folders of the home directory, which do not belong to a cache with a variable. `excluded` are patterns of names of
@@ -106,7 +103,6 @@ class PublishedCaches(Entry):
     home_folders: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
-    source: str
 
 
 class Caches(Entry):
@@ -151,7 +147,7 @@ def _plain(backend: str) -> str:
     return backend.replace("_", "").upper()
 
 
-class PrimingRule(Entry):
+class PrimingRule(Sourced):
     """A reason to prime, unless the user sets the mode. `because` is a sentence for the user."""
 
     id: str
@@ -159,7 +155,6 @@ class PrimingRule(Entry):
     backends: tuple[Annotated[str, AfterValidator(_plain)], ...] = ()
     one_node: StrictBool = False
     because: str
-    source: str
 
     def applies(self, *, version: str | None, backends: Collection[str], one_node: bool) -> bool:
         """Return whether the rule applies. An unknown version matches all versions."""
@@ -169,17 +164,6 @@ class PrimingRule(Entry):
             return False
         known = _parse_version(version)
         return known is None or self.versions.contains(known, prereleases=True)
-
-
-class Priming(Entry):
-    """The content of `priming.yaml`."""
-
-    rules: tuple[PrimingRule, ...]
-
-
-def load_caches() -> Caches:
-    """Read the table that ships with the operator."""
-    return load_file(Caches, "caches.yaml")
 
 
 def _parse_version(version: str | None) -> Version | None:

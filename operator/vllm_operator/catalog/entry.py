@@ -50,6 +50,12 @@ class Entry(BaseModel):
         return written
 
 
+class Sourced(Entry):
+    """An entry that says where its facts are known from."""
+
+    source: str
+
+
 Parsed = TypeVar("Parsed")
 
 

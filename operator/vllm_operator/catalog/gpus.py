@@ -13,20 +13,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, Expression, Specifiers, keyed_by, load_file, read_text
+from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, read_text
 
 NAME_LIMIT = 512
 """Maximum characters of the name of an image for a pattern."""
 Version = tuple[int, ...]
 """A version or compute capability as a tuple of integers."""
-
-
-def parse_version(text: str) -> Version:
-    """Read `12.8` as (12, 8). Raises ValueError if the text is not a numeric version."""
-    version = read_version(text)
-    if version is None:
-        raise ValueError(f"{text!r} is not a version")
-    return version
 
 
 def read_version(value: object) -> Version | None:
@@ -36,7 +28,14 @@ def read_version(value: object) -> Version | None:
     return tuple(int(part) for part in value.split("."))
 
 
-NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]
+def _read_numeric(value: object) -> Version:
+    version = read_version(read_text(value, "12.9"))
+    if version is None:
+        raise ValueError(f"{value!r} is not a version")
+    return version
+
+
+NumericVersion = Annotated[Version, PlainValidator(_read_numeric)]
 """A numeric version in an entry, written as text."""
 
 
@@ -73,14 +72,13 @@ class Product(Entry):
     links: Literal["NVLink", "PCIe"] | None = None
 
 
-class LabelTable(Entry):
+class LabelTable(Sourced):
     """A node label of a cloud, and the product for each of its values (in lower case). `match` says how values are compared."""
 
     key: str
     name: str
     match: Literal["exact", "prefix", "pattern"] = "exact"
     values: Mapping[str, str]
-    source: str
     requires: str | None = None
     count_label: str | None = None
     memory_label: str | None = None
@@ -100,11 +98,10 @@ class LabelTable(Entry):
         return self.values.get(value)
 
 
-class Presence(Entry):
+class Presence(Sourced):
     """Labels whose value "true" shows that a node has any NVIDIA GPU."""
 
     labels: tuple[str, ...]
-    source: str
 
 
 class GPUs(Entry):
@@ -128,10 +125,6 @@ class GPUs(Entry):
         """Products by `product_key`."""
         return {product_key(name): product for name, product in self.products_by_name.items()}
 
-    @cached_property
-    def _ranks(self) -> Mapping[str, int]:
-        return {name: rank for rank, name in enumerate(self.architectures)}
-
     def product(self, name: str | None) -> Product | None:
         """Return the entry of a product by its label value, in any spelling; None if unknown."""
         return self.products.get(product_key(name)) if name is not None else None
@@ -145,17 +138,12 @@ class GPUs(Entry):
 
     def rank(self, architecture: str | None) -> int:
         """Return the position of an architecture in the order of preference; unknown ones come last."""
-        return self._ranks.get(architecture or "", len(self._ranks))
+        return next((rank for rank, name in enumerate(self.architectures) if name == architecture), len(self.architectures))
 
     def title(self, product: str | None, architecture: str | None) -> str:
         """Return a GPU's display name: "NVIDIA H200 141GB (sm_90)"."""
         known = self.product(product)
-        if known is not None:
-            name = f"NVIDIA {known.title}"
-        elif product:
-            name = product.replace("-", " ").replace("_", " ")
-        else:
-            name = "GPU"
+        name = f"NVIDIA {known.title}" if known is not None else re.sub("[-_]", " ", product or "GPU")
         return f"{name} ({architecture})" if architecture else f"{name} of unknown architecture"
 
 
@@ -191,11 +179,6 @@ def product_key(name: str) -> str:
     return re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
 
 
-def load_gpus() -> GPUs:
-    """Read the table of GPUs that ships with the operator."""
-    return load_file(GPUs, "gpus.yaml")
-
-
 class Variant(Entry):
     """An additional image: its vLLM versions, the suffix of its tag, and its CUDA version."""
 
@@ -204,19 +187,17 @@ class Variant(Entry):
     cuda: NumericVersion
 
 
-class Platform(Entry):
+class Platform(Sourced):
     """Devices other than NVIDIA GPUs, and the images for them."""
 
     devices: str
     pattern: Expression
-    source: str
 
 
-class Compatibility(Entry):
+class Compatibility(Sourced):
     """The variable that makes the engine load the forward compatibility package in the image."""
 
     variable: str
-    source: str
 
 
 class Images(Entry):

@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 from vllm_operator import __version__
-from vllm_operator.catalog.caches import Caches, Priming, PrimingRule, load_caches
+from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.catalog.entry import data_digest, load_file
-from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus
+from vllm_operator.catalog.gpus import GPUs, Images, InstanceType
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
-from vllm_operator.catalog.models import KnownShapes, Models, load_models, load_shapes
+from vllm_operator.catalog.models import KnownShapes, Models, load_shapes
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.versions import Versions, load_engine_facts, load_versions
 
@@ -44,14 +44,14 @@ def load_catalog() -> Catalog:
     """Return the catalog that ships with the operator. It is read once and immutable."""
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
-        gpus=load_gpus(),
+        gpus=load_file(GPUs, "gpus.yaml"),
         images=load_file(Images, "images.yaml"),
         versions=load_versions(),
         rules=load_rules(),
-        models=load_models(),
-        caches=load_caches(),
+        models=load_file(Models, "models.yaml"),
+        caches=load_file(Caches, "caches.yaml"),
         memory=load_memory(),
         shapes=load_shapes(),
-        priming=load_file(Priming, "priming.yaml").rules,
+        priming=load_file(tuple[PrimingRule, ...], "priming.yaml", "rules"),
         replacements=load_engine_facts().replacements,
     )

@@ -2,24 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BeforeValidator, StrictFloat, StrictInt
+from pydantic import StrictFloat, StrictInt
 
-from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.versions import Release, parse_release
+from vllm_operator.catalog.entry import Entry, Sourced, load_file
+from vllm_operator.catalog.versions import Release, Since
 
 Number = StrictInt | StrictFloat
-
-
-def _read_release(written: Any) -> Release:
-    release = parse_release(written) if isinstance(written, str) else None
-    if release is None:
-        raise ValueError(f"{written!r} is not a version; one looks like 0.20.0")
-    return release
-
-
-Since = Annotated[Release, BeforeValidator(_read_release)]
 
 
 class Value(Entry):
@@ -60,16 +50,15 @@ class Batch(Rule):
     other_than: str | None = None
 
 
-class EngineV0(Entry):
+class EngineV0(Sourced):
     """Tokens of a step with the engine V0: the context length, or `long_context_tokens` if it is longer than `long_context`."""
 
     before: Since
     long_context: StrictInt
     long_context_tokens: tuple[Value, ...]
-    source: str
 
 
-class UsableMemory(Entry):
+class UsableMemory(Sourced):
     """Memory that CUDA reports, derived from nvidia-smi's value. `unified_gib` is by the product's title.
 
     `unified_host_gib` is the unified memory that an idle host needs. `unified_names` are common names of machines with unified memory, with
@@ -81,7 +70,6 @@ class UsableMemory(Entry):
     unified_gib: Mapping[str, Number]
     unified_host_gib: Number
     unified_names: Mapping[str, str]
-    source: str
 
 
 class FusedReduction(Entry):
@@ -96,7 +84,7 @@ class FusedReduction(Entry):
     gib: Mapping[int, Number]
 
 
-class NonTorch(Entry):
+class NonTorch(Sourced):
     """Allocations outside of PyTorch in GiB, by the tensor-parallel size.
 
     `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions before
@@ -112,7 +100,6 @@ class NonTorch(Entry):
     alone: tuple[Value, ...]
     stages_less_gib: Number
     fused_reduction: FusedReduction
-    source: str
 
 
 class Encoder(Entry):
@@ -134,7 +121,7 @@ class ExpertWorkspace(Rule):
     shared: bool = True
 
 
-class Activation(Entry):
+class Activation(Sourced):
     """Parameters of the peak of the profiling run: sampler, forward pass, or encoder."""
 
     sampler: tuple[Value, ...]
@@ -161,7 +148,6 @@ class Activation(Entry):
     encoders: tuple[Encoder, ...]
     recurrent_bytes: Number
     unified_gib: Number
-    source: str
 
 
 class RunnerRule(Entry):
@@ -179,15 +165,14 @@ class RunnerRule(Entry):
     every: bool = False
 
 
-class ModelRunner(Entry):
+class ModelRunner(Sourced):
     """Rules for model runner V2, and the version since which it counts CUDA graphs."""
 
     rules: tuple[RunnerRule, ...]
     graphs_counted_since: Since
-    source: str
 
 
-class Graphs(Entry):
+class Graphs(Sourced):
     """CUDA graphs. `large` is the largest batch with a graph for `large_models` and `large_architectures`, `most` for all others.
 
     The first graph takes `first_gib`, each one `gib_per_graph_and_layer` for a layer, by architecture of the GPU.
@@ -202,7 +187,6 @@ class Graphs(Entry):
     large_architectures_since: Since
     gib_per_graph_and_layer: Mapping[str, Number]
     first_gib: Number
-    source: str
 
 
 class CacheType(Entry):
@@ -218,7 +202,7 @@ class CacheType(Entry):
     wide_ends: StrictInt = 0
 
 
-class CacheFacts(Entry):
+class CacheFacts(Sourced):
     """Rules for the KV cache."""
 
     block: StrictInt
@@ -235,7 +219,6 @@ class CacheFacts(Entry):
     chunks_since: Since
     checkpoint_type_since: Since
     compressed_rows: Mapping[str, tuple[StrictInt, StrictInt]]
-    source: str
 
 
 class ExpertPadding(Rule):
@@ -257,7 +240,7 @@ class SectionPositions(Rule):
     factor: StrictInt
 
 
-class WeightFacts(Entry):
+class WeightFacts(Sourced):
     """Rules for the weights on a GPU. `repacked_mib` is the padding per layer after repacking grouped weights."""
 
     vocabulary_multiple: StrictInt
@@ -265,15 +248,13 @@ class WeightFacts(Entry):
     repacked_mib: Number
     section_positions: tuple[SectionPositions, ...]
     expert_padding: tuple[ExpertPadding, ...]
-    source: str
 
 
-class Margin(Entry):
+class Margin(Sourced):
     """Distance from a limit at which a result is called tight: the larger of the two values."""
 
     gib: Number
     share: Number
-    source: str
 
 
 class MemoryFacts(Entry):

@@ -10,7 +10,7 @@ published in several formats. The number of parameters is in the entry, or is re
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, StrictBool, StrictFloat, StrictInt
@@ -169,12 +169,6 @@ def read_billions(repository: str) -> float | None:
     """Read the number of parameters, in billions, from a name such as `Llama-3.1-70B-Instruct`."""
     match = _BILLIONS.search(repository)
     return float(match[1]) if match else None
-
-
-@cache
-def load_models() -> Models:
-    """Read the families that ship with the operator."""
-    return load_file(Models, "models.yaml")
 
 
 VARIANT = re.compile(

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 
 from vllm_operator.api.spec import Allocation, Attention, Distribution, OptimizeFor, Quantization
 from vllm_operator.catalog.entry import Entry, Expression, matching, quote, read_text
+from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.versions import Release, parse_release
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
@@ -52,35 +53,22 @@ class Component(StrEnum):
     """Settings of the engine as a whole. Only quirks have this component."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleInput:
-    """Facts for the choice of backends. None: unknown. See `Facts` and `Condition`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleInput(Facts):
+    """Facts for the choice of backends: those of the model, and of the GPU and the spec. None: unknown. See `Condition`.
 
     `environment` and `arguments` are the user's settings of the engine, with flags spelled `--like-this`.
     """
 
     release: Release
     architecture: str | None = None
-    attention: str | None = None
-    quantization: str | None = None
-    quantization_scheme: str | None = None
     family: str | None = None
-    routing: str | None = None
     mixture_of_experts: bool | None = None
-    experts: int | None = None
-    routing_groups: int | None = None
-    hidden_size: int | None = None
     heads_per_rank: int | None = None
     weight_gigabytes: float | None = None
     slice_gigabytes: float | None = None
     slice_compute: int | None = None
     deepseek_heads: bool | None = None
-    mla_dims: tuple[int, int, int] | None = None
-    head_size: int | None = None
-    attention_sinks: bool | None = None
-    desc_act: bool | None = None
-    image_prefix: bool | None = None
-    kv_cache: str | None = None
     uneven_blocks: bool | None = None
     uneven_groups: bool | None = None
     uneven_heads: bool | None = None

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 from packaging.specifiers import SpecifierSet
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, SpecifierText, load_file, matching, read_data
+from vllm_operator.catalog.entry import Entry, Sourced, SpecifierText, load_file, matching, read_data
 
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
@@ -135,12 +135,11 @@ class Signature(Entry):
         return self.references[0] if self.references else None
 
 
-class Sample(Entry):
+class Sample(Sourced):
     """One or more lines that belong to a signature, and their source."""
 
     signature: str
     text: str
-    source: str
 
 
 ANY = "any"
@@ -168,7 +167,7 @@ class Remedy(Entry):
         return tuple(change for change in (*signature.arguments, *signature.environment) if change.name in self.changes)
 
 
-class LineMeaning(Entry):
+class LineMeaning(Sourced):
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
     `stage` begins, or with `ends` ends; `banner` and `engine` say that a server process or an engine starts; `component` is the component
@@ -180,7 +179,6 @@ class LineMeaning(Entry):
     words: tuple[str, ...]
     regex: str
     versions: str
-    source: str
     samples: tuple[str, ...]
     anchor: str = ""
     stage: str | None = None
@@ -194,14 +192,13 @@ class LineMeaning(Entry):
     arguments: bool = False
 
 
-class Bar(Entry):
+class Bar(Sourced):
     """A progress bar whose label begins with `prefix` shows the progress of `stage`; `label` is our name for it."""
 
     prefix: str
     stage: str
     label: str
     versions: str
-    source: str
     samples: tuple[str, ...]
 
 
@@ -212,14 +209,13 @@ class Silence(Entry):
     why: str
 
 
-class Measured(Entry):
+class Measured(Sourced):
     """Measured seconds by stage: `cold` with empty caches, `warm` with full ones.
 
     `where`: model, version and GPU, in words.
     """
 
     where: str
-    source: str
     stages: Mapping[str, Mapping[str, int]]
 
 
@@ -255,11 +251,10 @@ class FailureKind(Entry):
     message: str | None = None
 
 
-class Heartbeat(Entry):
+class Heartbeat(Sourced):
     """Text of a line that repeats at an interval while a process waits."""
 
     text: str
-    source: str
     sample: str
 
 

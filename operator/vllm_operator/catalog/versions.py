@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, StrictBool
+from pydantic import BeforeValidator, StrictBool
 
 from vllm_operator.api.operation import ScalingMetric
 from vllm_operator.catalog.entry import Entry, list_data, load_file
@@ -25,6 +25,18 @@ def parse_release(text: str) -> Release | None:
     """Return 0.20.1 from `v0.20.1.post1` or `0.20.1+cu129`; None if the text does not begin with a version."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def read_release(text: Any) -> Release:
+    """Return the release in a text. Raises ValueError if it does not begin with a version."""
+    release = parse_release(text) if isinstance(text, str) else None
+    if release is None:
+        raise ValueError(f"{text!r} is not a version; one looks like 0.20.0")
+    return release
+
+
+Since = Annotated[Release, BeforeValidator(read_release)]
+"""The first version for which a fact holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +58,6 @@ class Bundle(Entry):
     deep_gemm: StrictBool = False
 
 
-def _check_version(text: str) -> str:
-    if parse_release(text) is None:
-        raise ValueError(f"{text!r} is not a version")
-    return text
-
-
 def _with_spellings(flags: Any) -> Any:
     """Return all spellings of flags as equal entries."""
     return frozenset(flags).union(*flags.values()) if isinstance(flags, dict) else flags
@@ -64,7 +70,7 @@ class VersionTable(Entry):
     kvCacheDtype. `configs` holds the fields of flags that take JSON, by the flag's name without dashes.
     """
 
-    version: Annotated[str, AfterValidator(_check_version)]
+    version: str
     bundle: Bundle
     backends: Mapping[str, tuple[str, ...]]
     configs: Mapping[str, tuple[str, ...]]
@@ -74,9 +80,7 @@ class VersionTable(Entry):
     @cached_property
     def release(self) -> Release:
         """The version as comparable numbers."""
-        release = parse_release(self.version)
-        assert release is not None, "checked when it was read"
-        return release
+        return read_release(self.version)
 
     def knows_flag(self, flag: str) -> bool:
         """Return whether `vllm serve` of this version has the flag, also as `--no-x` or `--config.field`."""
@@ -128,9 +132,7 @@ class Versions:
 
     def resolve(self, version: str) -> Resolution:
         """Find the table for a version. Raises ValueError if the text does not begin with a version."""
-        release = parse_release(version)
-        if release is None:
-            raise ValueError(f"{version!r} is not a version")
+        release = read_release(version)
         table = next((known for known in reversed(self.tables) if known.release <= release), None)
         if table is None:
             note = f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
@@ -146,7 +148,7 @@ class Versions:
 
 
 def build_versions(tables: Iterable[VersionTable]) -> Versions:
-    """Put tables in order. Raises ValueError if there is no table, or two tables have the same release."""
+    """Put tables in order. Raises ValueError if there is no table, one has no version, or two have the same release."""
     ordered = tuple(sorted(tables, key=lambda table: table.release))
     if not ordered:
         raise ValueError("no vLLM version is known")
@@ -158,7 +160,7 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
 class GuardedPaths(Entry):
     """Prefixes of the paths for which vLLM requires a key, since a version."""
 
-    since: Annotated[str, AfterValidator(_check_version)]
+    since: Since
     paths: tuple[str, ...]
 
 
@@ -171,10 +173,10 @@ class EngineFacts(Entry):
     """
 
     sources: Mapping[str, str]
-    listens_while_draining_since: Annotated[str, AfterValidator(_check_version)]
+    listens_while_draining_since: Since
     metrics: Mapping[ScalingMetric, str]
     guarded_paths: tuple[GuardedPaths, ...]
-    object_stores: Mapping[str, Annotated[str, AfterValidator(_check_version)]]
+    object_stores: Mapping[str, Since]
     foreign_tags: tuple[str, ...]
     replacements: Mapping[str, str]
 
@@ -188,9 +190,9 @@ class EngineFacts(Entry):
         return _is_since(self.listens_while_draining_since, version)
 
 
-def _is_since(since: str, version: str | None) -> bool:
-    first, release = parse_release(since), parse_release(version) if version is not None else None
-    return first is not None and release is not None and first <= release
+def _is_since(since: Release, version: str | None) -> bool:
+    release = parse_release(version or "")
+    return release is not None and since <= release
 
 
 @cache

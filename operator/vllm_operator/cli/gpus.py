@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.reading import text
-from vllm_operator.catalog.gpus import GPUs, load_gpus
+from vllm_operator.catalog.entry import load_file
+from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _page(client: ClusterClient) -> list[Line]:
-    gpus = load_gpus()
+    gpus = load_file(GPUs, "gpus.yaml")
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
     inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE), gpus)
     try:

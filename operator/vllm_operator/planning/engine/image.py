@@ -16,7 +16,7 @@ from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
-from vllm_operator.catalog.gpus import Images, Version, cuda_of_tag, parse_version
+from vllm_operator.catalog.gpus import Images, Version, cuda_of_tag, read_version
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
@@ -109,8 +109,8 @@ def check_image(
     since = load_engine_facts().object_stores.get(scheme)
     if isinstance(version, Verdict):
         return version
-    if since is not None and (parse_release(version.version) or (0, 0, 0)) < (parse_release(since) or (0, 0, 0)):
-        message = say("version.no-object-store", version=version.version, scheme=scheme, since=since)
+    if since is not None and (parse_release(version.version) or (0, 0, 0)) < since:
+        message = say("version.no-object-store", version=version.version, scheme=scheme, since=".".join(map(str, since)))
         return Verdict(FALSE, Reason.INVALID_SPEC, message)
     if since is not None and split_image(version.image)[0] != DEFAULT_REPOSITORY:
         notes.insert(0, note("version.streamer", scheme=scheme))
@@ -157,7 +157,7 @@ class ImageFit:
 def image_options(given: str | None, resolved: ResolvedVersion, images: Images) -> tuple[ImageOption, ...]:
     """Return the possible images, the preferred one first: the image of the user, or those of the vLLM project."""
     image, table = resolved.image, resolved.table
-    built_with = parse_version(table.bundle.cuda) if table and table.bundle.cuda and images.is_official(image) else None
+    built_with = read_version(table.bundle.cuda) if table and images.is_official(image) else None
     # A digest can be that of any image of a release.
     default = ImageOption(image, cuda_of_tag(image) or (None if "@" in image else built_with))
     if given or not image.startswith(f"{images.repository}:"):

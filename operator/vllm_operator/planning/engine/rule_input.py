@@ -7,6 +7,7 @@ is a question to a selector: vllm/v1/attention/selector.py `AttentionSelectorCon
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.spec import (
@@ -18,17 +19,13 @@ from vllm_operator.api.spec import (
 )
 from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.memory import load_memory
+from vllm_operator.catalog.models import FACTS
 from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE, ResolvedFacts
 
-FACTS = (
-    *("attention", "quantization", "quantization_scheme", "family", "routing", "routing_groups", "experts", "hidden_size", "mla_dims"),
-    *("head_size", "attention_sinks", "desc_act"),
-)
-"""Facts about the model that rules use as they are."""
 GIGABYTE = 10**9
 QUANTIZED_MARGIN = 1.18
 """Maximum ratio of actual to estimated size of quantized weights. The estimate from the number of parameters assumes that layers in 16
@@ -76,18 +73,20 @@ def describe_rule_input(
     release = version.table.release if version.table else (0, 0, 0)
     expert = parallelism.expert == "Enabled" or "--enable-expert-parallel" in arguments
     expert_tensor = 1 if expert else tensor * data  # vLLM also splits each expert over the GPUs of all data-parallel ranks
+    known: dict[str, Any] = {name: getattr(facts, name) for name in (*FACTS, "family")}
+    known["image_prefix"] = _image_prefix(facts, release)
+    if release < load_memory().kv_cache.checkpoint_type_since:
+        known["kv_cache"] = None
     return RuleInput(
+        **known,
         release=release,
         architecture=architecture,
-        **{name: getattr(facts, name) for name in FACTS},
         mixture_of_experts=None if facts.experts is None else facts.experts > 0,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=_weight_gigabytes(facts),
         slice_compute=int(compute[1]) if compute else None,
         slice_gigabytes=float(gigabytes[1]) if gigabytes else None,
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
-        image_prefix=_image_prefix(facts, release),
-        kv_cache=facts.kv_cache if release >= load_memory().kv_cache.checkpoint_type_since else None,
         uneven_blocks=_uneven(facts.moe_intermediate_size, expert_tensor, facts.block_shape and facts.block_shape[0]),
         uneven_groups=_uneven(facts.moe_intermediate_size, expert_tensor, facts.group_size),
         uneven_heads=_uneven(facts.attention_heads, tensor),
