@@ -19,7 +19,7 @@ from vllm_operator.catalog.startup import Signature, Stages, load_startup
 from vllm_operator.catalog.user_entries import UserSignature
 from vllm_operator.catalog.versions import EngineFacts, VersionTable
 from vllm_operator.logs.state import Stage
-from vllm_operator.status.knowledge import MessageTexts, TerminationRules
+from vllm_operator.status.knowledge import Messages, TerminationRules
 
 FILES: dict[str, type[Entry]] = {
     "gpus.yaml": GPUs,
@@ -28,7 +28,7 @@ FILES: dict[str, type[Entry]] = {
     "caches.yaml": Caches,
     "engine.yaml": EngineFacts,
     "stages.yaml": Stages,
-    "messages.yaml": MessageTexts,
+    "messages.yaml": Messages,
     "notes.yaml": NoteTexts,
     "questions.yaml": Questions,
     "terminations.yaml": TerminationRules,

@@ -16,7 +16,7 @@ from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
-from vllm_operator.status.knowledge import MessageTexts, load_knowledge
+from vllm_operator.status.knowledge import Messages, load_knowledge
 from vllm_operator.status.progressing import Obstacle
 from vllm_operator.status.starts import Estimate
 from vllm_operator.text import wording
@@ -106,7 +106,7 @@ def test_each_stage_has_words() -> None:
 
 def test_words_for_a_phase_that_does_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="Napping"):
-        MessageTexts(**{**DATA, "phases": {"Napping": "napping"}})
+        Messages(**{**DATA, "phases": {"Napping": "napping"}})
 
 
 def test_a_long_plan_is_cut_after_a_sentence() -> None:

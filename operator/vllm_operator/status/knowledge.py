@@ -46,21 +46,27 @@ _FILTERS = {
 }
 
 
-class MessageTexts(Entry):
+class Messages(Entry):
     """The content of `messages.yaml`: templates by name, and words for the stages of a start and for phases of a Pod, in a sentence."""
 
     stages: Mapping[Stage, str]
     phases: Mapping[Phase, str]
     messages: Mapping[str, str]
 
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """The templates, each compiled when it is used first, and the words for stages and phases."""
-
-    environment: jinja2.Environment
-    stages: Mapping[Stage, str]
-    phases: Mapping[Phase, str]
+    @cached_property
+    def _environment(self) -> jinja2.Environment:
+        # Each template is compiled when it is used first. Plain text needs no escaping. In the sandbox, a template cannot call anything.
+        environment = ImmutableSandboxedEnvironment(
+            undefined=jinja2.StrictUndefined,
+            autoescape=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            loader=jinja2.DictLoader(self.messages),
+            auto_reload=False,
+        )
+        environment.globals.clear()  # no template uses these functions, and each message would get a copy of the list of them
+        environment.filters |= _FILTERS
+        return environment
 
     def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message: one line, free of control characters, at most `limit` characters.
@@ -70,7 +76,7 @@ class Messages:
             jinja2.TemplateSyntaxError: It is malformed; the tests render all messages.
             jinja2.UndefinedError: The message names a fact that is not given.
         """
-        return clean(self.environment.get_template(name).render(**facts), limit)
+        return clean(self._environment.get_template(name).render(**facts), limit)
 
     def fit(self, name: str, *, shrink: tuple[str, ...], limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message; where it is too long, shorten the facts in `shrink`, the longest first, not its end."""
@@ -82,22 +88,6 @@ class Messages:
                 break
             shrunk[longest] = wording.shorten(shrunk[longest], max(40, len(shrunk[longest]) - excess))
         return self.say(name, limit=limit, **shrunk)
-
-
-def _prepare(texts: MessageTexts) -> Messages:
-    """Prepare the environment of the templates."""
-    # Plain text needs no escaping. In the sandbox, a template cannot call anything.
-    environment = ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.DictLoader(texts.messages),
-        auto_reload=False,
-    )
-    environment.globals.clear()  # no template uses these functions, and each message would get a copy of the list of them
-    environment.filters |= _FILTERS
-    return Messages(environment, texts.stages, texts.phases)
 
 
 class TerminationRule(Entry):
@@ -167,7 +157,7 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     """Load the shipped data. `startup` is used instead of loading it again."""
     return Knowledge(
         startup=startup or load_startup(),
-        messages=_prepare(load_file(MessageTexts, "messages.yaml")),
+        messages=load_file(Messages, "messages.yaml"),
         terminations=load_file(TerminationRules, "terminations.yaml"),
         logged_names=load_logged_names(),
         versions=load_versions(),
