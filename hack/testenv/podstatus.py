@@ -138,12 +138,9 @@ def backing_off() -> str:
     return f"{{waiting: {{reason: CrashLoopBackOff, message: {_quoted(message)}}}}}"
 
 
-def cannot_start() -> str:
-    pulling = f'or {_lookup("message")} (printf "Back-off pulling image %q" $container.image)'
-    image = f"{{waiting: {{reason: ImagePullBackOff, message: {_quoted(pulling)}}}}}"
-    reason, message = _quoted(_value("reason", "CreateContainerConfigError")), _quoted(_value("message", ""))
-    other = f"{{waiting: {{reason: {reason}, message: {message}}}}}"
-    return f'{{{{ if eq {_lookup("path")} "imagepull" }}}}{image}{{{{ else }}}}{other}{{{{ end }}}}'
+def cannot_pull() -> str:
+    message = f'or {_lookup("message")} (printf "Back-off pulling image %q" $container.image)'
+    return f"{{waiting: {{reason: ImagePullBackOff, message: {_quoted(message)}}}}}"
 
 
 def _quoted(expression: str) -> str:

@@ -66,10 +66,10 @@ def _first_steps() -> list[dict[str, Any]]:
         ),
         _stage(
             "pod-cannot-start",
-            [_with("path", "imagepull", "waiting"), is_creating],
+            [_with("path", "imagepull"), is_creating],
             [
                 _event("Warning", "Failed", "Error: the container cannot start"),
-                _status(containers(podstatus.cannot_start(), others="waiting")),
+                _status(containers(podstatus.cannot_pull(), others="waiting")),
             ],
             delay=_seconds("pull", "1", since=".status.startTime"),
         ),
