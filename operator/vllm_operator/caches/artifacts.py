@@ -334,7 +334,6 @@ def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches)
 
 
 def _volumes(context: CacheContext) -> list[dict[str, Any]]:
-    """Return the volumes of the two containers, except the cache volume."""
     secret = context.artifact.push_secret_ref if context.artifact else None
     account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret.name, "optional": True}}] if secret else []
     return [{"name": PACKED_VOLUME, "emptyDir": {}}, *account]

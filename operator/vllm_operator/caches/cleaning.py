@@ -1,10 +1,8 @@
 """Delete unused cache directories from a volume: when to clean, which directories stay, the Job and its result.
 
 A Job runs if a start found the volume full, or if a quarantined directory has been kept long enough for inspection. The result is read
-from the Pod of the Job. The records of the directories that it deleted are removed.
-
-The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, because the image may
-set the user.
+from the Pod of the Job. The records of the directories that it deleted are removed. The Job mounts only this PVC and runs in the image of
+the engine as its user, who owns the files.
 
 A quarantined directory may have lost its marker, be in use, or belong to another user, so no attempt may ever delete it. Each attempt is
 recorded on the PVC before its Job is created, so that a Job without a result counts too. The program of the Job says why it stays.
@@ -18,14 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api import reading
-from vllm_operator.api.labels import (
-    DELETION_ANNOTATION_PREFIX,
-    IMAGE_ANNOTATION_PREFIX,
-    PRIMED_ANNOTATION_PREFIX,
-    QUARANTINED_ANNOTATION_PREFIX,
-    USED_ANNOTATION_PREFIX,
-)
+from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import format_bytes, read_bytes
 from vllm_operator.api.resource import Role, job_prefix
 from vllm_operator.caches.activity import Cleaning, CleaningState
@@ -152,26 +143,25 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
 def cleaning_record(context: CacheContext) -> Changes:
     """Return the changes of records after Jobs. A record that is newer than the Job describes a new directory, and stays."""
     record: Changes = {}
-    annotations = _annotations(context)
+    annotations = reading.mapping(context.claim, "metadata", "annotations")
     for job in _jobs(context):
         kept = reading.mapping(job.result, "kept")
         gone = [key for key, why in kept.items() if why == GONE]
         for key in kept.keys() - gone:
             record |= _record_reason(context, key, str(kept[key]), job.finished_at)
         for key in map(str, (*(job.result or {}).get("removed", ()), *gone)):
-            if DELETION_ANNOTATION_PREFIX + key in annotations:
-                record[DELETION_ANNOTATION_PREFIX + key] = None
-            mark = f"{QUARANTINED_ANNOTATION_PREFIX}{key}"
-            before = reading.text(annotations, mark)
+            if labels.DELETION_ANNOTATION_PREFIX + key in annotations:
+                record[labels.DELETION_ANNOTATION_PREFIX + key] = None
+            before = reading.text(annotations, mark := labels.QUARANTINED_ANNOTATION_PREFIX + key)
             if before and not before.endswith(REMOVED):
                 record[mark] = before + REMOVED
             if context.address is not None and key == context.address.key:
                 continue
-            names = (f"{PRIMED_ANNOTATION_PREFIX}{key}", f"{USED_ANNOTATION_PREFIX}{key}")
+            names = (f"{labels.PRIMED_ANNOTATION_PREFIX}{key}", f"{labels.USED_ANNOTATION_PREFIX}{key}")
             times = {name: reading.moment(annotations, name) for name in names if name in annotations}
             new = {name for name, since in times.items() if since is not None and job.finished_at is not None and since > job.finished_at}
             record |= dict.fromkeys(times.keys() - new)
-            if not new and (image := f"{IMAGE_ANNOTATION_PREFIX}{key}") in annotations:
+            if not new and (image := f"{labels.IMAGE_ANNOTATION_PREFIX}{key}") in annotations:
                 record[image] = None
     return record
 
@@ -222,14 +212,9 @@ def render_cleaning(context: CacheContext, need: CleaningNeed, keep: frozenset[s
         "CLEAN_SHARE": str(FREE_PERCENT if need.is_full else 0),
         "CLEAN_REPORT": "/dev/termination-log",
     }
-    container = render_program(
-        next(reading.objects(template, "containers")),
-        "clean",
-        "clean-caches",
-        env=[{"name": name, "value": value} for name, value in variables.items()],
-        mounts=[{"name": "claim", "mountPath": ROOT}],
-        requests={"cpu": "100m", "memory": "128Mi"},
-    )
+    engine, env = next(reading.objects(template, "containers")), [{"name": name, "value": value} for name, value in variables.items()]
+    mounts, requests = [{"name": "claim", "mountPath": ROOT}], {"cpu": "100m", "memory": "128Mi"}
+    container = render_program(engine, "clean", "clean-caches", env=env, mounts=mounts, requests=requests)
     volumes = [{"name": "claim", "persistentVolumeClaim": {"claimName": address.claim}}]
     spec = render_pod_spec(template, context.plan.tools_image, {"containers": [container], "volumes": volumes})
     if need.node:
@@ -257,7 +242,7 @@ class Attempts:
 
 def quarantined_keys(context: CacheContext, age: timedelta) -> Iterator[str]:
     """Return the keys that were quarantined at least this long ago and are still on the volume."""
-    for key, value in read_annotations(context.claim, QUARANTINED_ANNOTATION_PREFIX).items():
+    for key, value in read_annotations(context.claim, labels.QUARANTINED_ANNOTATION_PREFIX).items():
         since = reading.moment(value)
         if since is not None and context.now - since >= age:
             yield key
@@ -267,7 +252,7 @@ def record_attempt(context: CacheContext, keys: tuple[str, ...], why: str = "") 
     """Return the records of an attempt that begins now, or that could not begin."""
     before = {key: _attempts(context, key) for key in keys}
     numbers = {key: attempts.number if attempts is not None else 0 for key, attempts in before.items()}
-    return {DELETION_ANNOTATION_PREFIX + key: str(Attempts(number + 1, context.now, why)) for key, number in numbers.items()}
+    return {labels.DELETION_ANNOTATION_PREFIX + key: str(Attempts(number + 1, context.now, why)) for key, number in numbers.items()}
 
 
 def _record_reason(context: CacheContext, key: str, why: str, ended: datetime | None) -> Changes:
@@ -275,12 +260,11 @@ def _record_reason(context: CacheContext, key: str, why: str, ended: datetime | 
     attempts = _attempts(context, key)
     if attempts is None or attempts.why or ended is None or ended < attempts.last:
         return {}
-    return {DELETION_ANNOTATION_PREFIX + key: str(Attempts(attempts.number, attempts.last, why))}
+    return {labels.DELETION_ANNOTATION_PREFIX + key: str(Attempts(attempts.number, attempts.last, why))}
 
 
 def _attempts(context: CacheContext, key: str) -> Attempts | None:
-    """Return the attempts to delete a directory; None without a readable record."""
-    found = _ATTEMPTS.fullmatch(reading.text(_annotations(context), DELETION_ANNOTATION_PREFIX + key))
+    found = _ATTEMPTS.fullmatch(reading.text(context.claim, "metadata", "annotations", labels.DELETION_ANNOTATION_PREFIX + key))
     last = reading.moment(found[2]) if found else None
     return Attempts(max(1, int(found[1])), last, found[3]) if found and last else None
 
@@ -304,9 +288,5 @@ def describe_failures(context: CacheContext) -> str | None:
     return (
         f"The quarantined directory {key}{others} on PersistentVolumeClaim {claim} could not be deleted in attempt {attempts.number} of "
         f"{MAX_ATTEMPTS}: {wording.sentence(why)} {then} Remove the cause, or delete the directory yourself, and run: kubectl annotate pvc "
-        f"{claim} -n {namespace} {DELETION_ANNOTATION_PREFIX}{key}-"
+        f"{claim} -n {namespace} {labels.DELETION_ANNOTATION_PREFIX}{key}-"
     )
-
-
-def _annotations(context: CacheContext) -> Mapping[str, Any]:
-    return reading.mapping(context.claim, "metadata", "annotations")

@@ -30,15 +30,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.api import reading
-from vllm_operator.api.labels import (
-    IMAGE_ANNOTATION_PREFIX,
-    PRIMED_ANNOTATION_PREFIX,
-    PRIMING_ANNOTATION_PREFIX,
-    QUARANTINED_ANNOTATION_PREFIX,
-    USED_ANNOTATION_PREFIX,
-    is_name,
-)
+from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus
 from vllm_operator.caches.context import CacheContext
@@ -49,11 +41,11 @@ Changes = dict[str, str | None]
 KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """Form of a key: the name part of an annotation. `podTemplate` may mount any directory, even a nested one."""
 _RECORDS = (
-    USED_ANNOTATION_PREFIX,
-    PRIMED_ANNOTATION_PREFIX,
-    PRIMING_ANNOTATION_PREFIX,
-    QUARANTINED_ANNOTATION_PREFIX,
-    IMAGE_ANNOTATION_PREFIX,
+    labels.USED_ANNOTATION_PREFIX,
+    labels.PRIMED_ANNOTATION_PREFIX,
+    labels.PRIMING_ANNOTATION_PREFIX,
+    labels.QUARANTINED_ANNOTATION_PREFIX,
+    labels.IMAGE_ANNOTATION_PREFIX,
 )
 MOST_GENERATIONS = 64
 """Maximum number of quarantined directories. Beyond it the volume is not repairable: the last directory is used, and its start fails."""
@@ -79,14 +71,14 @@ class PrimingLease:
 
 def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None:
     """Return the lease on the caches of a key; None without a readable lease."""
-    name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
+    name, _, rest = _annotation(claim, labels.PRIMING_ANNOTATION_PREFIX + key).partition("/")
     uid, _, since = rest.partition("/")
-    return PrimingLease(name, uid, reading.moment(since)) if is_name(name) and uid else None
+    return PrimingLease(name, uid, reading.moment(since)) if labels.is_name(name) and uid else None
 
 
 def read_leases(claim: Mapping[str, Any] | None) -> list[PrimingLease]:
     """Return all readable leases of a PVC."""
-    return [lease for key in read_annotations(claim, PRIMING_ANNOTATION_PREFIX) if (lease := read_lease(claim, key)) is not None]
+    return [lease for key in read_annotations(claim, labels.PRIMING_ANNOTATION_PREFIX) if (lease := read_lease(claim, key)) is not None]
 
 
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
@@ -96,9 +88,9 @@ def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
 
 def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Changes:
     """Return the record that Pods use a directory; empty if it exists."""
-    if claim is None or _annotation(claim, USED_ANNOTATION_PREFIX + key):
+    if claim is None or _annotation(claim, labels.USED_ANNOTATION_PREFIX + key):
         return {}
-    return {USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
+    return {labels.USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
 
 
 def writable(record: Changes) -> Changes:
@@ -108,12 +100,12 @@ def writable(record: Changes) -> Changes:
 
 def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:
     """Return whether the caches of a key are filled."""
-    return bool(_annotation(claim, PRIMED_ANNOTATION_PREFIX + key))
+    return bool(_annotation(claim, labels.PRIMED_ANNOTATION_PREFIX + key))
 
 
 def is_quarantined(claim: Mapping[str, Any] | None, key: str) -> bool:
     """Return whether the caches of a key are quarantined."""
-    return bool(_annotation(claim, QUARANTINED_ANNOTATION_PREFIX + key))
+    return bool(_annotation(claim, labels.QUARANTINED_ANNOTATION_PREFIX + key))
 
 
 def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | None) -> Changes:
@@ -121,8 +113,8 @@ def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | Non
     record: Changes = {}
     for entry in (status.quarantined if status else None) or ():
         if claim is not None and not is_quarantined(claim, entry.key):
-            ended = (prefix + entry.key for prefix in (PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX))
-            record |= {QUARANTINED_ANNOTATION_PREFIX + entry.key: entry.time}
+            ended = (prefix + entry.key for prefix in (labels.PRIMED_ANNOTATION_PREFIX, labels.PRIMING_ANNOTATION_PREFIX))
+            record |= {labels.QUARANTINED_ANNOTATION_PREFIX + entry.key: entry.time}
             record |= {name: None for name in ended if _annotation(claim, name)}
     return record
 
@@ -146,7 +138,7 @@ class ImageRecord:
 def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
     """Return the readable records of a PVC by directory."""
     found = {}
-    for key, value in read_annotations(claim, IMAGE_ANNOTATION_PREFIX).items():
+    for key, value in read_annotations(claim, labels.IMAGE_ANNOTATION_PREFIX).items():
         reference, _, latest = value.partition(" ")
         image, _, digest = reference.rpartition("@")
         if image and digest:
@@ -196,7 +188,7 @@ def image_record(context: CacheContext) -> Changes:
     if record is None and address.key != by_tag:
         return {}
     now = ImageRecord(plan.image, record.filled_by if record else seen, seen)
-    return {} if now == record else {IMAGE_ANNOTATION_PREFIX + by_tag: str(now)}
+    return {} if now == record else {labels.IMAGE_ANNOTATION_PREFIX + by_tag: str(now)}
 
 
 def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> str:
@@ -216,10 +208,7 @@ def _is_in_use(context: CacheContext, before: Plan) -> bool:
 
 
 def next_cache_generation(context: CacheContext) -> int | None:
-    """Return the generation for a new plan; None if the directory of the plan is not quarantined, or Pods run with it.
-
-    Running Pods have loaded their files, and continue when another VLLMDeployment quarantines their directory.
-    """
+    """Return the generation for a new plan; None if the directory is not quarantined, or Pods, which have loaded its files, run with it."""
     address = context.address
     if address is None or address == context.live_address or not is_quarantined(context.claim, address.key):
         return None

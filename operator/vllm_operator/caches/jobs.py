@@ -85,10 +85,7 @@ def is_over(pod: Any) -> bool:
 
 
 def read_report(container: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return how the last run of a container ended, and the report of its program: JSON in the termination message, untrusted.
-
-    None if it has not ended. The report is empty if it cannot be read.
-    """
+    """Return how the last run of a container ended (None if it has not), and the untrusted JSON in its termination message, or nothing."""
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
     if not ended:
         return None

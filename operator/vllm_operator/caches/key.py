@@ -50,11 +50,7 @@ class CacheOrigin:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The cache directory and its variables.
-
-    `key` is the directory on the PVC: at most 63 characters, valid as a label value. `parts` are the parts of the key, each with its
-    reason. `env` are the variables that direct every cache to the directory.
-    """
+    """The directory on the PVC (`key`, valid as a label value), its parts with reasons, and the variables that direct every cache to it."""
 
     key: str
     parts: tuple[PlannedVariable, ...]

@@ -247,7 +247,6 @@ def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
 
 
 def _pod(context: CacheContext, job: str) -> PodView | None:
-    """Return the newest Pod of a Job; None without one."""
     pods = [pod for pod in context.pods if has_role(pod.manifest, Role.FETCHING) and controller_of(pod.manifest).get("name") == job]
     return max(pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
 
@@ -259,7 +258,6 @@ def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
 
 
 def _read(pod: PodView, claim: str) -> Fetching:
-    """Read the state of a fetch from the Pod of a Job. All content is untrusted."""
     container = reading.named(pod.manifest, FETCH_CONTAINER, "status", "containerStatuses", key="name")
     report = jobs.read_report(container)
     if report is None:

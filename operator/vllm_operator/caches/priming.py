@@ -101,7 +101,6 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
 
 
 def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
-    """Return the records to write if the cache is filled; None if it is empty."""
     primed = is_primed(context.claim, address.key)
     ready = any(at == address and view.phase is Phase.READY for at, view in (*context.replicas, *context.primers))
     if not primed and not ready and not _is_fetched(context, address):
@@ -152,7 +151,6 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
 
 
 def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
-    """Return why `priming: Auto` primes; None if it does not."""
     plan = context.plan
     backends = [choice.backend for choice in plan.backends]
     found = (r for r in rules if r.applies(version=plan.engine_version, backends=backends, one_node=context.is_one_node))
@@ -219,8 +217,7 @@ def apply_priming(
 def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None:
     """Return the desired replicas of a Deployment that is held; None if none is held.
 
-    Scaling continues, because load does not wait for a rollout. The only exception: replicas are not added while another VLLMDeployment
-    fills the directory with which they would start.
+    Load does not wait for a rollout. But none is added while another VLLMDeployment fills the directory with which it would start.
     """
     desired = reading.integer(context.desired, "spec", "replicas")
     if not priming.activity.held or desired is None:
