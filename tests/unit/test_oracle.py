@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from oracle.answers import Answer, attempt
+from oracle.answers import answer as answer_of
 from oracle.experts import SCHEMES, all_cases, canonical
 from oracle.tables import expand, merge, write
 from oracle.text_packages import TextPackages, names_of
@@ -104,6 +106,16 @@ def test_what_comes_from_the_made_up_machine_is_no_answer(reason: str) -> None:
 
 def experts(takes: str | None = "TRITON", **given: Any) -> dict[str, Any]:
     return {"takes": takes, "accepts": [], "refuses": {}, "ignores": {}, "raises": None} | given
+
+
+def test_a_pin_is_followed_refused_or_silently_replaced() -> None:
+    def fail() -> str:
+        raise ValueError("too old")
+
+    pins = {"MARLIN": attempt(lambda: "MARLIN", str), "CUTLASS": attempt(lambda: "TRITON", str), "DEEPGEMM": attempt(fail, str)}
+    found = answer_of(attempt(lambda: "TRITON", str), pins)
+    assert found == Answer("TRITON", ("MARLIN",), {"DEEPGEMM": "too old"}, {"CUTLASS": "TRITON"})
+    assert answer_of(attempt(fail, str), {}) == Answer(None, raises="too old")
 
 
 MODELS = ("DeepSeekV3", "Renormalize", "Llama4")
