@@ -133,7 +133,6 @@ def _all_serve(observed: Observation) -> Verdict:
     return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
 
 
-_MAX_NAMED_TAINTS = 3
 _MISFITS = (
     ("untolerated taint", "unschedulable.unknown_taint"),
     ("Insufficient nvidia.com", "unschedulable.gpus"),
@@ -157,16 +156,6 @@ class Obstacle:
     node: str
     nodes: int
     taints: tuple[Taint, ...]
-
-    @property
-    def tolerations(self) -> str:
-        """Return the tolerations to add to the Pods."""
-        return ", ".join(taint.toleration for taint in self.taints[:_MAX_NAMED_TAINTS])
-
-    @property
-    def names(self) -> str:
-        """Return the taints in words."""
-        return " and ".join(str(taint) for taint in self.taints[:_MAX_NAMED_TAINTS])
 
 
 def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:

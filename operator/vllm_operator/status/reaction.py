@@ -7,6 +7,7 @@ up, only a change of the spec starts a new attempt, so there are no loops.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from vllm_operator.api import reading
 from vllm_operator.api.operation import RemediationSpec
@@ -106,40 +107,36 @@ def _act(
     observed: Observation, finding: Finding, suggested: RemediationStatus, remedy: Remedy | None, safe: tuple[RemedyChange, ...]
 ) -> RemediationStatus:
     """Apply the safe changes of a remedy if the mode is Auto."""
-    settings, name = _settings(observed.resource), finding.status.signature
+    settings, crash, say = _settings(observed.resource), finding.status, partial(observed.messages.say, limit=1024)
     if settings.mode != "Auto":
         return suggested
-    former = next((applied for applied in suggested.applied if applied.signature == name), None)
+    former = next((applied for applied in suggested.applied if applied.signature == crash.signature), None)
     if former is not None:
-        return _given_up(suggested, f"Remedy {in_words(former.changes)} did not help: the same crash happened again.")
+        message = say("remediation.not_helped", changes=in_words(former.changes))
+        return suggested.model_copy(update={"state": RemediationState.GAVE_UP, "message": message})
     if remedy is None or not safe:
         return suggested
     limit = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
     if len(suggested.applied) >= limit:
-        return _given_up(suggested, f"The engine still crashes after {limit} remedies (spec.remediation.maxAttempts).")
-    reason = f"Remedy for crash {name} of Pod {finding.status.pod}. Cost: {remedy.costs}."
-    since = reading.stamp(observed.now) or ""
-    entry = AppliedRemedy(attempt=len(suggested.applied) + 1, signature=name, changes=list(safe), reason=reason[:1024], since=since)
-    message = f"Applied {in_words(safe)} because of {name}. Cost: {remedy.costs}. A change of the spec reverts it."
-    applied = {"state": RemediationState.APPLIED, "applied": [*suggested.applied, entry], "message": message[:1024]}
-    return suggested.model_copy(update=applied)
-
-
-def _given_up(status: RemediationStatus, reason: str) -> RemediationStatus:
-    message = f"{reason} The operator tries nothing more until the spec changes."
-    return status.model_copy(update={"state": RemediationState.GAVE_UP, "message": message[:1024]})
+        message = say("remediation.exhausted", limit_of_remedies=limit)
+        return suggested.model_copy(update={"state": RemediationState.GAVE_UP, "message": message})
+    entry = AppliedRemedy(
+        attempt=len(suggested.applied) + 1,
+        signature=crash.signature,
+        changes=list(safe),
+        reason=say("remediation.reason", crash=crash, costs=remedy.costs),
+        since=reading.stamp(observed.now) or "",
+    )
+    message = say("remediation.applied", crash=crash, costs=remedy.costs, changes=in_words(safe))
+    return suggested.model_copy(update={"state": RemediationState.APPLIED, "applied": [*suggested.applied, entry], "message": message})
 
 
 def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
     """Scale to zero if that is the policy and no restart can help."""
-    is_asked = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero"
-    runs = finding.run + 1
+    is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.run + 1
     if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
         return status
-    message = (
-        f"Scaled to zero after {runs} crashes of Pod {finding.status.pod} ({finding.status.signature}), because a restart cannot help. "
-        "The GPUs are free. Change the spec to start it again."
-    )
+    message = observed.messages.say("remediation.stopped", runs=runs, crash=finding.status)
     stopped = {"state": RemediationState.STOPPED, "observed_generation": observed.resource.metadata.generation}
     return status.model_copy(update={**stopped, "message": message})
 
