@@ -86,26 +86,20 @@ _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "lit
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line that may explain the crash. `signature` is None for an exception that matches no signature.
+    """A line that may explain the crash."""
 
-    `frames`: the end of the traceback. `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation
-    alone. `provisional`: a source line of a traceback, whose exception says more. `records`: the number of records below ERROR before it.
-    `overrules`: signatures whose crashes were ended from outside, according to this line. `because`: the first exception of a chain whose
-    last one is `text`.
-    """
-
-    signature: Signature | None
+    signature: Signature | None  # None for an exception that matches no signature
     text: str
     number: int
     process: str = ""
-    frames: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()  # the end of its traceback
     captures: tuple[tuple[str, str], ...] = ()
-    weak: bool = False
-    warned: bool = False
-    provisional: bool = False
-    records: int = 0
-    overrules: tuple[str, ...] = ()
-    because: str = ""
+    weak: bool = False  # explains the crash only if nothing else does
+    warned: bool = False  # a warning, which is no explanation alone
+    provisional: bool = False  # a source line of a traceback, whose exception says more
+    records: int = 0  # number of records below ERROR before it
+    overrules: tuple[str, ...] = ()  # signatures whose crashes were ended from outside, according to this line
+    because: str = ""  # the first exception of a chain whose last one is `text`
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -168,31 +162,23 @@ def _best(evidence: Iterable[Evidence]) -> Evidence | None:
 
 @dataclass(slots=True)
 class _Findings:
-    """Evidence since the current stage began or the server became ready.
+    """Evidence since the current stage began or the server became ready."""
 
-    `records`: the number of records below ERROR so far. `evidence`: by signature. The first exception that matches no signature is
-    `unknown`, `echoed` if it only reports a failure elsewhere, or `quoted` if a record quotes its message. `beside`: an error of a program
-    beside the engine. `survived` and `survived_unknown`: evidence of earlier stages. `failed`: a process has failed, at line `failed_at`,
-    after `failed_records` records below ERROR, and in a way that only reports the death of another one (`only_death`). `failure_at`: the
-    line that surely says so. `wrapped`: the latest exception, to which following lines may belong: its process, text, line, and the number
-    of them. `chained`: the exception whose handler the next one comes from.
-    """
-
-    records: int = 0
-    evidence: dict[str, Evidence] = field(default_factory=dict)
-    unknown: Evidence | None = None
-    echoed: Evidence | None = None
-    quoted: Evidence | None = None
-    beside: Evidence | None = None
-    survived: dict[str, Evidence] = field(default_factory=dict)
+    records: int = 0  # number of records below ERROR so far
+    evidence: dict[str, Evidence] = field(default_factory=dict)  # by signature
+    unknown: Evidence | None = None  # the first exception that matches no signature
+    echoed: Evidence | None = None  # the first of them that only reports a failure elsewhere
+    quoted: Evidence | None = None  # the first record that quotes the message of one
+    beside: Evidence | None = None  # an error of a program beside the engine
+    survived: dict[str, Evidence] = field(default_factory=dict)  # evidence of earlier stages
     survived_unknown: Evidence | None = None
-    failed: bool = False
-    failed_at: int = 0
-    failed_records: int = 0
-    failure_at: int | None = None
-    only_death: bool = False
-    wrapped: tuple[str, str, int, int] | None = None
-    chained: Evidence | None = None
+    failed: bool = False  # a process has failed
+    failed_at: int = 0  # line that says so
+    failed_records: int = 0  # number of records below ERROR before it
+    failure_at: int | None = None  # line that surely says so
+    only_death: bool = False  # so far, the failure only reports the death of another process
+    wrapped: tuple[str, str, int, int] | None = None  # latest exception, which may go on: process, text, line, lines that followed
+    chained: Evidence | None = None  # exception from whose handler the next one comes
 
     def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
         """Forget all other evidence."""

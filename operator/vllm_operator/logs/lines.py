@@ -102,17 +102,13 @@ def cleaned(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A parsed line.
+    """A parsed line."""
 
-    `process` is vLLM's name of the process ("Worker_TP0"), empty if unknown. `level` is None for raw output. `time` is the most precise
-    time in the line, as written: "2026-11-21T09:06:04.5Z", "11-21 09:06:04". `header` is what vLLM wrote before the text.
-    """
-
-    process: str
-    level: int | None
-    time: str | None
+    process: str  # vLLM's name of the process ("Worker_TP0"); empty if unknown
+    level: int | None  # None for raw output
+    time: str | None  # the most precise one in the line, as written: "2026-11-21T09:06:04.5Z", "11-21 09:06:04"
     text: str
-    header: str = ""
+    header: str = ""  # what vLLM wrote before the text
 
 
 class LineReader:

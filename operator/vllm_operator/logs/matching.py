@@ -52,16 +52,13 @@ class Literals:
 
 
 class Match(NamedTuple):
-    """A line matches `pattern` of `signature`. `captures`: the named groups that matched; `name`: the matched text if it is one word.
-
-    `after`: the character after the matched text and after closing quotation marks.
-    """
+    """A line matches a pattern of a signature."""
 
     signature: Signature
-    captures: tuple[tuple[str, str], ...]
+    captures: tuple[tuple[str, str], ...]  # named groups that matched
     pattern: LinePattern
-    name: str = ""
-    after: str = ""
+    name: str = ""  # the matched text if it is one word
+    after: str = ""  # character after the matched text and after closing quotation marks
 
     def is_reported_by(self, text: str) -> bool:
         """Whether the line reports the error. A text about errors mentions their names within sentences."""
@@ -96,15 +93,11 @@ def _tidy(value: str) -> str:
 
 
 class Seen(NamedTuple):
-    """What a line may be about, according to its strings.
+    """What a line may be about, according to its strings."""
 
-    `failure`: a process has failed. `is_echo`: an exception that only reports a failure elsewhere. `patterns`: those that it may match, by
-    their positions in the catalog.
-    """
-
-    failure: Failure | None = None
-    is_echo: bool = False
-    patterns: tuple[int, ...] = ()
+    failure: Failure | None = None  # a process has failed
+    is_echo: bool = False  # an exception only reports a failure elsewhere
+    patterns: tuple[int, ...] = ()  # that it may match, by their positions in the catalog
 
 
 class Recognizer:

@@ -41,20 +41,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A crash found in a log or in the status of a container.
-
-    `line` is the line of the root cause, and `line_number` its number from 1 in this log. `captures` are the named groups of the pattern.
-    All texts are bounded and contain no secrets or control characters.
-    """
+    """A crash found in a log or in the status of a container. All texts are bounded, without secrets or control characters."""
 
     signature: str
     cause: str
     remedy: str | None
     reference: str | None
-    line: str
-    line_number: int | None = None
+    line: str  # of the root cause
+    line_number: int | None = None  # from 1 in this log
     excerpt: str = ""
-    captures: tuple[tuple[str, str], ...] = ()
+    captures: tuple[tuple[str, str], ...] = ()  # named groups of the pattern
     retryable: bool = False
     auto_safe: bool = False
 
@@ -99,15 +95,7 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupState:
-    """The state of a run according to its log so far.
-
-    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does not
-    log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the order in
-    which they were entered, with their times. `memory`: the engine's measurements on its fullest GPU. `notices`: signatures of relevant
-    lines that are no crash. `adapters`: LoRA adapters that were loaded. `is_final`: the process has ended and its log was read to the end.
-    `cut_off_at`: line that reports a failed process, if the log ends before the error. `skipped_seconds`: minimum seconds of the log that
-    were skipped, because it grew too fast.
-    """
+    """The state of a run according to its log so far. Times are those of log lines (UTC)."""
 
     stage: Stage = Stage.PROCESS_START
     progress: Progress | None = None
@@ -115,19 +103,19 @@ class StartupState:
     stage_since: datetime | None = None
     started_at: datetime | None = None
     last_line_at: datetime | None = None
-    silent_stage_inferred: bool = False
+    silent_stage_inferred: bool = False  # the engine probably does work that it does not log (FlashInfer JIT)
     engine_version: str | None = None
     crash: Crash | None = None
     cache: CacheEvidence = CacheEvidence()
-    observed_backends: tuple[tuple[str, str], ...] = ()
-    entered: tuple[tuple[Stage, datetime | None], ...] = ()
+    observed_backends: tuple[tuple[str, str], ...] = ()  # pairs of a component and the backend that the log names
+    entered: tuple[tuple[Stage, datetime | None], ...] = ()  # stages in the order in which they were entered, with their times
     lines: int = 0
-    notices: tuple[str, ...] = ()
-    memory: MeasuredMemory = MeasuredMemory()
-    adapters: tuple[str, ...] = ()
-    is_final: bool = False
-    cut_off_at: int | None = None
-    skipped_seconds: int = 0
+    notices: tuple[str, ...] = ()  # signatures of relevant lines that are no crash
+    memory: MeasuredMemory = MeasuredMemory()  # the engine's measurements on its fullest GPU
+    adapters: tuple[str, ...] = ()  # LoRA adapters that were loaded
+    is_final: bool = False  # the process has ended and its log was read to the end
+    cut_off_at: int | None = None  # line that reports a failed process, if the log ends before the error
+    skipped_seconds: int = 0  # minimum seconds of the log that were skipped, because it grew too fast
 
     @property
     def has_start(self) -> bool:

@@ -111,23 +111,17 @@ class Part(Enum):
 
 @dataclass(slots=True)
 class Traceback:
-    """A traceback that has begun.
+    """A traceback that has begun."""
 
-    `raw`: printed by Python, not logged. `uncaught`: its first frame is that of a process. `harmless`: Python reported before it that the
-    process continues. `title`: the message of the record that it belongs to, which often quotes the exception. `number`: its line.
-    `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a notebook shows it. `is_of_logging`: it is part of the report that
-    a record could not be logged.
-    """
-
-    raw: bool
-    harmless: bool = False
-    uncaught: bool = False
+    raw: bool  # printed by Python, not logged
+    harmless: bool = False  # Python reported before it that the process continues
+    uncaught: bool = False  # its first frame is that of a process
     has_top: bool = False
-    title: str = ""
-    number: int = 0
-    ends_engine: bool = False
-    is_of_a_cell: bool = False
-    is_of_logging: bool = False
+    title: str = ""  # message of the record that it belongs to, which often quotes the exception
+    number: int = 0  # its line
+    ends_engine: bool = False  # a process of the engine ends with it
+    is_of_a_cell: bool = False  # a notebook shows it
+    is_of_logging: bool = False  # part of the report that a record could not be logged
 
 
 class Tracebacks:

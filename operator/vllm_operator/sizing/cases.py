@@ -124,8 +124,9 @@ def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: Mem
     refused = allowed(model.shape, model.form, parallel, options.context_parallel)
     if refused is not None:
         return Estimate(Prediction.REFUSED, refused)
-    device = _device(line, gpus, facts)
-    options = replace(options, stage_gib=_stage_memory(line, pipeline, gpus, facts))
+    gpu, memory_gib = text(line, "gpu")[:200], _number(line.get("gpu_memory_gib"), 1 << 20)
+    device = _device(gpu, memory_gib, gpus, facts)
+    options = replace(options, stage_gib=_stage_memory(gpu, memory_gib, pipeline, gpus, facts))
     releases = read_releases(text(line, "vllm_version"))
     made = [predict_model(model, parallel, device, options, facts, release) for release in releases]
     fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
@@ -156,8 +157,7 @@ def as_line(name: str, made: Estimate) -> dict[str, Any]:
     }
 
 
-def _device(line: Mapping[str, Any], gpus: GPUs, facts: MemoryFacts) -> Device:
-    name, memory_gib = _read_gpu(line)
+def _device(name: str, memory_gib: float | None, gpus: GPUs, facts: MemoryFacts) -> Device:
     product = smallest_named(name, gpus)
     named = (known for word, known in facts.usable_memory.unified_names.items() if word in name.lower())
     architecture = product.architecture if product else next(named, None)
@@ -167,9 +167,8 @@ def _device(line: Mapping[str, Any], gpus: GPUs, facts: MemoryFacts) -> Device:
     return device if memory_gib is None else replace(device, memory_gib=memory_gib, title=name)
 
 
-def _stage_memory(line: Mapping[str, Any], pipeline: int, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
+def _stage_memory(name: str, memory_gib: float | None, pipeline: int, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
     """Return the GPU memory of each pipeline stage if a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
-    name, memory_gib = _read_gpu(line)
     names = name.split("+")
     if len(names) < 2 or len(names) != pipeline:
         return ()
@@ -177,11 +176,6 @@ def _stage_memory(line: Mapping[str, Any], pipeline: int, gpus: GPUs, facts: Mem
     memory = [device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
     known = [each for own in memory if (each := own if own is not None else memory_gib) is not None]
     return tuple(known) if len(known) == len(names) else ()
-
-
-def _read_gpu(line: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Return the name and the memory of the GPU in GiB; None for that of the product."""
-    return text(line, "gpu")[:200], _number(line.get("gpu_memory_gib"), 1 << 20)
 
 
 def _size(value: Any) -> int | None:

@@ -48,40 +48,33 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Flags of the engine that affect memory. None is vLLM's default.
-
-    `max_length` 0 is `--max-model-len auto`. `speculative` are the tokens that a draft proposes at a time. `weights_gib` are the measured
-    weights on one GPU, including adapters. `partition` are the layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the
-    memory of their GPUs if they differ. `runner_v2` is VLLM_USE_V2_MODEL_RUNNER. `adapters` is the number of LoRA adapters in a batch, with
-    ranks up to `adapter_rank`. `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or the profiling of the
-    encoder off.
-    """
+    """Flags of the engine that affect memory. None is vLLM's default."""
 
     utilization: float | None = None
-    max_length: int | None = None
+    max_length: int | None = None  # 0 is `--max-model-len auto`
     sequences: int | None = None
     batched_tokens: int | None = None
     cache_dtype: str = "auto"
     eager: bool = False
     offload_gib: float = 0.0
-    speculative: int = 0
+    speculative: int = 0  # tokens that a draft proposes at a time
     own_draft_layers: bool = False
     eagle: bool = False
     separate_draft_layers: int = 0
     vision: bool = True
-    profiled_encoder: bool = True
+    profiled_encoder: bool = True  # false with --skip-mm-profiling
     prefix_caching: bool | None = None
     context_parallel: int = 1
     block: int | None = None
-    weights_gib: float | None = None
+    weights_gib: float | None = None  # measured weights on one GPU, including adapters
     checkpoint_bytes: int | None = None
     cache_bytes: int | None = None
-    partition: tuple[int, ...] = ()
-    stage_gib: tuple[float, ...] = ()
-    runner_v2: bool | None = None
-    adapters: int = 0
-    adapter_rank: int = 0
-    fused_reduction: bool = True
+    partition: tuple[int, ...] = ()  # layers of each pipeline stage (VLLM_PP_LAYER_PARTITION)
+    stage_gib: tuple[float, ...] = ()  # memory of the GPU of each pipeline stage, if they differ
+    runner_v2: bool | None = None  # VLLM_USE_V2_MODEL_RUNNER
+    adapters: int = 0  # LoRA adapters in a batch
+    adapter_rank: int = 0  # their highest rank
+    fused_reduction: bool = True  # false if flags turn fuse_allreduce_rms off
 
     @property
     def drafts_without_model(self) -> bool:

@@ -31,43 +31,35 @@ class Prediction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of the fullest GPU in GiB. None: unknown.
-
-    `kv_cache` is negative if the rest does not fit. `kv_needed` is the part for one request of the maximum length, and `concurrency` the
-    number of such requests. `tokens` are those of the KV cache as vLLM logs them, `longest` the longest context that fits, and
-    `comfortable` the longest one that leaves the margin free. `limit` is the deciding limit, as a sentence.
-    """
+    """The memory of the fullest GPU in GiB. None: unknown."""
 
     prediction: Prediction
-    limit: str
+    limit: str  # the deciding one, as a sentence
     weights: float | None = None
     activation: float | None = None
     other: float | None = None
     graphs: float | None = None
     budget: float | None = None
-    kv_cache: float | None = None
-    kv_needed: float | None = None
-    tokens: int | None = None
-    longest: int | None = None
+    kv_cache: float | None = None  # negative if the rest does not fit
+    kv_needed: float | None = None  # for one request of the maximum length
+    tokens: int | None = None  # in the KV cache, as vLLM logs them
+    longest: int | None = None  # longest context that fits
     max_length: int | None = None
-    concurrency: float | None = None
-    comfortable: int | None = None
+    concurrency: float | None = None  # requests of the maximum length at a time
+    comfortable: int | None = None  # longest context that leaves the margin free
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Parts of the memory of a GPU of one pipeline stage in GiB.
-
-    `counted` are the CUDA graphs that vLLM subtracts. `uncounted` are those that model runner V1 subtracts in addition and V2 does not.
-    """
+    """Parts of the memory of a GPU of one pipeline stage in GiB."""
 
     stage: int
     weights: float
     activation: float
     other: float
     graphs: float
-    counted: float
-    uncounted: float
+    counted: float  # CUDA graphs that vLLM subtracts
+    uncounted: float  # what model runner V1 subtracts in addition, and V2 does not
     budget: float
     available: float
     total: float

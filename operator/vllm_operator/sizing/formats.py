@@ -42,29 +42,20 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Bytes per element of each module.
+    """Bytes per element of each module. The measured sizes of the checkpoint's tensors take precedence."""
 
-    `size` is that of quantized linear modules, except where one of the `rules` matches; the first match counts. `experts_only`: only the
-    routed experts are quantized. `assumed`: the set of quantized modules is an assumption, because config.json was not read. `blocks` are
-    the sides of the blocks with a common scale, and `group` the inputs with one; a shard must be a multiple of them. `narrow_cache`: the
-    checkpoint requests a KV cache in FP8. `wide_drafts`: layers for multi-token prediction are not quantized.
-
-    Sizes of the checkpoint's tensors take precedence: `measured` with families as patterns, `outside` in bytes of whole modules outside of
-    layers, `draft_size` in bytes per element of layers for multi-token prediction.
-    """
-
-    name: str
-    size: float
-    rules: tuple[Rule, ...] = ()
-    experts_only: bool = False
-    assumed: bool = False
-    blocks: int = 0
-    group: int = 0
-    narrow_cache: bool = False
-    wide_drafts: bool = False
-    measured: tuple[Rule, ...] = ()
-    outside: tuple[tuple[str, int], ...] = ()
-    draft_size: float | None = None
+    name: str  # as it is shown, such as NVFP4
+    size: float  # of quantized linear modules
+    rules: tuple[Rule, ...] = ()  # modules with another size; the first match counts
+    experts_only: bool = False  # only the routed experts are quantized
+    assumed: bool = False  # the set of quantized modules is an assumption, because config.json was not read
+    blocks: int = 0  # sides of the blocks with a common scale; a shard must be a multiple of them
+    group: int = 0  # inputs with a common scale; a shard of the inputs must be a multiple of them
+    narrow_cache: bool = False  # the checkpoint requests a KV cache in FP8
+    wide_drafts: bool = False  # layers for multi-token prediction are not quantized
+    measured: tuple[Rule, ...] = ()  # sizes of the checkpoint's tensors, with families as patterns
+    outside: tuple[tuple[str, int], ...] = ()  # the same for modules outside of layers, in bytes of the whole module
+    draft_size: float | None = None  # the same for layers for multi-token prediction, in bytes per element; None if unknown
 
     @property
     def quantized(self) -> bool:
@@ -242,12 +233,11 @@ def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
         return WeightFormat("BF16", float(shape.element_bytes))
     listed = next((found for key in EXCLUDE_KEYS if (found := sequence(written.get(key)))), [])
     rules = read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
-    if (mapping(config, "text_config").get("expert_dtype") or config.get("expert_dtype")) == "fp4":
-        form = NATIVE_FP4
-    else:
-        form = _read_method(written, shape)
+    method = str(written.get("quant_method", ""))[:40].lower()
+    is_native = (mapping(config, "text_config").get("expert_dtype") or config.get("expert_dtype")) == "fp4"
+    form = NATIVE_FP4 if is_native else _read_method(written, method, shape)
     # The patterns of AWQ and GPTQ take precedence over the list of modules that are not quantized.
-    rules = (*form.rules, *rules) if _method(written) in GROUPED_METHODS else (*rules, *form.rules)
+    rules = (*form.rules, *rules) if method in GROUPED_METHODS else (*rules, *form.rules)
     drafts = any("mtp" in rule.pattern for rule in rules if rule.size is None)
     return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=requested_cache(quantization) is not None)
 
@@ -259,12 +249,7 @@ def requested_cache(written: Mapping[str, Any]) -> str | None:
     return "fp8_e4m3" if narrow else None
 
 
-def _method(written: Mapping[str, Any]) -> str:
-    return str(written.get("quant_method", ""))[:40].lower()
-
-
-def _read_method(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
-    method = _method(written)
+def _read_method(written: Mapping[str, Any], method: str, shape: ModelShape) -> WeightFormat:
     algorithm = str(written.get("quant_algo") or "").upper()[:40]
     if method in GROUPED_METHODS:
         return _grouped(written, method, shape)

@@ -21,34 +21,26 @@ LONGEST = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers with one block table.
-
-    `window` is the maximum of a request's kept tokens, None for all; `states` are blocks of a state. `page` is the size in bytes of its
-    layers in a block if groups differ; 0 if they are equal.
-    """
+    """Layers with one block table."""
 
     layers: int
     block: int
-    window: int | None = None
-    states: int = 0
+    window: int | None = None  # maximum of a request's kept tokens; None for all
+    states: int = 0  # blocks of a state
     chunk: bool = False
-    page: int = 0
+    page: int = 0  # bytes of its layers in a block if groups differ; 0 if they are equal
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The groups of a model's KV cache on one GPU, and the bytes of one block of each group.
-
-    `in_flight` are the tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0. `needed_bytes` are
-    those of a block in vLLM's check whether one request fits, if they differ.
-    """
+    """The groups of a model's KV cache on one GPU."""
 
     groups: tuple[_Group, ...]
-    block_bytes: int
-    in_flight: int
-    context_parallel: int
+    block_bytes: int  # of one block of each group
+    in_flight: int  # tokens scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0
+    context_parallel: int  # --decode-context-parallel-size
     counts_by_concurrency: bool
-    needed_bytes: int = 0
+    needed_bytes: int = 0  # of a block in vLLM's check whether one request fits, if they differ; else 0
 
     def need(self, tokens: int) -> int:
         """Return the bytes of one request with this many tokens."""

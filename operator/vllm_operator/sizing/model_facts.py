@@ -51,23 +51,14 @@ VALUE_LIMIT = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Files of a model or of a LoRA adapter on the hub.
+    """Files of a model or of a LoRA adapter on the hub."""
 
-    Attributes:
-        config: Content of config.json or adapter_config.json; None if it was not read.
-        weight_bytes: Size of the weight files, from their index or the hub; None if unknown.
-        trouble: Why `config` could not be read, as a sentence; None if it was read or not requested.
-        refused: Whether the hub reported that the model does not exist, or that this token has no access to it.
-        tensors: Tensor sizes from their headers; None if not all of them were read.
-        adapters: Files of the adapters of `spec.adapters`, by name.
-    """
-
-    config: Mapping[str, Any] | None = None
-    weight_bytes: int | None = None
-    trouble: str | None = None
-    refused: bool = False
-    tensors: TensorSizes | None = None
-    adapters: Mapping[str, "ModelFiles"] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None  # content of config.json or adapter_config.json; None if it was not read
+    weight_bytes: int | None = None  # from the index of the weight files or the hub; None if unknown
+    trouble: str | None = None  # why `config` could not be read, as a sentence; None if it was read or not requested
+    refused: bool = False  # the hub reported that the model does not exist, or that this token has no access to it
+    tensors: TensorSizes | None = None  # sizes from the headers of the weight files; None if not all were read
+    adapters: Mapping[str, "ModelFiles"] = field(default_factory=dict)  # of `spec.adapters`, by name
 
 
 NO_FILES = ModelFiles()

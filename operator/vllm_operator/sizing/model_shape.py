@@ -28,19 +28,14 @@ class Shard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Weights of one kind.
+    """Weights of one kind."""
 
-    `name` is the path inside a layer, such as `self_attn.k_proj`, and outside of layers that of the module itself (`lm_head`). `elements`
-    are those of one layer, of all experts together. `layers` is empty outside of layers, `linear` says whether it may be quantized, and
-    `width` is the side that the tensor-parallel size must divide; 0 if that is not checked.
-    """
-
-    name: str
-    elements: int
+    name: str  # path inside a layer, such as `self_attn.k_proj`; outside of layers that of the module itself (`lm_head`)
+    elements: int  # of one layer, and of all experts together
     shard: Shard
-    layers: tuple[int, ...] = ()
-    linear: bool = True
-    width: int = 0
+    layers: tuple[int, ...] = ()  # the layers that have it; empty outside of layers
+    linear: bool = True  # whether it may be quantized
+    width: int = 0  # side of a dense module that the tensor-parallel size must divide; 0 if that is not checked
 
     @property
     def total(self) -> int:
@@ -65,64 +60,35 @@ class Cache(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CachedLayers:
-    """Layers with equal caches.
-
-    `kv_heads` are those of the whole model, `width` the elements of key and value of one token and KV head; of one token for MLA. `reach`
-    is the tokens of the window or chunk. Sparse MLA has `index_bytes` for a token in the fraction `index_share` of the layers. `conv` and
-    `state` are the elements of one state in the whole model: of the convolution, with `conv_kernel` rows (its width minus 1), and of the
-    recurrence. `wide` keys and values have the model's type, regardless of that of the KV cache.
-    """
+    """Layers with equal caches."""
 
     kind: Cache
     count: int
-    kv_heads: int = 0
-    width: int = 0
-    reach: int = 0
-    index_bytes: int = 0
-    index_share: float = 1.0
-    conv: int = 0
-    state: int = 0
-    conv_kernel: int = 0
-    wide: bool = False
+    kv_heads: int = 0  # in the whole model
+    width: int = 0  # elements of key and value together, of one token and KV head; of one token for MLA
+    reach: int = 0  # tokens of the window or chunk; 0 without one
+    index_bytes: int = 0  # per token, of the indexer of sparse MLA; 0 without one
+    index_share: float = 1.0  # fraction of the layers with a separate indexer
+    conv: int = 0  # elements in the whole model of the state of the convolution, which is also sharded
+    state: int = 0  # elements in the whole model of the state of the recurrence
+    conv_kernel: int = 0  # rows of `conv`: the width of the convolution minus 1
+    wide: bool = False  # keys and values have the model's type, regardless of the type of the KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """Attention of DeepSeek V4: every layer has a window, and most also compress 4 or 128 tokens into one.
+    """Attention of DeepSeek V4: every layer has a window, and most also compress 4 or 128 tokens into one."""
 
-    `by_four` and `by_many` are the numbers of these layers; those with 4 have an indexer. `width` and `index_width` are elements of a
-    token.
-    """
-
-    by_four: int
-    by_many: int
-    width: int
-    index_width: int
-    window: int
+    by_four: int  # layers that compress 4 tokens; these have an indexer
+    by_many: int  # layers that compress 128 tokens
+    width: int  # elements of one token
+    index_width: int  # the same of the indexer
+    window: int  # in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Facts in a model's config.json about its memory. Sizes of what the model does not have are 0.
-
-    Attributes:
-        max_length: Longest context of the model in tokens; None if unknown.
-        usual_length: vLLM's default context length if it is shorter (LongRoPE since 0.11.1).
-        intermediate: Width of the dense MLP.
-        expert_width: Width of a routed expert.
-        cached: The layers with a cache; `cache_known` if all of them are understood.
-        compressed: Set for DeepSeek V4, which has no other cache.
-        rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
-        sections: Whether positions have a time, a height and a width, so that the rotary table is longer than the context.
-        state_bytes: Bytes per element of a recurrent state; None for that of the model.
-        vision: Whether the model has an encoder for images or similar input; a patch in it has `vision_width` elements (0: unknown).
-        latent: Whether attention is MLA.
-        projected: Elements of one token that MLA projects from the latent vector: keys and values of all heads.
-        streams: Copies of the hidden state of a token between layers (hyper connections).
-        index_top: Tokens that sparse attention looks at.
-        drafts: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
-        heads_by_kind: Numbers of heads and groups, except attention heads, that vLLM divides by the tensor-parallel size.
-    """
+    """Facts in a model's config.json about its memory. Sizes of what the model does not have are 0."""
 
     architecture: str
     vocabulary: int
@@ -130,29 +96,29 @@ class ModelShape:
     layers: int
     heads: int
     kv_heads: int
-    intermediate: int
-    max_length: int | None
+    intermediate: int  # width of the dense MLP
+    max_length: int | None  # longest context of the model in tokens; None if unknown
     experts: int
     experts_per_token: int
-    expert_width: int
+    expert_width: int  # of a routed expert
     modules: tuple[Module, ...]
-    drafts: tuple[Module, ...]
-    cached: tuple[CachedLayers, ...]
-    rotary: int
-    usual_length: int | None = None
-    compressed: CompressedAttention | None = None
-    recurrent_width: int = 0
-    cache_known: bool = True
-    sections: bool = False
-    state_bytes: int | None = None
-    vision: bool = False
-    vision_width: int = 0
-    latent: bool = False
-    projected: int = 0
-    streams: int = 1
-    index_top: int = 0
+    drafts: tuple[Module, ...]  # layers for speculative decoding in the checkpoint, loaded only if the engine speculates
+    cached: tuple[CachedLayers, ...]  # the layers with a cache
+    rotary: int  # width of the rotary embedding of one head, of all tables together where layers have different ones
+    usual_length: int | None = None  # vLLM's default context length if it is shorter (LongRoPE since 0.11.1)
+    compressed: CompressedAttention | None = None  # of DeepSeek V4, which has no other cache
+    recurrent_width: int = 0  # of the recurrent layers
+    cache_known: bool = True  # whether all layers with a cache are understood
+    sections: bool = False  # positions have a time, a height and a width, so that the rotary table is longer than the context
+    state_bytes: int | None = None  # per element of a recurrent state; None for that of the model
+    vision: bool = False  # it has an encoder for images or similar input
+    vision_width: int = 0  # elements of a patch in the encoder; 0 if unknown
+    latent: bool = False  # attention is MLA
+    projected: int = 0  # elements of one token that MLA projects from the latent vector: keys and values of all heads
+    streams: int = 1  # copies of the hidden state of a token between layers (hyper connections)
+    index_top: int = 0  # tokens that sparse attention looks at
     element_bytes: int = 2
-    heads_by_kind: tuple[tuple[str, int], ...] = ()
+    heads_by_kind: tuple[tuple[str, int], ...] = ()  # heads and groups, except attention heads, that the tensor-parallel size must divide
 
     @property
     def has_cache(self) -> bool:

@@ -30,17 +30,14 @@ STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """Known facts about the memory of a model: its sizes with their source, and the format of its weights.
-
-    `known` is its entry in the table, `label` the name of the format, if given, and `checkpoint_bytes` the size of all tensors, if known.
-    """
+    """Known facts about the memory of a model."""
 
     shape: ModelShape
     form: WeightFormat
-    source: str
-    known: KnownShape | None = None
-    label: str = ""
-    checkpoint_bytes: int | None = None
+    source: str  # of the sizes
+    known: KnownShape | None = None  # its entry in the table of well-known models
+    label: str = ""  # name of the format, if given
+    checkpoint_bytes: int | None = None  # size of all tensors; None if unknown
 
     @property
     def file_bytes(self) -> int:
@@ -96,18 +93,15 @@ def resolve_model(
     form = named if named is not None else own
     if named is not None and own.quantized and own.name == named.name:
         form = own  # config.json also lists modules that are not quantized
-    if checkpoint_bytes is None and known is not None and known.checkpoint_gib and form.name == own.name and _is_dated(name, known.name):
-        checkpoint_bytes = int(known.checkpoint_gib * GIB)
+    if checkpoint_bytes is None and known is not None and known.checkpoint_gib and form.name == own.name:
+        # A suffix such as `-0731` is a later state of the same checkpoint.
+        is_same = re.fullmatch(re.escape(known.name) + r"(-[0-9]{4})?", name, re.IGNORECASE) is not None
+        checkpoint_bytes = int(known.checkpoint_gib * GIB) if is_same else None
     if named is not None and form.name != own.name:
         checkpoint_bytes = None
     if config is not None and tensors is not None and not wanted:
         form = measure_format(form, shape, tensors) or form
     return SizedModel(shape, form, source, known, label, checkpoint_bytes)
-
-
-def _is_dated(name: str, known: str) -> bool:
-    """Return whether a name is that of an entry, or of a later state of the same checkpoint, such as `-0731`."""
-    return re.fullmatch(r"(-[0-9]{4})?", name[len(known) :]) is not None if name.lower().startswith(known.lower()) else False
 
 
 def predict_model(
