@@ -190,13 +190,12 @@ class _Node:
 
     def _problems(self, product_label: str) -> tuple[str, ...]:
         layout, upgrade = self.labels.get(MIG_STATE, "success"), self.labels.get(UPGRADE_STATE, "")
-        failed, failed_upgrade = layout == "failed", upgrade == "upgrade-failed"
         problems = {
             "its MIG layout is not uniform": product_label.endswith(INVALID),
-            "the last change of its MIG layout failed": failed,
-            f"its MIG layout is changing, state {layout[:63]}": not failed and layout not in ("", "success"),
-            "the upgrade of its GPU driver failed": failed_upgrade,
-            f"its GPU driver is being upgraded, state {upgrade[:63]}": not failed_upgrade and upgrade not in ("", "upgrade-done"),
+            "the last change of its MIG layout failed": layout == "failed",
+            f"its MIG layout is changing, state {layout[:63]}": layout not in ("", "success", "failed"),
+            "the upgrade of its GPU driver failed": upgrade == "upgrade-failed",
+            f"its GPU driver is being upgraded, state {upgrade[:63]}": upgrade not in ("", "upgrade-done", "upgrade-failed"),
             "it is cordoned": self.unschedulable,
             "it is not ready": not self.ready,
         }

@@ -161,5 +161,5 @@ def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
 
 def pinned_length(pinned: Plan | None) -> int | None:
     """Return the context length that the operator set in the plan in force; None without one."""
-    set_by_us = (argument.value for argument in (pinned.args if pinned else ()) if argument.name == "--max-model-len")
-    return next((length for value in set_by_us if (length := read_integer(value))), None)
+    values = {argument.name: argument.value for argument in (pinned.args if pinned else ())}
+    return read_integer(values.get("--max-model-len")) or None

@@ -180,11 +180,11 @@ def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]
     known = load_questions()
     model = known.models.get(rule_input.family or "", rule_input.routing)
     setting, layout = _setting(rule_input), _layout(rule_input, chosen)
-    if not rule_input.mixture_of_experts or model not in {*known.routings, *known.models.values()} or setting is None or layout is None:
+    unasked = rule_input.distribution != Distribution.VLLM or known.expert_flags & rule_input.arguments.keys()
+    uneven = rule_input.uneven_blocks or rule_input.uneven_groups  # the tables are about experts that can be divided
+    if not rule_input.mixture_of_experts or setting is None or layout is None or unasked or uneven:
         return ()
-    if rule_input.distribution != Distribution.VLLM or known.expert_flags & rule_input.arguments.keys():
-        return ()
-    if rule_input.uneven_blocks or rule_input.uneven_groups:  # the tables are about experts that can be divided
+    if model not in {*known.routings, *known.models.values()}:
         return ()
     schemes = _schemes(rule_input, model)
     if any(model not in known.asked.get(scheme, (model,)) for scheme in schemes):

@@ -217,14 +217,14 @@ def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking
 
 def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> list[Note]:
     """Return a note if other GPUs were not free, or if Pods must wait for these."""
-    replicas = max(ranking.replicas, 1)
-    alike = [each for each in compared if group_of(each.result.headroom) == group_of(chosen.result.headroom)]
+    replicas, group = max(ranking.replicas, 1), group_of(chosen.result.headroom)
     if chosen.rank is Rank.WAITING and chosen.pool.provider is None and chosen.free is not None:
-        added = next((each.pool for each in alike if each.pool.provider is not None and each.pool.product is not None), None)
+        pools = (each.pool for each in compared if group_of(each.result.headroom) == group)
+        added = next((pool for pool in pools if pool.provider is not None and pool.product is not None), None)
         instead = say("choice.or-added", product=added.product, provider=added.provider) if added is not None else ""
         some = "Some Pods wait" if chosen.free else "Pods wait"
         return [note("choice.waiting", shortage=_shortage(chosen, replicas), some=some, instead=instead)]
-    first = _passed_over(chosen, alike, compared, ranking)
+    first = _passed_over(chosen, compared, ranking)
     if first is None:
         return []
     shortage = _shortage(first, replicas)
@@ -237,14 +237,14 @@ def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: R
     return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(chosen.title, chosen.pool), free=free, wait=wait)]
 
 
-def _passed_over(chosen: Candidate, alike: Sequence[Candidate], compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
-    """Return which of `alike`, on which the model fits as well, would have been chosen if it were free; None if sizes are unknown."""
-    if chosen.result.headroom is Headroom.UNKNOWN:
-        return None
-    order, added = ranking.preferred_order(compared), chosen.pool.provider is not None
-    for each in order:
-        waits = each.rank is Rank.WAITING and each.pool.provider is None and each.free is not None and each in alike
-        if waits and (order.index(each) < order.index(chosen) or (added and kind_of(each) == kind_of(chosen))):
+def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
+    """Return the GPU that would have been chosen if it were free; None if it is the chosen one, or if the sizes are unknown."""
+    group, comes_first = group_of(chosen.result.headroom), True
+    for each in ranking.preferred_order(compared) if chosen.result.headroom is not Headroom.UNKNOWN else ():
+        comes_first = comes_first and each is not chosen
+        waits = each.rank is Rank.WAITING and each.pool.provider is None and each.free is not None
+        instead = comes_first or (chosen.pool.provider is not None and kind_of(each) == kind_of(chosen))
+        if waits and instead and group_of(each.result.headroom) == group:
             return each
     return None
 

@@ -9,7 +9,6 @@ from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Headroom, Sizing
-from vllm_operator.planning.placement.shortage import why_rejected
 from vllm_operator.planning.placement.targets import Candidate, InUse, Rank, Rejection, in_use_of
 from vllm_operator.text.wording import count as counted
 
@@ -183,11 +182,11 @@ def describe_candidates(
         )
         listed[gpu, verdict] = GPUCandidate(gpu=gpu, count=count, verdict=verdict)
     names = {gpu_name(each.title, each.pool) for each in by_kind.values()}
-    for rejection in sorted(rejections, key=lambda each: (-each.obstacle, each.pool.nodes, each.pool.resource)):
+    for rejection in sorted(rejections, key=lambda each: (-each.nearness, each.pool.nodes, each.pool.resource)):
         gpu = gpu_name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
         if gpu not in names:
             names.add(gpu)
-            verdict = why_rejected(rejection)[:TEXT_LIMIT]
+            verdict = rejection.text[:TEXT_LIMIT]
             listed[gpu, verdict] = GPUCandidate(gpu=gpu[:TEXT_LIMIT], verdict=verdict)
     return list(listed.values())[:CANDIDATES_LIMIT] if len(listed) > 1 else []
 

@@ -29,39 +29,17 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
 
     def nearness(rejection: Rejection) -> tuple[object, ...]:
         pool, enough = rejection.pool, suffices(rejection) is True
-        return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
+        return (rejection.nearness, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
     there = _described([rejection.pool for rejection in rejections], gpus, nearest.pool)
-    if nearest.obstacle is Obstacle.IMAGE:
-        return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
+    if nearest.fit is not None:
+        return f"No node can run the image: {nearest.fit.problem}. {nearest.fit.remedy} The cluster has {there}."
     asked = _asked(request, gpus, whole=nearest.obstacle is Obstacle.SLICED)
     too_small = suffices(nearest) is False
     remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
-
-
-_REASONS = {
-    Obstacle.ARCHITECTURE: "not in spec.accelerator.architectures",
-    Obstacle.UNKNOWN: "its architecture is unknown",
-    Obstacle.PRODUCT: "not in spec.accelerator.products",
-    Obstacle.ALLOCATION: "only for allocation {allocation}",
-    Obstacle.NOT_SLICED: "a whole GPU, not a MIG slice",
-    Obstacle.SLICED: "a MIG slice, not a whole GPU",
-    Obstacle.PROFILE: "another MIG profile than spec.accelerator.mig.profile",
-    Obstacle.UUID: "does not have the UUIDs in the spec",
-    Obstacle.SHARED: "shared between Pods",
-    Obstacle.HOST: "the image is not built for {pool.host}",
-    Obstacle.COUNT: "a node has only {pool.count}",
-    Obstacle.SELECTOR: "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector",
-}
-
-
-def why_rejected(rejection: Rejection) -> str:
-    """Return in a few words why a pool was rejected."""
-    allocation = "DRA" if rejection.pool.claims else "DevicePlugin"
-    return _REASONS.get(rejection.obstacle, "{detail}").format(pool=rejection.pool, allocation=allocation, detail=rejection.detail)
 
 
 def _described(pools: Sequence[Pool], gpus: GPUs, nearest: Pool) -> str:

@@ -8,7 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
@@ -31,33 +31,43 @@ Alike = tuple[str, tuple[tuple[str, str], ...], str | None, bool]
 """What a Pod can ask for: resource, labels of nodes, MIG profile, and whether Pods share the devices."""
 
 
-class Obstacle(IntEnum):
-    """Why a pool does not match a request. The higher the value, the nearer the pool is to a match."""
+class Obstacle(StrEnum):
+    """Why a pool does not match a request, in words. The later in this list, the nearer the pool is to a match."""
 
-    ARCHITECTURE = 0
-    UNKNOWN = 1
-    PRODUCT = 2
-    ALLOCATION = 3
-    NOT_SLICED = 4
-    SLICED = 5
-    PROFILE = 6
-    UUID = 7
-    SHARED = 8
-    HOST = 9
-    COUNT = 10
-    PROBLEM = 11
-    SELECTOR = 12
-    IMAGE = 13
+    ARCHITECTURE = "not in spec.accelerator.architectures"
+    UNKNOWN = "its architecture is unknown"
+    PRODUCT = "not in spec.accelerator.products"
+    ALLOCATION = "only for allocation {allocation}"
+    NOT_SLICED = "a whole GPU, not a MIG slice"
+    SLICED = "a MIG slice, not a whole GPU"
+    PROFILE = "another MIG profile than spec.accelerator.mig.profile"
+    UUID = "does not have the UUIDs in the spec"
+    SHARED = "shared between Pods"
+    HOST = "the image is not built for {pool.host}"
+    COUNT = "a node has only {pool.count}"
+    PROBLEM = "{problems}"
+    SELECTOR = "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector"
+    IMAGE = "{fit.problem}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rejected pool. `detail` and `remedy` are for obstacles of the image."""
+    """A rejected pool. `fit` is the best image for it, if no other obstacle comes first."""
 
     pool: Pool
     obstacle: Obstacle
-    detail: str = ""
-    remedy: str | None = None
+    fit: ImageFit | None = None
+
+    @property
+    def nearness(self) -> int:
+        """How near the pool is to a match."""
+        return list(Obstacle).index(self.obstacle)
+
+    @property
+    def text(self) -> str:
+        """Why the pool was rejected, in a few words."""
+        allocation, problems = "DRA" if self.pool.claims else "DevicePlugin", "; ".join(self.pool.problems)
+        return self.obstacle.format(pool=self.pool, fit=self.fit, allocation=allocation, problems=problems)
 
 
 InUse = tuple[str | None, str | None, str | None, bool]
@@ -203,11 +213,11 @@ def _sort_out(request: Request, inventory: Inventory, catalog: Catalog) -> tuple
         nodes = tuple(node for node in whole.nodes if inventory.has_labels(node, request.selector))
         pool = replace(whole, nodes=nodes) if nodes else whole
         if (obstacle := _obstacle(pool, request, inventory)) is not None:
-            rejections.append(Rejection(pool, obstacle, "; ".join(pool.problems)))
+            rejections.append(Rejection(pool, obstacle))
             continue
         fit = fit_image(request.options, pool, catalog, forced=request.forced, compatible=request.compatible)
         if fit.problem is not None:
-            rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
+            rejections.append(Rejection(pool, Obstacle.IMAGE, fit))
         else:
             candidates.append((pool, fit))
     return candidates, rejections
