@@ -36,7 +36,7 @@ class World:
         self.cluster = SlowCluster()
         self.cluster.put(GPU_NODE)
         self.cache = InventoryCache(
-            self.cluster, lambda nodes, slices, node_pools: Inventory(node_count=len(nodes)), seconds=30, clock=lambda: self.now
+            self.cluster, lambda nodes, slices, node_pools: Inventory(node_count=len(nodes)), clock=lambda: self.now
         )
 
     async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[Inventory]]:

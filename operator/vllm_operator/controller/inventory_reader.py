@@ -36,6 +36,8 @@ GPU_LABELS = (
 )
 """Prefixes of labels of nodes that may have a GPU. No label is common to all of them."""
 
+AGE_SECONDS = 30.0
+"""Maximum age of what was read, in seconds."""
 REST_FACTOR = 10.0
 """Minimum interval between two reads, as a multiple of the duration of a read: reading takes at most a tenth of the time."""
 ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
@@ -62,12 +64,12 @@ class SharedRead(Generic[Content]):
         self._content: Content | None = None
         self._error: Exception | None = None
 
-    async def get(self, max_age: float, limit: float, *, or_last: bool = False) -> Content:
-        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
+    async def get(self, max_age: float, *, or_last: bool = False) -> Content:
+        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `AGE_SECONDS`.
 
         `or_last`: return the last content, of any age, while the API server is unavailable. Raises ClusterError.
         """
-        age, before = min(max(max_age, REST_FACTOR * self._took), limit), self._reads
+        age, before = min(max(max_age, REST_FACTOR * self._took), AGE_SECONDS), self._reads
         fresh = before + self._reading.locked() + 1  # the first read that begins from now on
         async with self._reading:
             if self._kept < fresh and self._clock() - self._read_at >= age:
@@ -102,17 +104,15 @@ class InventoryCache:
         client: ClusterClient,
         read: Callable[..., Inventory],
         *,
-        seconds: float = 30.0,
         sees_all_pods: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a cache with a lifetime of `seconds`. `read` gets the nodes, the ResourceSlices, and the NodePools as `node_pools`.
+        """Create an empty cache. `read` gets the nodes, the ResourceSlices, and the NodePools as `node_pools`.
 
         `sees_all_pods`: the operator may list the Pods of all namespaces.
         """
         self._client = client
         self._make = read
-        self._seconds = seconds
         self._sees_all_pods = sees_all_pods
         self._clock = clock
         self._seen: tuple[Sequence[Manifest], ...] = ((), (), ())  # the nodes, ResourceSlices and NodePools of the last read
@@ -124,11 +124,11 @@ class InventoryCache:
         self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
 
     async def read(self, *, max_age: float | None = None) -> Inventory:
-        """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache). Raises ClusterError.
+        """Return the inventory, at most `max_age` seconds old (default and maximum: `AGE_SECONDS`). Raises ClusterError.
 
         Without `max_age`, no new plan depends on the inventory, so the last one is returned while the API server is unavailable.
         """
-        return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds, or_last=max_age is None)
+        return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, or_last=max_age is None)
 
     async def held(self, *, insist: bool = True) -> HeldDevices | None:
         """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
@@ -138,7 +138,7 @@ class InventoryCache:
         if not (insist or self._sees_all_pods):
             return None
         try:
-            return await self._held.get(0.0, self._seconds)
+            return await self._held.get(0.0)
         except Forbidden:
             return None
 

@@ -338,8 +338,8 @@ class Follower:
         self._has_read_end = False
         self._outcome: Outcome | LogProblem | None = None
         self._tail_lines: int | None = None  # number of lines at the end of a log that grows too fast, to be read next
-        self._is_open = self._is_busy = False  # the response of the current attempt has begun; received bytes are being parsed
-        self._moved_at = 0.0
+        self._is_open = False  # the response of the current attempt has begun
+        self._quiet_since: float | None = None  # since when the open stream has nothing to parse
 
     @property
     def state(self) -> StartupState | None:
@@ -469,8 +469,8 @@ class Follower:
             limit_bytes=REPLAY_BYTES if was_dead else None,
             tail_lines=self._tail_lines,
         )
-        began = self._moved_at = self._clock()
-        self._is_open, self._is_busy, self._tail_lines = False, False, None
+        began = self._clock()
+        self._is_open, self._quiet_since, self._tail_lines = False, None, None
         # Another task reads, so that the follower can act while nothing arrives.
         stream = asyncio.create_task(self._stream(request), name="stream of a log")
         stream.add_done_callback(lambda task: self._wake.set())
@@ -494,10 +494,10 @@ class Follower:
         """Read a log to its end, or until it grows faster than it is read."""
         pace = Pace(self._clock())
         async with self._client.stream_log(request) as pieces:
-            self._is_open, self._moved_at = True, self._clock()
+            self._is_open, self._quiet_since = True, self._clock()
             self._wake.set()
             async for piece in pieces:
-                self._is_busy = True
+                self._quiet_since = None
                 pace.note_arrival(self._clock())
                 for begin in range(0, len(piece), STEP_BYTES):
                     step = piece[begin : begin + STEP_BYTES]
@@ -505,7 +505,7 @@ class Follower:
                     self._tail_lines = pace.note_step(len(step), step.count(b"\n"), self._clock())
                     if self._tail_lines is not None:
                         return
-                self._is_busy, self._moved_at = False, self._clock()
+                self._quiet_since = self._clock()
         self._log.lines.check()
 
     def _take(self, step: bytes) -> None:
@@ -518,7 +518,7 @@ class Follower:
 
     def _look(self) -> None:
         """Publish the state. After some silence, all existing lines are assumed to be read."""
-        if self._is_open and not self._is_busy and self._clock() - self._moved_at >= QUIET_SECONDS:
+        if self._quiet_since is not None and self._clock() - self._quiet_since >= QUIET_SECONDS:
             self._catch_up()
             if self._stop_at is not None:
                 self._stop_at = min(self._stop_at, self._clock())

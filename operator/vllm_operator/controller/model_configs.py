@@ -107,10 +107,8 @@ class ModelConfigs:
     async def _fetch(self, question: Question) -> None:
         try:
             async with self._places:  # the time limit starts with the request, not while waiting for others
-                is_down = self._clock() < self._down_until
-                answer = _AWAY if is_down else await self._read(question)
-            if not is_down:
-                self._keep(question, answer)
+                if self._clock() >= self._down_until:
+                    self._keep(question, await self._read(question))
         finally:
             self._tasks.pop(question, None)
             for key in self._waiting.pop(question, set()):  # also after a cancellation: they ask again
