@@ -8,7 +8,7 @@ import pytest
 from support import observations as o
 from support.gpus import real_node
 from support.plans import deployment, made
-from vllm_operator.api.plan import EngineMemory, PlannedMemory
+from vllm_operator.api.plan import EngineMemory
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import MeasuredMemory, Stage, StartupState
@@ -49,12 +49,12 @@ def started(weights: float | None = 41.7, kv_cache: float | None = 20.4) -> Star
     return StartupState(stage=Stage.READY, last_line_at=o.at(0), started_at=o.at(-60), memory=MeasuredMemory(weights, kv_cache))
 
 
-def observed(states: dict[tuple[str, int], StartupState], predicted: PlannedMemory | None) -> Any:
+def observed(states: dict[tuple[str, int], StartupState], predicted: EngineMemory | None) -> Any:
     pods = [o.ready_pod(name) for name, _ in states]
     return o.observe(*pods, replicas=len(pods), states=states, outcome=o.outcome(plan=o.plan(memory=predicted)))
 
 
-PREDICTED = PlannedMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
+PREDICTED = EngineMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
 
 
 def shown(observation: Any) -> tuple[EngineMemory | None, EngineMemory | None]:

@@ -33,6 +33,12 @@ VolumeSize = Annotated[
     str,
     form(32, r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
 ]
+Storage = Literal["SharedClaim", "ClaimPerReplica", "HostPath", "EmptyDir"]
+"""Kind of volume that stores files between starts."""
+ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]
+"""What of an engine is compared with the target."""
+PresetKind = Literal["VLLMPreset", "ClusterVLLMPreset"]
+"""Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
 
 
 class SecretReference(Model):
@@ -46,10 +52,6 @@ class SecretKeyReference(Model):
 
     name: Name = Field(description="Name of the Secret.")
     key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret. Default: token.")
-
-
-Storage = Literal["SharedClaim", "ClaimPerReplica", "HostPath", "EmptyDir"]
-"""Kind of volume that stores files between starts."""
 
 
 class ClaimVolume(Model):
@@ -239,10 +241,6 @@ class GatewaySpec(Model):
     inference_pool: InferencePoolSpec | None = optional("Route to an InferencePool instead of to the Service.")
 
 
-ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]
-"""What of an engine is compared with the target."""
-
-
 class KedaSpec(Model):
     """KEDA asks Prometheus itself, so no adapter is needed, and can scale to zero and back."""
 
@@ -307,10 +305,6 @@ class RemediationSpec(Model):
         "What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. KeepRestarting: "
         "nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting."
     )
-
-
-PresetKind = Literal["VLLMPreset", "ClusterVLLMPreset"]
-"""Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
 
 
 class PresetReference(Model):

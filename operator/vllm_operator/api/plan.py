@@ -95,15 +95,8 @@ class PlannedWeights(Model):
     volume_size: str | None = optional("Size of their PersistentVolumeClaim.", max_length=32)
 
 
-class PlannedMemory(Model):
-    """Memory of one GPU that the estimate predicts."""
-
-    weights_mebibytes: int = Field(description="Weights in MiB.")
-    kv_cache_mebibytes: int = Field(description="KV cache in MiB. Negative if the rest does not fit.")
-
-
 class EngineMemory(Model):
-    """Memory of one GPU that an engine uses."""
+    """Memory of one GPU that an engine uses, or will use."""
 
     weights_mebibytes: int = Field(description="Weights in MiB.")
     kv_cache_mebibytes: int = Field(description="KV cache in MiB.")
@@ -181,7 +174,9 @@ class Plan(Model):
         "Pods that share each GPU by time-slicing. Absent if they do not, or if that is unknown.", ge=1, le=1024
     )
     sizing: SizingSpec | None = optional("`spec.sizing` when the GPUs were chosen.")
-    memory: PlannedMemory | None = optional("Predicted memory of one GPU. Absent if the sizes of the model are unknown.")
+    memory: EngineMemory | None = optional(
+        "Predicted memory of one GPU. The KV cache is negative if the rest does not fit. Absent if the sizes of the model are unknown."
+    )
     policy: AcceleratorPolicy | None = optional("`spec.accelerator.policy` when the GPUs were chosen.")
     candidates: Annotated[list[GPUCandidate], Field(max_length=16)] | None = optional(
         "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", LIST_ATOMIC

@@ -85,19 +85,9 @@ def metadata_of(resource: VLLMDeployment, name: str, component: Role = Role.ENGI
     metadata: dict[str, Any] = {"name": name, "namespace": resource.metadata.namespace, "labels": labels_of(resource, component)}
     # A VLLMDeployment from a file has no uid, so an owner reference to it is not possible.
     if owned and resource.metadata.uid:
-        metadata["ownerReferences"] = [_owner_reference(resource)]
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": resource.metadata.name, "uid": resource.metadata.uid}
+        metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     return metadata
-
-
-def _owner_reference(resource: VLLMDeployment) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": resource.metadata.name,
-        "uid": resource.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
 
 
 _JOB_OWNER_LIMIT = 42

@@ -4,8 +4,7 @@ A rule refuses only specs that can never work. The planner decides about specs t
 in a condition. Each message says what the user can do.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 FLAG = "[A-Za-z].*"
 """Pattern of the name of a flag without its leading dashes."""
@@ -22,24 +21,28 @@ def _rule(expression: str, message: str, field: str = "") -> dict[str, str]:
     return {"rule": expression, "message": message, **({"fieldPath": field} if field else {})}
 
 
-def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
-    """Return a rule that refuses flags for which the spec has a field."""
-    listed = ", ".join(f"'{name}'" for name in names)
-    flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
-    return _rule(
-        f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
-        f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}",
-    )
+OWNED = {
+    ("model", "model-tag"): "use model.uri",
+    ("served-model-name",): "use model.servedName",
+    ("revision",): "use model.revision",
+    ("host", "port", "uds"): "use service.port; the engine itself always listens on port 8000 of its Pod",
+    ("tensor-parallel-size", "tp"): "use parallelism.tensor, which also requests the GPUs",
+    ("pipeline-parallel-size", "pp"): "use parallelism.pipeline, which also requests the GPUs",
+    ("data-parallel-size", "dp"): "use parallelism.data, which also requests the GPUs",
+    ("enable-expert-parallel", "no-enable-expert-parallel", "ep"): "use parallelism.expert",
+}
+"""Flags for which the spec has a field, with what to use instead."""
+OWNED_FLAGS: Mapping[str, str] = {f"--{name}": instead for names, instead in OWNED.items() for name in names}
+"""The same by flag. The rules do not see abbreviations of them."""
 
 
-def owned_word(rule: Mapping[str, str]) -> dict[str, str]:
-    """Return the same rule for the words of a command line."""
-    names = re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
-    listed = ", ".join(f"'{dashes}{name}'" for name in names for dashes in ("--", "-"))
-    return _rule(
-        f"self.all(w, !(w.find('{WORD}').replace('_', '-') in [{listed}]))",
-        rule["message"].replace("allowed in args", "allowed in extraArgs"),
-    )
+def _owned(where: str, entry: str, flag: str, dashes: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Yield the rules that refuse these flags in a list. `flag` is CEL for the flag in an `entry`, whose name may follow `dashes`."""
+    for names, instead in OWNED.items():
+        listed = ", ".join(f"'{each}{name}'" for name in names for each in dashes)
+        flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
+        expression = f"self.all({entry}, !({flag}.replace('_', '-') in [{listed}]))"
+        yield _rule(expression, f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in {where}; {instead}")
 
 
 NAME = _rule(
@@ -53,28 +56,14 @@ ARGUMENTS = (
         f"self.all(a, self.exists_one(b, b.name.find('{FLAG}').replace('_', '-') == a.name.find('{FLAG}').replace('_', '-')))",
         "a flag is given twice (dashes and underscores do not matter); keep one of them",
     ),
-    owned_flag(("model", "model-tag"), "use model.uri"),
-    owned_flag(("served-model-name",), "use model.servedName"),
-    owned_flag(("revision",), "use model.revision"),
-    owned_flag(("host", "port", "uds"), "use service.port; the engine itself always listens on port 8000 of its Pod"),
-    owned_flag(("tensor-parallel-size", "tp"), "use parallelism.tensor, which also requests the GPUs"),
-    owned_flag(("pipeline-parallel-size", "pp"), "use parallelism.pipeline, which also requests the GPUs"),
-    owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also requests the GPUs"),
-    owned_flag(("enable-expert-parallel", "no-enable-expert-parallel", "ep"), "use parallelism.expert"),
+    *_owned("args", "a", f"a.name.find('{FLAG}')", ("",)),
 )
-
-OWNED_FLAGS: Mapping[str, str] = {
-    f"--{name}": rule["message"].rpartition("; ")[2]
-    for rule in ARGUMENTS[1:]
-    for name in re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
-}
-"""Flags for which the spec has a field, with what to use instead. The rules do not see abbreviations of them."""
 
 EXTRA_ARGUMENTS = (
     _rule(f"self.size() == 0 || self[0].matches('{WORD}')", "the first word must be a flag, such as --seed; the model is in model.uri"),
     # Full names only: the cost of a comparison of all pairs of words is limited.
     _rule("self.all(a, !a.startsWith('--') || self.exists_one(b, b == a))", "a flag is given twice; keep one of them"),
-    *(owned_word(rule) for rule in ARGUMENTS[1:]),
+    *_owned("extraArgs", "w", f"w.find('{WORD}')", ("--", "-")),
 )
 
 ARGUMENTS_APART = _rule(

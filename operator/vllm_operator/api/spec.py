@@ -102,6 +102,14 @@ Backend = Annotated[str, form(64, r"^[A-Za-z][A-Za-z0-9_-]*$", "write Auto, or t
 WeightSize = Annotated[
     str, form(32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)")
 ]
+Allocation = Literal["DevicePlugin", "DRA"]
+"""Mechanism by which a Pod requests GPUs."""
+Toggle = Literal["Enabled", "Disabled"]
+"""An enum instead of a boolean, because more values may follow."""
+AcceleratorPolicy = Literal["SmallestThatFits", "MostCapable", "MostFree"]
+"""Which of the GPUs are taken on which a model fits."""
+OptimizeFor = Literal["Throughput", "Latency"]
+"""Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
 
 
 class Distribution(StrEnum):
@@ -246,14 +254,6 @@ class EngineSpec(Model):
     )
 
 
-Allocation = Literal["DevicePlugin", "DRA"]
-"""Mechanism by which a Pod requests GPUs."""
-
-
-Toggle = Literal["Enabled", "Disabled"]
-"""An enum instead of a boolean, because more values may follow."""
-
-
 class MigSpec(Model):
     """MIG slices of GPUs."""
 
@@ -261,10 +261,6 @@ class MigSpec(Model):
     mode: Toggle | None = optional("Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.")
     profile: MigProfile | None = optional("MIG profile, for example 1g.10gb.")
     uuids: list[MigUUID] | None = optional("Use only these MIG devices. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
-
-
-AcceleratorPolicy = Literal["SmallestThatFits", "MostCapable", "MostFree"]
-"""Which of the GPUs are taken on which a model fits."""
 
 
 class AcceleratorSpec(Model):
@@ -324,10 +320,6 @@ class SizingSpec(Model):
         "Requests of this length that the KV cache should hold at a time. Without `contextLength`, requests of 32768 tokens, or of the "
         "context of the model if that is less. Default: 1."
     )
-
-
-OptimizeFor = Literal["Throughput", "Latency"]
-"""Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
 
 
 class BackendsSpec(Model):

@@ -13,6 +13,10 @@ LONGEST_STAGE_SECONDS = 7 * 86_400
 Timestamp = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_SECONDS)]], Field(max_length=16)]
 """Seconds by stage."""
+CacheState = Literal["Cold", "Priming", "Warm", "Quarantined"]
+"""State of the caches with the current key."""
+ChangeKind = Literal["Argument", "Variable"]
+"""Kind of a change."""
 
 
 class ConditionStatus(StrEnum):
@@ -37,10 +41,6 @@ class Condition(Model):
         description="Cause of the status, as one word in CamelCase.",
     )
     message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
-
-
-CacheState = Literal["Cold", "Priming", "Warm", "Quarantined"]
-"""State of the caches with the current key."""
 
 
 class QuarantinedCache(Model):
@@ -130,10 +130,6 @@ class CrashStatus(Model):
     restarts: int | None = optional("Number of restarts of the container before the crash, if any.", ge=0)
     time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
     excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
-
-
-ChangeKind = Literal["Argument", "Variable"]
-"""Kind of a change."""
 
 
 class RemedyChange(Model):

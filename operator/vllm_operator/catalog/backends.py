@@ -199,14 +199,9 @@ ANY = "*"
 class Selectors:
     """The answers of all versions in the format of `hack/oracle`. Answers are parsed on demand, because a deployment needs only a few.
 
-    Attributes:
-        reasons: Error messages.
-        answers: All distinct answers.
-        cases: Tables: the index in `answers` by the name of the case, such as `Dense/128/auto`. Of trees, for layers with many properties:
-            branches by part of a path, such as `FP8/Unset/Tensor/Llama4`; an index in `cases`, for the last part in `answers`. `*` matches
-            all other parts.
-        versions: The index in `cases` by version and architecture.
-        are_trees: Whether `cases` are branches of trees.
+    `cases` are tables: the index in `answers` by the name of the case, such as `Dense/128/auto`. Of trees (`are_trees`), for layers with
+    many properties: branches by part of a path, such as `FP8/Unset/Tensor/Llama4`; an index in `cases`, for the last part in `answers`.
+    `*` matches all other parts. `versions` has the index in `cases` by version and architecture.
     """
 
     reasons: Sequence[str] = ()
@@ -218,11 +213,8 @@ class Selectors:
     def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
         """Return the answer for a layer; None if the version, the architecture or one of the cases is missing.
 
-        Args:
-            release: The vLLM version. An unknown version gets the common answer of its neighbours.
-            architecture: Such as sm_90.
-            cases: The possible cases of the layer, the likeliest first. The first one determines the default backend; a backend is accepted
-                if any case accepts it.
+        An unknown version gets the common answer of its neighbours. `cases` are the possible cases of the layer, the likeliest first: the
+        first one determines the default backend; a backend is accepted if any case accepts it.
         """
         return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
 

@@ -66,10 +66,6 @@ class Cache(Sourced):
             for name, each in self.written.items()
         )
 
-    def is_used_by(self, version: Version | None, distribution: Distribution) -> bool:
-        """Return whether this build of vLLM reads the variables. True if the version is unknown, because they do no harm."""
-        return distribution in self.distributions and (version is None or self.versions.contains(version, prereleases=True))
-
 
 class WeightsCache(Cache):
     """The cache of downloaded weights."""
@@ -127,9 +123,8 @@ class Caches(Entry):
         return frozenset(argument.flag for argument in self.keyed)
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
-        """Return the caches of compiled artifacts that a build of vLLM uses. `version` is None, or no version, if it is unknown."""
-        known = _parse_version(version)
-        return tuple(cache for cache in self.compiled if cache.is_used_by(known, distribution))
+        """Return the caches of compiled artifacts that a build of vLLM uses: all of an unknown version, because variables do no harm."""
+        return tuple(cache for cache in self.compiled if distribution in cache.distributions and _contains(cache.versions, version))
 
     def folders_of_artifact(self, version: str | None, distribution: Distribution) -> tuple[str, ...]:
         """Return the top folders of the cache directory that go into an artifact of a build of vLLM, sorted."""
@@ -162,12 +157,12 @@ class PrimingRule(Sourced):
             return False
         if self.backends and not any(_plain(backend).startswith(self.backends) for backend in backends):
             return False
-        known = _parse_version(version)
-        return known is None or self.versions.contains(known, prereleases=True)
+        return _contains(self.versions, version)
 
 
-def _parse_version(version: str | None) -> Version | None:
+def _contains(specifiers: SpecifierSet, version: str | None) -> bool:
+    """Return whether a version matches. None, or text that is no version, matches all."""
     try:
-        return Version(version) if version else None
+        return not version or specifiers.contains(Version(version), prereleases=True)
     except InvalidVersion:
-        return None
+        return True

@@ -151,14 +151,8 @@ Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
 
 
 def keyed_by(name: str) -> BeforeValidator:
-    """Return a validator that turns a list of mappings into one mapping. Its keys are the values of a field."""
-
-    def key(written: Any) -> Any:
-        if not isinstance(written, list) or not all(isinstance(entry, dict) and isinstance(entry.get(name), str) for entry in written):
-            raise ValueError(f"write a list of entries, each with {name}")
-        return {entry[name]: entry for entry in written}
-
-    return BeforeValidator(key)
+    """Return a validator that turns a list of mappings into one mapping. Its keys are the values of a field, which each must have."""
+    return BeforeValidator(lambda written: {entry[name]: entry for entry in written})
 
 
 def matching(pattern: str, hint: str) -> Callable[[str], str]:

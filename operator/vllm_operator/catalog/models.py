@@ -24,27 +24,13 @@ BLOCK = (128, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a model. None: unknown.
+    """Facts about a model. None: unknown. `experts` and `routing_groups` are 0 if there are none.
 
-    Attributes:
-        model_type: As in config.json.
-        attention: Kind of attention.
-        experts: Routed experts of a layer; 0 for a dense model.
-        quantization: Number format of the weights.
-        quantization_scheme: Publishing format, if vLLM distinguishes it: the tool's name, or the unit that shares a scale.
-        routing: How the router selects experts, by vLLM's name.
-        routing_groups: Groups of experts; 0 if the router has none.
-        hidden_size: Width of a layer.
-        moe_intermediate_size: Width of one expert.
-        attention_heads: Query heads of a layer.
-        mla_dims: Sizes of the nope, rope and value heads.
-        head_size: Size of an attention head in models without MLA.
-        attention_sinks: Whether attention has sinks.
-        desc_act: Whether weights in GPTQ are ordered by activation across groups (`desc_act`).
-        kv_cache: Type of the KV cache that the checkpoint requests, as in `--kv-cache-dtype`.
-        image_prefix: Whether attention to images is bidirectional: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
-        group_size: Weights in a group that share a scale, in formats with groups.
-        weight_bytes: Size of all weights.
+    `quantization_scheme` is the publishing format, if vLLM distinguishes it: the tool's name, or the unit that shares a scale. `routing` is
+    how the router selects experts, by vLLM's name. `mla_dims` are the sizes of the nope, rope and value heads; `head_size` is for models
+    without MLA. `desc_act`: weights in GPTQ are ordered by activation across groups. `kv_cache` is what the checkpoint requests, as in
+    `--kv-cache-dtype`. `image_prefix`: attention to images is bidirectional, `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
+    `group_size` is the number of weights that share a scale. `weight_bytes` is the size of all weights.
     """
 
     model_type: str | None = None

@@ -57,10 +57,5 @@ def _texts() -> NoteTexts:
 @cache
 def _notes() -> Mapping[str, tuple[Severity, str]]:
     texts = _texts()
-    groups = {
-        Severity.FAILURE: texts.failure,
-        Severity.RISK: texts.risk,
-        Severity.NO_EFFECT: texts.no_effect,
-        Severity.INFO: texts.info,
-    }
-    return {name: (severity, template) for severity, group in groups.items() for name, template in group.items()}
+    groups = zip(Severity, (texts.failure, texts.risk, texts.no_effect, texts.info), strict=True)
+    return {name: (severity, template) for severity, group in groups for name, template in group.items()}

@@ -5,6 +5,7 @@ known to fail, with a workaround); a choice (the best backend); vLLM's default. 
 rules of the same kind, component and priority may not both apply unless they agree, which is checked when the rules are loaded.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -157,11 +158,8 @@ def build_rules(
 ) -> Rules:
     """Put rules in order of precedence. Raises EntryError if two rules have the same id, or are in conflict."""
     ordered = tuple(sorted(rules, key=lambda rule: (list(RuleKind).index(rule.kind), -rule.priority)))
-    seen: set[str] = set()
-    for rule in ordered:
-        if rule.id in seen:
-            raise EntryError(f"two rules are called {rule.id}")
-        seen.add(rule.id)
+    if repeated := [name for name, count in Counter(rule.id for rule in ordered).items() if count > 1]:
+        raise EntryError(f"two rules are called {repeated[0]}")
     if conflicts := find_conflicts(ordered):
         raise EntryError("; ".join(conflicts))
     return Rules(ordered, tuple(invocations), kernels, selectors)

@@ -236,12 +236,8 @@ class Failure(Entry):
 class FailureKind(Entry):
     """What the engine was doing when an error ended it that matches no signature.
 
-    Attributes:
-        id: Name, for readers of the file.
-        cause: What failed. The message of the error follows.
-        remedy: The usual causes, and what to try first.
-        frames: Regular expression for a frame of the traceback.
-        message: Regular expression for the message of the error. Without `frames`, it decides alone.
+    The message of the error follows `cause`. `frames` is a regular expression for a frame of the traceback, and `message` one for the
+    message of the error, which decides alone if there is no `frames`.
     """
 
     id: str

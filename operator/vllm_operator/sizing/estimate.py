@@ -9,7 +9,7 @@ Source: vllm/v1/worker/gpu_worker.py determine_available_memory, 0.11.0 to 0.33.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vllm_operator.api.plan import PlannedMemory
+from vllm_operator.api.plan import EngineMemory
 from vllm_operator.catalog.memory import value_at
 from vllm_operator.sizing.engine import GIB, Engine
 from vllm_operator.sizing.kv_cache import CacheLayout, lay_out
@@ -187,8 +187,8 @@ def _verdict(
     return Prediction.STARTED, ""
 
 
-def predict_memory(made: Estimate) -> PlannedMemory | None:
+def predict_memory(made: Estimate) -> EngineMemory | None:
     """Return the prediction to store in the plan for comparison with the engine's measurements; None if there is none."""
     if made.weights is None or made.kv_cache is None:
         return None
-    return PlannedMemory(weights_mebibytes=round(made.weights * MIB_PER_GIB), kv_cache_mebibytes=round(made.kv_cache * MIB_PER_GIB))
+    return EngineMemory(weights_mebibytes=round(made.weights * MIB_PER_GIB), kv_cache_mebibytes=round(made.kv_cache * MIB_PER_GIB))
