@@ -38,13 +38,11 @@ from vllm_operator.text.redaction import present
 
 TERMINATED = "TerminatedDuringStartup"
 _ENGINE_CORE = "EngineCoreInitFailed"
-_RECORDS_AFTER = 12
-"""An error that the engine survived by more records than these explains nothing."""
+_RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
 _KEPT = 16
 LINE_LIMIT = 400
 EXCERPT_LIMIT = 800
-UNKNOWN = "Unknown"
-"""Signature of a crash that matches no signature of the catalog."""
+UNKNOWN = "Unknown"  # signature of a crash that matches no signature of the catalog
 _UNKNOWN_CAUSE = "The engine failed with an error that matches no known signature"
 _UNKNOWN_REMEDY = (
     "Read the lines around this one in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
@@ -62,23 +60,19 @@ _PYDANTIC = re.compile(
     r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
 )
 """An error in the validation of the configuration. Requests are validated too, but do not end a process."""
-_FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-"""Name of a field of the configuration, on the line before its error."""
+_FIELD = re.compile(r"[a-z_][\w.]{0,80}")  # name of a field of the configuration, on the line before its error
 _TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
 """Text before the message of an exception in the record that announces it."""
 _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """A panic in Rust. Its message is on the next line, in older versions on the same line."""
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
-_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
-"""An error that the GPU cannot be used, raised by its first user."""
+_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")  # an error that the GPU cannot be used, raised by its first user
 _EXCERPT_FRAMES = 6
-_KIND_FRAMES = 60
-"""Lines of a traceback in which the kind of a failure is looked for."""
+_KIND_FRAMES = 60  # lines of a traceback in which the kind of a failure is looked for
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
-_WRAPS = 3
-"""Lines to which the message of an exception may be wrapped."""
+_WRAPS = 3  # lines to which the message of an exception may be wrapped
 _LAST_STAGE = "ServerStart"
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
 """Exceptions of a process that ends normally, of a client, and of a Java server around the engine."""

@@ -16,17 +16,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-LINE_LIMIT = 8192
-"""Characters of a line that are read. Of longer lines, the beginning and the end."""
-WRAPPINGS_LIMIT = 6
-"""Nested prefixes that are removed."""
-_BAR_LIMIT = 2048
-"""Characters of an incomplete line above which only the latest updates of its progress bar are kept."""
-_TAIL_LIMIT = 32768
-"""Characters of an incomplete line above which it is read as it is."""
+LINE_LIMIT = 8192  # Characters of a line that are read. Of longer lines, the beginning and the end.
+WRAPPINGS_LIMIT = 6  # nested prefixes that are removed
+_BAR_LIMIT = 2048  # characters of an incomplete line above which only the latest updates of its progress bar are kept
+_TAIL_LIMIT = 32768  # characters of an incomplete line above which it is read as it is
 _UPDATES_KEPT = 4
-_NO_UPDATE = re.compile(r'\] |pid=|"')
-"""Parts of log records that no update of a bar has."""
+_NO_UPDATE = re.compile(r'\] |pid=|"')  # parts of log records that no update of a bar has
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m|\x00")
 """Colours, also with the escape character as JSON and Python write it; and NUL."""
 _PLAIN = {"\t": "    ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
@@ -73,18 +68,14 @@ _OTHER_LEVEL = re.compile(rf"\[?(?P<letter>[IWEF])(?:\d{{3,4}} \d\d:\d\d:| \w{{1
 _LETTERS = {"D": DEBUG, "I": INFO, "W": WARNING}
 """Levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]), Ray ([2026-11-21 09:20:40,674 I 7 7] core_worker.cc:228) and others."""
 _DATED = rf"(?:{_LEVEL}) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{{1,120}}:\d{{1,6}}\] "
-_RECORD = re.compile(rf"(?:{_LEVEL}) \d\d-")
-"""Beginning of a record. To search for it is cheaper than for the whole header."""
+_RECORD = re.compile(rf"(?:{_LEVEL}) \d\d-")  # Beginning of a record. To search for it is cheaper than for the whole header.
 _INSIDE = re.compile(rf"(?:\([\w.-]{{1,60}} [^()\n]{{0,60}}\) )?{_DATED}")
 _PIECE = re.compile(rf"{_INSIDE.pattern}|\([\w.-]{{1,60}} (?:[\w=]{{1,20}} )?pid=\d{{1,9}}[^()\n]{{0,60}}\) (?!(?:{_LEVEL}) )|\n")
 """Beginning of a record or of a line of a process within a line, where processes wrote at once or line ends were lost; or a line end."""
-_ESCAPED = "Traceback (most recent call last):\\n"
-"""A traceback in a quoted string."""
+_ESCAPED = "Traceback (most recent call last):\\n"  # a traceback in a quoted string
 
-JSON_LIMIT = 1 << 20
-"""Characters of a line of JSON that are read."""
-TEXTS = ("message", "msg", "log", "event", "text")
-"""Members of a JSON record that may contain its text, in order of precedence."""
+JSON_LIMIT = 1 << 20  # characters of a line of JSON that are read
+TEXTS = ("message", "msg", "log", "event", "text")  # members of a JSON record that may contain its text, in order of precedence
 _TIME_MEMBERS = ("asctime", "time", "timestamp", "ts", "@timestamp")
 _LEVEL_MEMBERS = ("levelname", "level", "severity", "lvl")
 _EXCEPTION_MEMBERS = ("exc_info", "exception", "stack_trace", "exc_text")
@@ -260,18 +251,15 @@ _BEGINNING = re.compile(
     r"startup)|Traceback \(most recent call last\):|  File \"[^\"\n]{1,200}\", line \d)"
 )
 """Beginning of a line without prefixes."""
-_SIGHTINGS = 2
-"""Minimum number of lines with a prefix. One line may be two lines whose line end was lost."""
+_SIGHTINGS = 2  # Minimum number of lines with a prefix. One line may be two lines whose line end was lost.
 _LONGEST = 160
 _KNOWN_LIMIT, _SEEN_LIMIT = 8, 32
-_WATCHED_LIMIT = 4000
-"""Number of lines without a record or traceback after which no prefix is expected."""
+_WATCHED_LIMIT = 4000  # number of lines without a record or traceback after which no prefix is expected
 _VARYING = re.compile(
     r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
 _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
-_DRAWN = re.compile(r"[\s|+>-]*")
-"""Prefix of the lines of an exception group, or of quoted lines."""
+_DRAWN = re.compile(r"[\s|+>-]*")  # prefix of the lines of an exception group, or of quoted lines
 _FRAME_END = re.compile(r"[│┃][│┃ \r]*$")
 
 

@@ -146,8 +146,7 @@ def compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
 
 
-_SURVEY = "Collecting environment information..."
-"""Output of `collect_env.py` before it imports vLLM."""
+_SURVEY = "Collecting environment information..."  # output of `collect_env.py` before it imports vLLM
 _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 """Heading of an error in sitecustomize or usercustomize. The error is on the next line, and Python starts nevertheless."""
 _BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')

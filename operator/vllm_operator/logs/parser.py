@@ -14,12 +14,9 @@ from vllm_operator.logs.start import StartTracker, prepare
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.logs.tracebacks import CHARACTERS_KEPT, LINES_KEPT
 
-_LONG = 300
-"""Minimum characters of a line that may contain several records."""
-_UVICORN = ":     "
-"""End of the header of a record of uvicorn, which has no time."""
-_UPDATES = 3
-"""Maximum updates of a bar that are read within one line."""
+_LONG = 300  # minimum characters of a line that may contain several records
+_UVICORN = ":     "  # end of the header of a record of uvicorn, which has no time
+_UPDATES = 3  # maximum updates of a bar that are read within one line
 
 
 class StartupParser:

@@ -22,18 +22,15 @@ from vllm_operator.text.redaction import present
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
-_NOTICES = ("No", "Your", "FlashInfer")
-"""First words of records below WARNING that may be notices."""
+_NOTICES = ("No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
 _BACKENDS_KEPT = 16
-_ADAPTERS_KEPT = 128
-"""Maximum number of adapters to keep, twice the limit of a spec."""
+_ADAPTERS_KEPT = 128  # maximum number of adapters to keep, twice the limit of a spec
 _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
-_ROUNDED = timedelta(seconds=1)
-"""Durations in lines are whole seconds."""
+_ROUNDED = timedelta(seconds=1)  # durations in lines are whole seconds
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 

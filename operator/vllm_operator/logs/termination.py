@@ -14,8 +14,7 @@ from vllm_operator.text.redaction import present
 _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
-_IN_COMPILED_CODE = (6, 8, 11)
-"""Signals for errors in native code without a signature."""
+_IN_COMPILED_CODE = (6, 8, 11)  # signals for errors in native code without a signature
 _SIGNALS = {
     4: "illegal instruction",
     6: "abort",
@@ -26,8 +25,7 @@ _SIGNALS = {
     15: "terminated",
 }
 _LINE_LIMIT = 400
-SAYS_NOTHING = "and its log does not say why"
-"""End of the cause text of a crash without an error in the log."""
+SAYS_NOTHING = "and its log does not say why"  # end of the cause text of a crash without an error in the log
 
 
 def diagnose_termination(

@@ -17,16 +17,14 @@ from itertools import islice
 
 from vllm_operator.logs.lines import WARNING, Line
 
-NATIVE_FRAME = '  File "<unknown>"'
-"""Beginning of a frame of a process that died in native code. No exception follows."""
+NATIVE_FRAME = '  File "<unknown>"'  # Beginning of a frame of a process that died in native code. No exception follows.
 _EXPLAINING = ("raise ", "assert ")
 """Starts of source lines that may explain a crash. Other source lines are only read if an exception ends their traceback."""
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 """Numbers of lines, and of characters of each, that are kept to look back at."""
 _PROCESSES_KEPT = 8
-_SOURCE_LINES = 8
-"""Maximum number of source lines of a frame."""
+_SOURCE_LINES = 8  # maximum number of source lines of a frame
 _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
@@ -43,8 +41,7 @@ BEGINNING = "Traceback (most recent call last)"
 _HEADINGS = (BEGINNING, f"{BEGINNING}:")
 _NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
 """Heading of the traceback of a cell in a notebook. The message follows the frames."""
-_OF_VLLM = (" LLM(", "-packages/vllm/")
-"""Parts of the traceback of a cell that starts an engine."""
+_OF_VLLM = (" LLM(", "-packages/vllm/")  # parts of the traceback of a cell that starts an engine
 _HARMLESS = (
     "Exception ignored in",
     "Task exception was never retrieved",
@@ -66,16 +63,13 @@ _LOGGED = (
     "--- End of logging",
 )
 _MARKS = (*_HARMLESS, *_LOGGING, *_LOGGED)
-_EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")
-"""First frame of the failure to log, which the handler caught."""
+_EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")  # first frame of the failure to log, which the handler caught
 _NEAR, _MANY = 50, 1000
 """Number of lines within which the announced traceback begins, and within which all tracebacks of a report begin."""
-_GROUPS = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
-"""Prefixes of the lines of an exception group."""
+_GROUPS = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")  # prefixes of the lines of an exception group
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-ASIDE = "collect_env.py"
-"""A program whose output people paste beside the log. Its errors are not vLLM's."""
+ASIDE = "collect_env.py"  # A program whose output people paste beside the log. Its errors are not vLLM's.
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function", "in process_inputs", "in _validate_model_input")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '

@@ -30,13 +30,10 @@ from vllm_operator.sizing.resolve import (
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
 """Range of versions in which the rules changed. Without a version, the smaller KV cache of both ends counts."""
 MAIN = frozenset({"main", "nightly", "latest", "master", "head"})
-UNTAGGED = (0, 2, 0)
-"""A build of a clone without tags has the version 0.1.dev1."""
-IMAGES = 20
-"""`25.09` is the year and month of an NVIDIA image, not a version of vLLM."""
+UNTAGGED = (0, 2, 0)  # a build of a clone without tags has the version 0.1.dev1
+IMAGES = 20  # `25.09` is the year and month of an NVIDIA image, not a version of vLLM
 COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
-NEARER_COMMITS = 300
-"""About half of the commits between two minor releases of vLLM."""
+NEARER_COMMITS = 300  # about half of the commits between two minor releases of vLLM
 FLAG = re.compile(r"(--[a-z][a-z0-9-]{1,60}(?:\.[a-z_]{1,40}){0,2})(?:[= ]([^\s,;-][^\s,;]{0,200}))?")
 RUNNER_VALUE = re.compile(RUNNER + r"=([01])")
 
@@ -66,10 +63,8 @@ def read_cache_type(written: str) -> str:
 MOST_GPUS = 4096
 SIZE_LIMIT = 1 << 40
 DRAFT_TOKENS = 1
-PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
-"""Layers of each pipeline stage, in the note of a case."""
-HOSTED = ("on the host", "host memory", "offload")
-"""Words in a format or note that mean that a part is in host memory."""
+PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")  # layers of each pipeline stage, in the note of a case
+HOSTED = ("on the host", "host memory", "offload")  # words in a format or note that mean that a part is in host memory
 BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
 """A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 

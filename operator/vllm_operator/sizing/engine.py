@@ -28,8 +28,7 @@ SIZES = {
 NUMBERS = {"utilization": "--gpu-memory-utilization", "offload_gib": "--cpu-offload-gb"}
 ADAPTERS = {"adapters": ("--max-loras", "1"), "adapter_rank": ("--max-lora-rank", "16")}
 """Flags of --enable-lora with their defaults (vllm/config/lora.py, 0.11.0 to 0.33.0)."""
-MODALITIES = ("image", "video")
-"""Inputs that need the encoder."""
+MODALITIES = ("image", "video")  # inputs that need the encoder
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40

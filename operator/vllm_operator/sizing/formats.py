@@ -19,8 +19,7 @@ from vllm_operator.sizing.tensors import ALIASES, DRAFTS, OUTSIDE, TensorSizes, 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
 RULES_LIMIT = 256
 """Maximum number of paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
-SCALE_BYTES = 2
-"""Bytes of a scale or a zero point of a group of weights."""
+SCALE_BYTES = 2  # bytes of a scale or a zero point of a group of weights
 FP8_BYTES, NVFP4_BYTES, MXFP4_BYTES, MXFP8_BYTES = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32, 1 + 1 / 32
 BLOCK_BYTES = 1 + 4 / (128 * 128)
 NF4_BYTES = 0.5 + 4 / 64
@@ -189,8 +188,7 @@ USUAL_GROUP = 128
 FP8, FP8_BLOCK = WeightFormat("FP8", FP8_BYTES), WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
 NVFP4, MXFP4, MXFP8 = WeightFormat("NVFP4", NVFP4_BYTES), WeightFormat("MXFP4", MXFP4_BYTES), WeightFormat("MXFP8", MXFP8_BYTES)
 INT8, NF4 = WeightFormat("INT8", 1.0), WeightFormat("INT4", NF4_BYTES)
-NATIVE_FP4 = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))
-"""The format of DeepSeek V4."""
+NATIVE_FP4 = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))  # the format of DeepSeek V4
 INT4 = WeightFormat("INT4", 0.5 + SCALE_BYTES / USUAL_GROUP, group=USUAL_GROUP)
 ALGORITHMS = {
     "NVFP4": NVFP4,
@@ -214,8 +212,7 @@ METHODS = {
 """Formats by `quant_method`."""
 USUAL_ALGORITHMS = {"modelopt": "FP8", "modelopt_fp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "fbgemm_fp8": "FP8", "ptpc_fp8": "FP8"}
 GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
-CLASSES = ("Linear", "FusedMoE", "MoE")
-"""Targets of compressed-tensors that mean all layers of a class."""
+CLASSES = ("Linear", "FusedMoE", "MoE")  # targets of compressed-tensors that mean all layers of a class
 
 
 def read_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -405,8 +402,7 @@ GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
 IN_NAME = re.compile(
     r"(?<![a-z0-9])(awq|gptq|int[48]|[48]bit|bnb|autoround|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|i?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?)(?![a-z0-9])"
 )
-BLOCKED = ("qwen/", "deepseek-ai/", "minimaxai/")
-"""Organisations whose checkpoints in FP8 have blocks with a common scale."""
+BLOCKED = ("qwen/", "deepseek-ai/", "minimaxai/")  # organisations whose checkpoints in FP8 have blocks with a common scale
 
 
 def find_format(name: str, known: str) -> str:
@@ -484,8 +480,7 @@ def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
 
 # The format of weights from the tensors of a checkpoint: bytes of the modules of each layer.
 
-LEAST, MOST = 0.25, 4.5
-"""Bounds for the bytes of an element. Values outside mean that the names were not understood."""
+LEAST, MOST = 0.25, 4.5  # Bounds for the bytes of an element. Values outside mean that the names were not understood.
 DIGITS = 4
 
 

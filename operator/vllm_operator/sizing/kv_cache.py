@@ -15,8 +15,7 @@ from vllm_operator.catalog.memory import CacheType, value_at
 from vllm_operator.sizing.engine import Engine
 from vllm_operator.sizing.model_shape import Cache, CachedLayers, CompressedAttention
 
-LONGEST = 1 << 27
-"""Maximum context in tokens. Longer contexts are not considered."""
+LONGEST = 1 << 27  # Maximum context in tokens. Longer contexts are not considered.
 
 
 @dataclass(frozen=True, slots=True)

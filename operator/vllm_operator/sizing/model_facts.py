@@ -45,8 +45,7 @@ PACKED = {
 """Number formats by the `format` of compressed-tensors."""
 MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
-VALUE_LIMIT = 128
-"""Maximum characters of a fact in a plan."""
+VALUE_LIMIT = 128  # maximum characters of a fact in a plan
 
 
 @dataclass(frozen=True, slots=True)

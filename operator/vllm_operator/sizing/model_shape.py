@@ -131,38 +131,29 @@ class ModelShape:
         return sum(module.total for module in self.modules)
 
 
-LARGEST = 1 << 40
-"""Maximum of a size. Larger values are invalid. The limit keeps the arithmetic short."""
+LARGEST = 1 << 40  # Maximum of a size. Larger values are invalid. The limit keeps the arithmetic short.
 MOST_LAYERS, MOST_WIDTH, MOST_STREAMS, LONGEST = 4096, 1 << 16, 64, 1 << 30
-MOST_STRETCHED, MOST_SCALED = 64, 1024
-"""Maximum accepted factors: of the rotary table with linear scaling, and of the context."""
-NESTED = ("text_config", "llm_config", "language_config")
-"""Keys of config.json under which multimodal models have the language model."""
+MOST_STRETCHED, MOST_SCALED = 64, 1024  # maximum accepted factors: of the rotary table with linear scaling, and of the context
+NESTED = ("text_config", "llm_config", "language_config")  # keys of config.json under which multimodal models have the language model
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of config.json for the number of routed experts."""
-CHUNKED_EVERY = 4
-"""Llama 4: every fourth layer has full attention (no_rope_layer_interval)."""
+CHUNKED_EVERY = 4  # Llama 4: every fourth layer has full attention (no_rope_layer_interval)
 INDEX_SCALE_BYTES = 4
 LINEAR_KINDS = ("linear_attention", "mamba", "M")
 FULL_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", "*")
 WINDOW_KINDS = ("sliding_attention", "chunked_attention", "sliding_window")
-BLOCK_KINDS = ("E", "-", "moe", "mlp")
-"""Layers of hybrid models that are only a feed-forward block."""
+BLOCK_KINDS = ("E", "-", "moe", "mlp")  # layers of hybrid models that are only a feed-forward block
 WINDOW_PATTERNS = {"gemma3": 6, "gemma2": 2, "cohere2": 4}
 """Period of layers with full attention if config.json does not state it (Transformers' defaults)."""
-ONLY_WINDOWS = ("mistral", "mixtral", "phi3", "starcoder2")
-"""Models whose layers all have the window of config.json."""
-TWO_TABLES = ("gemma3", "gemma4", "laguna")
-"""Models whose layers with a window have a separate rotary embedding."""
+ONLY_WINDOWS = ("mistral", "mixtral", "phi3", "starcoder2")  # models whose layers all have the window of config.json
+TWO_TABLES = ("gemma3", "gemma4", "laguna")  # models whose layers with a window have a separate rotary embedding
 WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
 """Models whose positions have a time, a height and a width (`mrope_section`), for files without this key."""
-UNGATED = ("opt", "gpt2", "gptneox", "falcon", "starcoder2")
-"""Models whose MLP has two matrices instead of three."""
+UNGATED = ("opt", "gpt2", "gptneox", "falcon", "starcoder2")  # models whose MLP has two matrices instead of three
 BY_FOUR, BY_MANY = 4, 128
 DEFAULT_STREAMS, DEFAULT_WINDOW = 4, 128
 """DeepSeek V4: tokens that a layer compresses into one, and defaults."""
-WIDE = 2
-"""Size of a 32-bit value in 16-bit elements."""
+WIDE = 2  # size of a 32-bit value in 16-bit elements
 
 
 class ModelConfig:

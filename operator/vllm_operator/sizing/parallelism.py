@@ -11,8 +11,7 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
 
-COUNT_LIMIT = 64
-"""Maximum number of GPUs of one replica. No machine has more."""
+COUNT_LIMIT = 64  # Maximum number of GPUs of one replica. No machine has more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,7 @@ def _contradiction(message: str) -> Verdict:
 # Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
 # quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
 
-TENSOR_SIZES = (1, 2, 4, 8)
-"""Tensor-parallel sizes to choose from, limited to the GPUs of one node."""
+TENSOR_SIZES = (1, 2, 4, 8)  # tensor-parallel sizes to choose from, limited to the GPUs of one node
 
 
 def divides_blocks(release: Release, architecture: str | None) -> bool:

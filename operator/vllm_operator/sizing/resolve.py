@@ -24,8 +24,7 @@ from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.sizing.weights import weigh
 
-STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
-"""Loaded size in a format label, such as `4-bit (19.78 GiB loaded)`."""
+STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")  # loaded size in a format label, such as `4-bit (19.78 GiB loaded)`
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +129,7 @@ def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimat
 
 MIB_PER_GIB = 1024
 LABEL_LIMIT = 120
-SAME_MEMORY = 0.1
-"""Maximum relative difference at which a stated size counts as the nominal size of the product."""
+SAME_MEMORY = 0.1  # maximum relative difference at which a stated size counts as the nominal size of the product
 SIZE = re.compile(r"(?<![a-z0-9.-])([0-9]{1,4}) ?(?:gb|gib|(?<=[0-9]{2})g)(?![a-z0-9])|-([0-9]{2,3})gb(?![a-z0-9])")
 COUNT = re.compile(r"^\W*[0-9]{1,3}(?: *[x*\u00d7] *| +(?=[a-z]))(?![0-9]+gb)|[ (]+[x*\u00d7] *[0-9]{1,3}\W*$|\([0-9]{1,3} *[x*\u00d7]\)")
 JOINED = re.compile(r"\b(rtx|[0-9]{4})(?=[0-9d])([0-9]{4}|d\b)")

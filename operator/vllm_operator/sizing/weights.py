@@ -15,10 +15,8 @@ MIB = 1 << 20
 INDEX_BYTES = 4
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
 ENCODER = "vision_tower"
-MOST_LARGER = 1.25
-"""Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded."""
-VALUE_SHARE = 16 / 17
-"""Fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits."""
+MOST_LARGER = 1.25  # Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded.
+VALUE_SHARE = 16 / 17  # fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits
 MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
 """Modules of a shape that consist of several layers: two projections up and one down."""
 
