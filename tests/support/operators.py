@@ -21,6 +21,7 @@ from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.reconciler import Reconciler
 from vllm_operator.controller.report import Result
+from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
@@ -108,8 +109,11 @@ class Bench:
             metrics=self.metrics,
             presets=Presets(client),
             configs=configs,
-            trust=self.trust,
-            integrations=self.integrations,
+            settings=Settings(
+                integrations=self.integrations,
+                artifact_repositories=self.trust.repositories,
+                artifact_naming="digest" if self.trust.needs_digest else "tag",
+            ),
             now=lambda: self.now,
         )
 

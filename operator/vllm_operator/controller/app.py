@@ -2,10 +2,8 @@
 
     probes and metrics -> leadership (the Lease) -> preconditions (API server, permissions, CRD) -> kopf: workers, watches
 
-Without the Lease, the process is a standby: it reads only the Lease, and writes nothing. kopf runs the watches
-(`controller/watches.py`), and the other parts start and stop with it.
-
-If one of the parts ends, the operator exits, and the kubelet restarts it.
+Without the Lease, the process is a standby: it reads only the Lease, and writes nothing. kopf runs the watches, and the other parts start
+and stop with it. If one of the parts ends, the operator exits, and the kubelet restarts it.
 
 Exit status: 0 after SIGTERM or SIGINT; 1 if the port is in use, a part ended, or another operator acquired the Lease; 2 if a setting or the
 kubeconfig is invalid. The operator waits for a missing API server, CRD or permission.
@@ -52,7 +50,6 @@ from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.api_client import ConnectionOutdated, Fence, KubeClient
 from vllm_operator.kube.client import Key, Kind, Manifest
 from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
-from vllm_operator.planning.validation import ArtifactTrust
 
 log = logging.getLogger(__name__)
 
@@ -173,12 +170,8 @@ class Operator:
             logs=self.followers,
             metrics=self.metrics,
             configs=self.configs,
-            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming == "digest"),
             presets=self.presets,
-            integrations=settings.integrations,
-            namespaces=settings.namespaces,
-            tools_image=settings.tools_image,
-            primer_patience_seconds=settings.priming_patience_seconds,
+            settings=settings,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

@@ -18,6 +18,7 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
 from vllm_operator.controller.observe import Snapshot
+from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
 from vllm_operator.planning.outcome import Outcome
@@ -47,8 +48,8 @@ class Decision:
     """The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them."""
 
 
-def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, *, primer_patience_seconds: int, tools_image: str) -> Decision:
-    """Decide about one VLLMDeployment. Some of the known crashes mean a full volume; new plans have `tools_image`."""
+def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
+    """Decide about one VLLMDeployment. Some of the known crashes mean a full volume."""
     resource, cache = snapshot.resource, snapshot.resource.status.cache
 
     def make_plan(generation: int) -> Outcome:
@@ -59,13 +60,13 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, *, 
             pinned=resource.pinned,
             cache_generation=generation,
             files=snapshot.files,
-            tools_image=tools_image,
+            tools_image=settings.tools_image,
         )
 
     outcome = snapshot.unplanned or make_plan((cache.generation or 0) if cache else 0)
     if outcome.plan is None:
         return keep_all(snapshot, outcome)
-    outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, primer_patience_seconds)
+    outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
     others = claims_of_others(template_spec(context.desired), resource.metadata.name)
@@ -98,17 +99,17 @@ def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
 
 
 def _choose_directory(
-    snapshot: Snapshot, outcome: Outcome, planned: Plan, make_plan: Callable[[int], Outcome], primer_patience_seconds: int
+    snapshot: Snapshot, outcome: Outcome, planned: Plan, make_plan: Callable[[int], Outcome], settings: Settings
 ) -> tuple[Outcome, CacheContext, list[Manifest]]:
     """Choose a cache directory that fits the image and is not quarantined, from the records on the PersistentVolumeClaim."""
     tried: set[str] = set()
     while True:
         tried.add(planned.cache_key)
-        context, manifests = _render(snapshot, planned, primer_patience_seconds)
+        context, manifests = _render(snapshot, planned, settings)
         if (directory := other_directory(context)) is not None:
             planned = planned.model_copy(update={"cache_key": directory})
             outcome = replace(outcome, plan=planned)
-            context, manifests = _render(snapshot, planned, primer_patience_seconds)
+            context, manifests = _render(snapshot, planned, settings)
         generation = next_cache_generation(context)
         again = make_plan(generation) if generation is not None else outcome
         # A plan whose key has no generation stays the same, and would be retried endlessly.
@@ -117,7 +118,7 @@ def _choose_directory(
         outcome, planned = again, again.plan
 
 
-def _render(snapshot: Snapshot, planned: Plan, primer_patience_seconds: int) -> tuple[CacheContext, list[Manifest]]:
+def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[CacheContext, list[Manifest]]:
     resource, claims = snapshot.resource, snapshot.claims
     manifests = render(*carried_out(resource, planned))
     if (commit := fetched_commit(resource, _deployment_of(manifests), claims)) is not None:
@@ -142,7 +143,7 @@ def _render(snapshot: Snapshot, planned: Plan, primer_patience_seconds: int) -> 
         weights_claim_name=weights_name,
         weights_modes=reading.access_modes(weights if weights is not None else desired_claims.get(weights_name or "")),
         pods=snapshot.pods,
-        primer_patience_seconds=primer_patience_seconds,
+        primer_patience_seconds=settings.priming_patience_seconds,
     )
     if needs_gpu_nodes(context) and not isinstance(snapshot.inventory, Verdict):
         context = replace(context, gpu_nodes=snapshot.inventory.nodes_of(planned.resource, planned.architecture, planned.product))

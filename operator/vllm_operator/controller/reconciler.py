@@ -7,12 +7,11 @@ state of the Pods by now, writes status and events, and deletes stalled Pods. A 
 because the operator is killed; the next one completes it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide
@@ -26,11 +25,11 @@ from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.report import Reporter, Result
 from vllm_operator.controller.schema import PodSchemas
+from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
 from vllm_operator.planning.validation import ArtifactTrust
-from vllm_operator.pods.tools import TOOLS_IMAGE
 
 
 @dataclass(slots=True)
@@ -49,13 +48,7 @@ class Reconciler:
     presets: Presets
     configs: ModelConfigs | None = None
     """None if the operator uses no model hub."""
-    trust: ArtifactTrust = field(default_factory=ArtifactTrust)
-    integrations: Collection[str] = ()
-    """Third-party APIs that the operator may use; see `optional_objects`."""
-    namespaces: Sequence[str] = ()
-    """The namespaces to serve; all if empty."""
-    tools_image: str = TOOLS_IMAGE
-    primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
+    settings: Settings = field(default_factory=Settings)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _observer: Observer = field(init=False)
     _actor: Actor = field(init=False)
@@ -63,7 +56,7 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         client, crashes, count = self.client, self.crashes, self.metrics.wrote
-        plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=self.namespaces)
+        plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=self.settings.namespaces)
         self._observer = Observer(
             client=client,
             catalog=self.catalog,
@@ -74,11 +67,11 @@ class Reconciler:
             pod_schema=PodSchemas(client),
             logs=self.logs,
             configs=self.configs,
-            trust=self.trust,
+            trust=ArtifactTrust(self.settings.artifact_repositories, self.settings.artifact_naming == "digest"),
             now=self.now,
         )
         applier = Applier(client, count=count)
-        optional = OptionalObjects(applier, created, integrations=self.integrations, now=self.now)
+        optional = OptionalObjects(applier, created, integrations=self.settings.integrations, now=self.now)
         self._actor = Actor(client=client, crashes=crashes, plans=plans, created=created, optional=optional, applier=applier, count=count)
         self._reporter = Reporter(
             client=client,
@@ -99,8 +92,7 @@ class Reconciler:
             return Result("gone")
         if isinstance(snapshot, Pending):
             return await self._end(snapshot)
-        patience, image = self.primer_patience_seconds, self.tools_image
-        decision = decide(snapshot, self.catalog, self.crashes, primer_patience_seconds=patience, tools_image=image)
+        decision = decide(snapshot, self.catalog, self.crashes, self.settings)
         result = await self._actor.act(snapshot, decision)
         failure = result.applied.failure
         try:

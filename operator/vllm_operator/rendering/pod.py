@@ -5,15 +5,12 @@ order. They run in the engine's image and as its user, as merged, but without it
 a feature's.
 
 `mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories (`tools/clean_caches.py`). The
-marker is an empty file whose name contains the name of the directory, so a copy of the directory under another name is not marked. Each
-start touches the marker. Its modification time is the last use of the directory, even on a file system without access times. A start
-continues if the marker cannot be written.
+marker is an empty file whose name contains the name of the directory, so a copy of the directory under another name is not marked. Its
+modification time is the last use of the directory, even on a file system without access times. A start continues without a marker.
 
-`fetch-caches` fills an empty cache directory from a registry. It works with every kind of volume at the path of the caches, and is the only
-container that mounts the Secret for the registry. It depends only on the spec and the plan, so a publication replaces no Pod.
-
-`fetch-adapters` downloads LoRA adapters from the model hub to the volume of the weights. It is the only container that mounts the Secrets
-with tokens of adapters.
+`fetch-caches` fills an empty cache directory from a registry, and `fetch-adapters` downloads LoRA adapters from the model hub to the volume
+of the weights. They are the only containers that mount the Secrets for the registry and for adapters. They depend only on the spec and the
+plan, so a publication replaces no Pod.
 """
 
 import copy
