@@ -19,7 +19,7 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
 from vllm_operator.api import labels
 from vllm_operator.api.labels import REPLAN_ANNOTATION
-from vllm_operator.rendering.revision import OLD_REVISIONS
+from vllm_operator.controller.plan_store import OLD_REVISIONS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 

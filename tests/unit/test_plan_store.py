@@ -12,8 +12,9 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
 from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.controller.plan_store import OLD_REVISIONS
 from vllm_operator.kube.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
-from vllm_operator.rendering.revision import OLD_REVISIONS, RevisionError, plan_name, read_revision, render_revision, revision_name
+from vllm_operator.rendering.revision import RevisionError, plan_name, read_revision, render_revision, revision_name
 
 Manifest = dict[str, Any]
 RESOURCE = o.resource()

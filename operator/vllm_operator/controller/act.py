@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
-from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, FetchingState, Publication, PublicationState
 from vllm_operator.caches.claims import Removal, find_other_owners
 from vllm_operator.caches.cleaning import (
@@ -92,7 +91,9 @@ class Actor:
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
         await self._apply(snapshot, result)
         failure = result.applied.failure
-        if failure is not None and not _is_reported(failure, resource):
+        # An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first
+        # status about children that do not exist yet.
+        if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.pinned_plan is None):
             raise failure
         try:
             result.exposure = await self.optional.expose(resource, snapshot.manifest)
@@ -122,8 +123,6 @@ class Actor:
             except Forbidden as error:
                 log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
 
-    # Records on PersistentVolumeClaims
-
     async def _write_record(self, uid: str, name: str, result: ActionResult) -> bool:
         """Write the annotations of a PVC, and remove its other owners. Return whether it has the annotations now."""
         changes, is_lent = result.decision.records[name], name in result.decision.lenders
@@ -143,8 +142,6 @@ class Actor:
         result.claims[name] = await annotate_claim(self.client, before, changes, disowned=disowned)
         if result.claims[name]["metadata"].get("resourceVersion") != before["metadata"].get("resourceVersion"):
             self.count("patch", kube.CLAIM.kind)
-
-    # Jobs
 
     async def _run_jobs(self, owner: Manifest, context: CacheContext, result: ActionResult, *, is_recorded: bool) -> None:
         """Create the Jobs that clean, publish and fetch, and delete outdated ones. Add what was refused to the activity."""
@@ -216,8 +213,6 @@ class Actor:
         self.count("create", kube.JOB.kind)
         return None
 
-    # Children
-
     async def _apply(self, snapshot: Snapshot, result: ActionResult) -> None:
         """Apply the children, and prune what is not desired. Of children that are kept, change at most the number of replicas."""
         actions, kept = result.decision.actions, result.decision.kept
@@ -239,12 +234,3 @@ class Actor:
                     applied.failure = applied.failure or error
             applied.children.append(now)
         result.applied = applied
-
-
-def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
-    """Return whether to write a status after this failure.
-
-    An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first status
-    about children that do not exist yet.
-    """
-    return not isinstance(failure, Unavailable) and (resource.status.pinned_plan is not None or not isinstance(failure, Conflict))

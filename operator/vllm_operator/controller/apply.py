@@ -25,15 +25,11 @@ from vllm_operator.kube.recent import Recent
 log = logging.getLogger(__name__)
 
 CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.SERVICE: "/spec/ports/"}
-"""Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout or the address of
-a load balancer.
-"""
+"""Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout."""
 MAX_CHECKED = 20_000
 """Maximum number of children whose last check is cached."""
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors that no retry resolves: the desired state, a permission or the namespace must change."""
-_ONLY_IF_ABSENT = {"resourceVersion": "1"}
-"""Metadata with which an apply only creates: it fails if the object exists, because no object has this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +147,8 @@ class Applier:
         digested = managed_fields.with_digest(desired)
         if child is None:
             # Without force: an object of this name without the operator's labels belongs to another owner.
-            metadata = digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == kube.CLAIM.kind else {})
+            # An apply of a PVC with a version that no object has fails if the PVC exists.
+            metadata = digested["metadata"] | ({"resourceVersion": "1"} if desired["kind"] == kube.CLAIM.kind else {})
             child = await self.client.apply({**digested, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
             self._wrote("apply", child, result)
         elif managed_fields.needs_apply(digested, child):

@@ -190,11 +190,10 @@ class Leadership:
         if self.fence.is_open():
             return
         self.readiness.standby = ""
-        words = f"The Lease {self.lease} cannot be held now, so the operator writes nothing: {error}"
+        lease = f"Lease {self.lease}"
+        words = f"The {lease} cannot be held now, so the operator writes nothing: {error}"
         if isinstance(error, Forbidden):
-            words = (
-                f"The operator may not {error.verb} the Lease {self.lease}, so it writes nothing. Allow it in a Role, as the chart does."
-            )
+            words = f"The operator may not {error.verb} the {lease}, so it writes nothing. Allow it in a Role there, as the chart does."
         elif isinstance(error, Unavailable) and not isinstance(error, Unauthorized):
             words = f"The API server {self.host} cannot be reached, so the operator writes nothing: {error}"
         self.readiness.set_missing(MISSING, words)

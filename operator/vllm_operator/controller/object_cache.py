@@ -3,12 +3,9 @@
 A reconciliation mostly reads objects that a watch has just delivered. Therefore VLLMDeployments, presets, the children and the Pods are
 kept in memory. All other reads, and all writes, go to the API server.
 
-Why this is safe:
-
-* A resourceVersion only grows. The result of a write is kept immediately, so no read returns an older object than the operator wrote,
-  and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
-* An interrupted watch misses deletions. It lists before it resumes; then `refresh` lists too, and finds deleted objects.
-* Kinds that cannot be watched are not kept; they are read from the API server.
+A resourceVersion only grows (comparable within a kind: documented since Kubernetes 1.35). The result of a write is kept immediately, so no
+read returns an older object than the operator wrote, and a late watch event changes nothing. An interrupted watch misses deletions. It
+lists before it resumes; then `refresh` lists too, and finds deleted objects. Kinds that cannot be watched are not kept.
 
 Objects are kept as JSON, so each reader gets a copy. Lists are read in pages, so at most one page is in memory as Python objects.
 `managedFields` are kept only for children. Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and

@@ -39,7 +39,7 @@ from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.optional_objects import CreatedObjects
-from vllm_operator.controller.ownership import find_child, is_controlled_by, is_of_another, own_deployment
+from vllm_operator.controller.ownership import find_child, is_controlled_by, is_of_another
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.schema import PodSchemas
@@ -115,13 +115,18 @@ class Snapshot:
 
     @property
     def deployment(self) -> Manifest | None:
-        """The Deployment of the replicas that this VLLMDeployment owns."""
-        return own_deployment(self.children, self.resource.metadata.name, self.manifest)
+        """The Deployment of the replicas that this VLLMDeployment controls and that is not being deleted."""
+        return self._own_deployment(self.resource.metadata.name)
 
     @property
     def primer(self) -> Manifest | None:
-        """The Deployment of the primer that this VLLMDeployment owns."""
-        return own_deployment(self.children, primer_name(self.resource.metadata.name), self.manifest)
+        """The Deployment of the primer, likewise."""
+        return self._own_deployment(primer_name(self.resource.metadata.name))
+
+    def _own_deployment(self, name: str) -> Manifest | None:
+        found = find_child(self.children, kube.DEPLOYMENT, name)
+        is_own = found is not None and is_controlled_by(found, self.manifest) and not found["metadata"].get("deletionTimestamp")
+        return found if is_own else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +244,10 @@ class Observer:
             return resource, HubAnswer()
         if plan is None or not is_in_force(plan, resource):
             return resource, self.configs.ask(resource)
-        if plan.awaits_facts and not _has_served(resource, deployment):
+        # The Deployment records that all replicas of the current Pod template were ready.
+        progress = reading.named(deployment, "Progressing", "status", "conditions")
+        has_served = bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
+        if plan.awaits_facts and not has_served:
             without = resource.with_pinned(reopened(plan))
             answer = self.configs.ask(without)
             if answer is not None and answer.config is not None:
@@ -316,9 +324,3 @@ def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest 
     names |= {weights} if (weights := weights_claim(running)) is not None else set()
     mentioned = (*named_claims(written), *named_claims(resource.preset.spec if resource.preset is not None else None))
     return names | {name for name in mentioned if lender_of(name) is not None}
-
-
-def _has_served(resource: VLLMDeployment, deployment: Manifest | None) -> bool:
-    """Return whether a replica is ready, or all replicas of the current Pod template were ready, which the Deployment records."""
-    progress = reading.named(deployment, "Progressing", "status", "conditions")
-    return bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"

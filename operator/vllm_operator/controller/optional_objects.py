@@ -188,7 +188,8 @@ class OptionalObjects:
         own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
         if kube.SCALED_OBJECT not in self._disabled:
             own += [item for item in autoscalers if _is_of_keda(item, name)]
-        others = [item for item in autoscalers if item not in own and _targets(item, name)]
+        targets = [(reading.mapping(item, "spec", "scaleTargetRef"), item) for item in autoscalers if item not in own]
+        others = [item for target, item in targets if (target.get("kind"), target.get("name")) == (labels.KIND, name)]
         if others:
             return ObjectProblem(Reason.AUTOSCALER_EXISTS, kube.AUTOSCALER.kind, reading.text(others[0], "metadata", "name"))
         if kind != kube.AUTOSCALER.kind or own:
@@ -214,11 +215,6 @@ def _url(route: Manifest, resource: VLLMDeployment) -> str | None:
     references = resource.spec.gateway.parent_refs if resource.spec.gateway is not None else []
     secure = any("https" in (reference.section_name or "") for reference in references)
     return f"{'https' if secure else 'http'}://{host}" if host is not None else None
-
-
-def _targets(autoscaler: Manifest, name: str) -> bool:
-    target = reading.mapping(autoscaler, "spec", "scaleTargetRef")
-    return (target.get("kind"), target.get("name")) == (labels.KIND, name)
 
 
 def _is_of_keda(autoscaler: Manifest, name: str) -> bool:

@@ -28,13 +28,6 @@ def find_child(children: Iterable[Manifest], kind: Kind, name: str) -> Manifest 
     return next((child for child in children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
-def own_deployment(children: Iterable[Manifest], name: str, owner: Manifest) -> Manifest | None:
-    """Return the Deployment with this name that an object controls and that is not being deleted; None if there is none."""
-    found = find_child(children, DEPLOYMENT, name)
-    is_own = found is not None and is_controlled_by(found, owner) and not found["metadata"].get("deletionTimestamp")
-    return found if is_own else None
-
-
 def is_of_another(child: Manifest, name: str) -> bool:
     """Return whether the owner of a child is a VLLMDeployment of another name, regardless of labels."""
     owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]

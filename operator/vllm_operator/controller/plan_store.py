@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
@@ -16,10 +17,12 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.rendering.revision import RevisionError, next_number, read_revision, render_revision, revision_name, surplus
+from vllm_operator.rendering.revision import RevisionError, number_of, read_revision, render_revision, revision_name
 
 log = logging.getLogger(__name__)
 
+OLD_REVISIONS = 10
+"""Revisions to keep in addition to those in use. A Deployment keeps the same number by default."""
 MAX_PLANS = 8192
 """Maximum number of plans in memory, about 25 KiB each. Other plans are read again when needed."""
 
@@ -58,9 +61,13 @@ class PlanStore:
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
-        name = self._name(resource, plan)
+        summary = resource.status.pinned_plan
+        if summary is not None and self._plans.get((resource.metadata.uid, summary.revision)) is plan:
+            name = summary.revision  # the digest of the plan in memory is known
+        else:
+            name = revision_name(resource, plan)
         if name not in [revision["metadata"]["name"] for revision in revisions]:
-            refusal = await self._create(resource, render_revision(resource, plan, next_number(revisions)))
+            refusal = await self._create(resource, render_revision(resource, plan, 1 + max(map(number_of, revisions), default=0)))
             if refusal is not None:
                 return refusal
         self._plans.put((resource.metadata.uid, name), plan)
@@ -68,7 +75,9 @@ class PlanStore:
 
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
         """Delete the oldest revisions beyond the history limit, but not the ones with names in use. Raises ClusterError."""
-        for revision in surplus(revisions, in_use):
+        old = [revision for revision in revisions if revision["metadata"]["name"] not in in_use]
+        old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
+        for revision in old[: max(0, len(old) - OLD_REVISIONS)]:
             metadata = revision["metadata"]
             try:
                 await self.client.delete(REVISION, metadata["name"], metadata["namespace"], uid=metadata["uid"])
@@ -89,13 +98,6 @@ class PlanStore:
             plan = read_revision(resource, revision)
             self._plans.put(key, plan)
         return plan
-
-    def _name(self, resource: VLLMDeployment, plan: Plan) -> str:
-        """Return the revision name of a plan. For the plan in memory, no digest is computed."""
-        summary = resource.status.pinned_plan
-        if summary is not None and self._plans.get((resource.metadata.uid, summary.revision)) is plan:
-            return summary.revision
-        return revision_name(resource, plan)
 
     async def _create(self, resource: VLLMDeployment, revision: Manifest) -> Verdict | None:
         """Create a ControllerRevision; return why it cannot be created. An existing one, for example without its labels, is checked."""

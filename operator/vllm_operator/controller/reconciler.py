@@ -91,7 +91,11 @@ class Reconciler:
             self.metrics.forget(*key)
             return Result("gone")
         if isinstance(snapshot, Pending):
-            return await self._end(snapshot)
+            await self._actor.remove(snapshot.manifest, snapshot.removals)
+            if snapshot.invalid is None:
+                return Result("waiting", snapshot.wait_seconds)
+            await self._reporter.report_failure(snapshot.manifest, Reason.INVALID_SPEC, snapshot.invalid)
+            return Result("refused")
         decision = decide(snapshot, self.catalog, self.crashes, self.settings)
         result = await self._actor.act(snapshot, decision)
         failure = result.applied.failure
@@ -112,11 +116,3 @@ class Reconciler:
             return
         message = f"The operator failed on this object and tries again ({type(error).__name__}: {error}). Running Pods keep running."
         await self._reporter.report_failure(manifest, Reason.OPERATOR_FAILED, message)
-
-    async def _end(self, pending: Pending) -> Result:
-        """End a reconciliation without a decision. PVCs are released in any case."""
-        await self._actor.remove(pending.manifest, pending.removals)
-        if pending.invalid is None:
-            return Result("waiting", pending.wait_seconds)
-        await self._reporter.report_failure(pending.manifest, Reason.INVALID_SPEC, pending.invalid)
-        return Result("refused")

@@ -1,11 +1,8 @@
 """Watches on the objects of the cluster: a kopf operator whose only handlers are for raw events.
 
-kopf provides list and watch, bookmarks, reconnection and the detection of dead connections. Its event handlers put each object into the
-object cache, and its key into the operator's queue. kopf's other handlers are not used: they write annotations and finalizers, and retry
-independently of the queue.
-
-Two settings keep the CPU time of an event low (0.3 to 0.5 ms): `_NoDiffBase` stores nothing, because event handlers need no diff, and an
-object's task ends soon after its last event instead of keeping the object for 5 s.
+kopf provides list and watch, bookmarks, reconnection and the detection of dead connections. kopf's other handlers are not used: they write
+annotations and finalizers, and retry independently of the queue. Two settings keep the CPU time of an event low (0.3 to 0.5 ms):
+`_NoDiffBase`, and an object's task ends soon after its last event instead of keeping the object for 5 s.
 
 Nodes are not watched, because they are large and change with every heartbeat.
 """

@@ -48,6 +48,8 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the engine container."""
     engine = resource.spec.engine
     arguments = render_arguments(plan.args, passed_arguments(engine))
+    # API servers before 1.30 drop the field `sleep` of a hook
+    hook = {"exec": {"command": ["sleep", str(plan.endpoint_seconds or ENDPOINT_SECONDS)]}}
     return {
         "name": CONTAINER,
         "image": plan.image,
@@ -57,18 +59,12 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(plan.deadline_seconds, PORT_NAME),
-        **_hooks(plan),
+        **({"lifecycle": {"preStop": hook}} if plan.drain_seconds else {}),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # On an error the kubelet puts the last lines of the log into the termination message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": render_mounts(resource, plan),
     }
-
-
-def _hooks(plan: Plan) -> dict[str, Any]:
-    """Return the preStop hook, which sleeps. It uses `exec`, because API servers before 1.30 drop the field `sleep`."""
-    command = ["sleep", str(plan.endpoint_seconds or ENDPOINT_SECONDS)]
-    return {"lifecycle": {"preStop": {"exec": {"command": command}}}} if plan.drain_seconds else {}
 
 
 def render_arguments(planned: Iterable[PlannedArgument], given: Sequence[EngineArgument]) -> list[str]:

@@ -49,7 +49,8 @@ def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
         major, minor = capability_of(plan.architecture)
         expressions.append(_where("cudaComputeCapability", f".compareTo(semver('{major}.{minor}.0')) == 0"))
     if plan.product:
-        expressions.append(_where("productName", f".replace(' ', '-') == {_text(_device_product(plan.product))}"))
+        product = re.sub(r"-(MIG-.*|SHARED)$", "", plan.product)  # a suffix of the node label, for a MIG slice or a shared GPU
+        expressions.append(_where("productName", f".replace(' ', '-') == {_text(product)}"))
     # a claim for UUIDs needs no profile
     if profile := mig.profile or (None if mig.uuids or plan.mig_profile == UNKNOWN_PROFILE else plan.mig_profile):
         expressions.append(_where("profile", f" == {_text(profile)}"))
@@ -60,11 +61,6 @@ def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
 
 def _where(attribute: str, test: str) -> str:
     return f"'{attribute}' in {_ATTRIBUTES} && {_ATTRIBUTES}.{attribute}{test}"
-
-
-def _device_product(product: str) -> str:
-    """Return the product of the device. The node label of a MIG slice or a shared GPU has an additional suffix."""
-    return re.sub(r"-(MIG-.*|SHARED)$", "", product)
 
 
 def _text(value: str) -> str:

@@ -7,7 +7,7 @@ name is rejected.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,8 +19,6 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 
 DIGEST_LENGTH = 10
-OLD_REVISIONS = 10
-"""Revisions to keep in addition to those in use. A Deployment keeps the same number by default."""
 MAX_NUMBER = 2**53
 """Maximum number of a revision that the operator writes. Higher numbers are ignored, because no number could follow the highest one."""
 
@@ -72,18 +70,6 @@ def number_of(manifest: Mapping[str, Any]) -> int:
     """Return the number of a revision; 0 if it has no number that the operator could have written."""
     number = reading.integer(manifest, "revision") or 0
     return number if 0 < number < MAX_NUMBER else 0
-
-
-def next_number(revisions: Sequence[Mapping[str, Any]]) -> int:
-    """Return the next number after these revisions."""
-    return 1 + max(map(number_of, revisions), default=0)
-
-
-def surplus(revisions: Sequence[Mapping[str, Any]], in_use: Collection[str]) -> list[Mapping[str, Any]]:
-    """Return the revisions beyond the history limit, oldest first. `in_use` are names of revisions to keep."""
-    old = [revision for revision in revisions if reading.text(revision, "metadata", "name") not in in_use]
-    old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
-    return old[: max(0, len(old) - OLD_REVISIONS)]
 
 
 def plan_name(deployment: Mapping[str, Any] | None) -> str:
