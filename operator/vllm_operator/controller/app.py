@@ -152,9 +152,9 @@ class Operator:
             make_parser=crashes.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,
-            restarted=lambda: self.metrics.restarted("log"),
+            restarted=self.metrics.task_restarts.labels("log").inc,
             share=LogShare(parsed=self.metrics.log_parse_seconds.inc),
-            skipped=self.metrics.skipped,
+            skipped=lambda namespace, seconds: self.metrics.log_skipped_seconds.labels(namespace).inc(seconds),
         )
         self.configs = (
             ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
@@ -328,7 +328,7 @@ class Operator:
         self._ended.set()
 
     def _notice(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
-        self.metrics.watched(kind.kind)
+        self.metrics.watch_events.labels(kind.kind).inc()
         self.updater.notice(kind, manifest, deleted=deleted)
 
     def _stuck(self) -> str | None:

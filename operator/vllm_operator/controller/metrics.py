@@ -44,12 +44,12 @@ class Metrics(Collector):
             registry=self._registry,
         )
         self._writes = self._counter("writes", "Number of writes to the API server by verb and kind.", "verb", "kind")
-        self._watch_events = self._counter("watch_events", "Number of watch events by kind.", "kind")
-        self._restarts = self._counter(
+        self.watch_events = self._counter("watch_events", "Number of watch events by kind.", "kind")
+        self.task_restarts = self._counter(
             "task_restarts", "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.", "task"
         )
         self.log_parse_seconds = self._counter("log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.")
-        self._skipped = self._counter(
+        self.log_skipped_seconds = self._counter(
             "log_skipped_seconds", "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.", "namespace"
         )
         self._user_data = {
@@ -76,18 +76,6 @@ class Metrics(Collector):
     def wrote(self, verb: str, kind: str) -> None:
         """Count a write to the API server."""
         self._writes.labels(verb, kind).inc()
-
-    def watched(self, kind: str) -> None:
-        """Count a watch event."""
-        self._watch_events.labels(kind).inc()
-
-    def restarted(self, task: str) -> None:
-        """Count the restart of a task that ended unexpectedly."""
-        self._restarts.labels(task).inc()
-
-    def skipped(self, namespace: str, seconds: float) -> None:
-        """Count seconds of a Pod's log that were skipped."""
-        self._skipped.labels(namespace).inc(seconds)
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
         """Set the numbers of used and ignored entries of a ConfigMap."""

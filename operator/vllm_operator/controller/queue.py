@@ -30,10 +30,8 @@ RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.25, 15.0
 class Priority(IntEnum):
     """Which keys are handed out first. Lower values come first."""
 
-    CHANGE = 0
-    """An object has changed, or a delay has elapsed."""
-    RESYNC = 1
-    """A periodic check."""
+    CHANGE = 0  # an object has changed, or a delay has elapsed
+    RESYNC = 1  # a periodic check
 
 
 class WorkQueue(Generic[Key]):

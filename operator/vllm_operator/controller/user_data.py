@@ -139,7 +139,7 @@ class UserData:
                 log.debug("the ConfigMap %s cannot be read: %s", self.config_map, error)
             except Exception:
                 log.exception("the ConfigMap %s cannot be followed; retrying", self.config_map)
-                self.metrics.restarted("user data")
+                self.metrics.task_restarts.labels("user data").inc()
 
     @property
     def _entries(self) -> str:
