@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.caches import cleaning as cleanings
-from vllm_operator.caches.activity import CacheActivity, FetchingState
+from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.artifacts import describe_publication
 from vllm_operator.caches.claims import fit_claims, unowned_claims
@@ -54,7 +54,7 @@ def plan_cache_actions(
     fetching = plan_fetching(context)
     if fetching.state is not None:
         runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
-        recheck = RECHECK_SECONDS if fetching.job is not None or fetching.state.state is FetchingState.IMPOSSIBLE else None
+        recheck = RECHECK_SECONDS if fetching.job is not None or fetching.state.state == "Impossible" else None
         activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
         priming = PrimingDecision(activity, replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)

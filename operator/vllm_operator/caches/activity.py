@@ -2,40 +2,28 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
+from typing import Literal
 
 from vllm_operator.pods.view import PodView
 
-
-class PrimingStep(StrEnum):
-    """Which Pod fills an empty cache."""
-
-    NONE = "None"
-    """No specific Pod: the cache is already filled, is on no volume, or is not primed."""
-    FIRST_POD = "FirstPod"
-    """One replica. The others start when it is Ready."""
-    PRIMER = "Primer"
-    """An additional Pod that serves no requests. It is deleted when it is Ready."""
-    ELSEWHERE = "Elsewhere"
-    """A Pod of another VLLMDeployment that shares the PVC. No Pod of this one starts earlier."""
-
-
-class CleaningState(StrEnum):
-    """State of cleaning a full volume."""
-
-    IN_PROGRESS = "InProgress"
-    DONE = "Done"
-    NOTHING_TO_REMOVE = "NothingToRemove"
-    """Every directory is in use or belongs to others."""
-    FAILED = "Failed"
-    IMPOSSIBLE = "Impossible"
-    """Only one Pod can mount the PVC."""
-    HAS_SPACE = "HasSpace"
-    """The cache volume has space. Another volume is full; `why` names it."""
-    REFUSED = "Refused"
-    """The API server refused the Job: a missing permission, or an admission policy."""
-    IN_USE_BY_OTHERS = "InUseByOthers"
-    """A Pod of another owner mounts the whole PVC. The operator cannot tell which directories it uses, and removes none."""
+PrimingStep = Literal["None", "FirstPod", "Primer", "Elsewhere"]
+"""Which Pod fills an empty cache: no specific one (it is filled, on no volume, or not primed); one replica, and the others start when it is
+Ready; an additional Pod that serves no requests and is deleted when it is Ready; or one of another VLLMDeployment that shares the PVC.
+"""
+CleaningState = Literal["InProgress", "Done", "NothingToRemove", "Failed", "Impossible", "HasSpace", "Refused", "InUseByOthers"]
+"""State of cleaning a full volume. NothingToRemove: every directory is in use or belongs to others. Impossible: only one Pod can mount the
+PVC. HasSpace: another volume is full; `why` names it. Refused: by the API server. InUseByOthers: a Pod of another owner mounts the whole
+PVC, so nobody knows which directories it uses, and none is removed.
+"""
+PublicationState = Literal["NotPublishable", "NotPrimed", "NeedsPrimer", "Running", "Done", "Refused"]
+"""State of the publication of a cache directory. NotPublishable: no Job can mount the caches. NotPrimed: no Pod with them is Ready yet.
+NeedsPrimer: only a primer can publish them, and no rollout has needed one yet. Done: an attempt has ended; the status has the result.
+"""
+FetchingState = Literal["Waiting", "Running", "Fetched", "Failed", "Refused", "Impossible"]
+"""State of fetching weights before a start. Waiting: the PVC or the Pod of the Job does not exist or run yet. Fetched: the result is being
+recorded. Failed: the last attempt; the kubelet retries. Refused: the Job or the record, by the API server. Impossible: no Job can download
+to the PVC; `result` is the reason: `OnePod` can mount it, or `NoNode` has the GPUs of the plan.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +41,6 @@ class Cleaning:
     retained_bytes: int | None = None
     advice: str = ""
     why: str = ""
-
-
-class PublicationState(StrEnum):
-    """State of the publication of a cache directory."""
-
-    NOT_PUBLISHABLE = "NotPublishable"
-    """The caches are not on a PersistentVolumeClaim that a Job can mount."""
-    NOT_PRIMED = "NotPrimed"
-    """No Pod with these caches is Ready yet."""
-    NEEDS_PRIMER = "NeedsPrimer"
-    """Only a primer can publish the caches, and no rollout has needed one yet."""
-    RUNNING = "Running"
-    DONE = "Done"
-    """An attempt has ended in this or an earlier reconciliation. The status has the result."""
-    REFUSED = "Refused"
-    """The API server refused the Job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,22 +75,6 @@ class ArtifactResult:
     cold_seconds: int | None = None
 
 
-class FetchingState(StrEnum):
-    """State of fetching weights before a start."""
-
-    WAITING = "Waiting"
-    """The PVC or the Pod of the Job does not exist yet, or the Pod is not running yet."""
-    RUNNING = "Running"
-    FETCHED = "Fetched"
-    """The Job has finished, and its result is being recorded."""
-    FAILED = "Failed"
-    """The last attempt failed. The kubelet retries."""
-    REFUSED = "Refused"
-    """The API server refused the Job or the record."""
-    IMPOSSIBLE = "Impossible"
-    """No Job can download to the PVC. `result` is the reason: `OnePod` can mount it, or `NoNode` has the GPUs of the plan."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
     """Fetching weights before a start.
@@ -141,7 +97,7 @@ class Fetching:
 class CacheActivity:
     """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
 
-    step: PrimingStep = PrimingStep.NONE
+    step: PrimingStep = "None"
     because: str = ""
     """Why one Pod starts first; a sentence, or empty."""
     holder: str | None = None
@@ -166,7 +122,7 @@ class CacheActivity:
     @property
     def is_priming(self) -> bool:
         """Whether one Pod is filling an empty cache, here or elsewhere."""
-        return self.step is not PrimingStep.NONE
+        return self.step != "None"
 
 
 NO_ACTIVITY = CacheActivity()

@@ -27,7 +27,7 @@ from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
-from vllm_operator.caches.activity import ArtifactResult, Publication, PublicationState
+from vllm_operator.caches.activity import ArtifactResult, Publication
 from vllm_operator.caches.address import FETCH_CONTAINER, CacheAddress, read_portability_settings
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
@@ -198,17 +198,17 @@ def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publica
     if is_published_by_primer(context):
         return describe_primer_publication(context), None
     if address is None or "ReadWriteOncePod" in context.access_modes:
-        return Publication(state=PublicationState.NOT_PUBLISHABLE), None
+        return Publication(state="NotPublishable"), None
     occasion = publication_occasion(context)
     if (known := _attempt(context, occasion) or _earlier(context, occasion)) is not None:
         return known, None
     view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
     is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
     if view is None or not is_filled or is_terminating(context.claim):
-        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion), None
+        return Publication(state="NotPrimed", occasion=occasion), None
     if (seconds := _seconds_to_settle(context, view)) > 0:
-        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion, recheck_seconds=seconds), None
-    return Publication(state=PublicationState.RUNNING, occasion=occasion), render_publishing(context, address, occasion, view.node, caches)
+        return Publication(state="NotPrimed", occasion=occasion, recheck_seconds=seconds), None
+    return Publication(state="Running", occasion=occasion), render_publishing(context, address, occasion, view.node, caches)
 
 
 def _earlier(context: CacheContext, occasion: str) -> Publication | None:
@@ -217,10 +217,10 @@ def _earlier(context: CacheContext, occasion: str) -> Publication | None:
     if known is None or known.publication != occasion:
         return None
     if known.publish_result in FINAL:
-        return Publication(state=PublicationState.DONE, occasion=occasion)
+        return Publication(state="Done", occasion=occasion)
     then = reading.moment(known.publish_time)
     left = (then + PAUSE - context.now).total_seconds() if then is not None else 0.0
-    return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=left) if left > 0 else None
+    return Publication(state="Done", occasion=occasion, recheck_seconds=left) if left > 0 else None
 
 
 def is_asked(context: CacheContext) -> bool:
@@ -251,9 +251,9 @@ def describe_primer_publication(context: CacheContext) -> Publication:
         attempts = (_last_attempt(pod.manifest, name) for name in (PUBLISHER, PACKER))
         done = next((each for each in attempts if each is not None), None)
         if done is None:
-            return Publication(state=PublicationState.RUNNING, occasion=occasion)
-        return Publication(state=PublicationState.DONE, occasion=occasion, result=done[0], ended=done[1] or context.now, is_last=is_last)
-    return replace(earlier, is_last=is_last) if earlier is not None else Publication(state=PublicationState.NEEDS_PRIMER, occasion=occasion)
+            return Publication(state="Running", occasion=occasion)
+        return Publication(state="Done", occasion=occasion, result=done[0], ended=done[1] or context.now, is_last=is_last)
+    return replace(earlier, is_last=is_last) if earlier is not None else Publication(state="NeedsPrimer", occasion=occasion)
 
 
 def _last_attempt(pod: Mapping[str, Any], name: str) -> tuple[ArtifactResult, datetime | None] | None:
@@ -293,13 +293,13 @@ def _attempt(context: CacheContext, occasion: str) -> Publication | None:
         if controller_of(pod).get("name") != name:
             continue
         if not is_over(pod):
-            return Publication(state=PublicationState.RUNNING, occasion=occasion)
+            return Publication(state="Running", occasion=occasion)
         for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
             container = reading.named(pod, container_name, "status", statuses, key="name")
             if (result := read_result(container)) is not None:
                 break
         ended = reading.moment(container, "state", "terminated", "finishedAt") or reading.moment(pod, "metadata", "creationTimestamp")
-        return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=ended)
+        return Publication(state="Done", occasion=occasion, result=result, ended=ended)
     return None
 
 

@@ -118,20 +118,20 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
         return None
     jobs = sorted(_jobs(context), key=lambda job: (job.finished_at is None, job.finished_at or context.now))
     if not jobs and "ReadWriteOncePod" in context.access_modes:
-        return Cleaning(state=CleaningState.IMPOSSIBLE, advice=_advice(context))
+        return Cleaning(state="Impossible", advice=_advice(context))
     if not jobs or jobs[-1].finished_at is None:
-        return Cleaning(state=CleaningState.IN_PROGRESS)
+        return Cleaning(state="InProgress")
     result = jobs[-1].result
     if result is None:
-        return Cleaning(state=CleaningState.FAILED, advice=_advice(context))
+        return Cleaning(state="Failed", advice=_advice(context))
     removed = tuple(map(str, result["removed"]))
     free, total = reading.integer(result, "freeBytes"), reading.integer(result, "totalBytes")
     if not removed and free is not None and total and free * 100 >= total * FREE_PERCENT:
         weights = context.weights_claim_name
         where = f"PVC {weights} of the weights" if weights else "the disk of the node, which holds /tmp and the container's own files"
-        return Cleaning(state=CleaningState.HAS_SPACE, why=where, advice=_advice(context, weights) if weights else "")
+        return Cleaning(state="HasSpace", why=where, advice=_advice(context, weights) if weights else "")
     return Cleaning(
-        state=CleaningState.DONE if removed else CleaningState.NOTHING_TO_REMOVE,
+        state="Done" if removed else "NothingToRemove",
         removed=removed,
         freed_bytes=reading.integer(result, "freedBytes") or 0,
         retained=reading.integer(result, "others") or 0,

@@ -82,16 +82,16 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
     live, state = context.claims.get(claim), None
     if live is None or is_terminating(live):
         why = "it is being deleted" if live is not None else "it does not exist yet"
-        state = Fetching(state=FetchingState.WAITING, claim=claim, why=f"PersistentVolumeClaim {claim}: {why}.")
+        state = Fetching(state="Waiting", claim=claim, why=f"PersistentVolumeClaim {claim}: {why}.")
     elif (obstacle := _obstacle(context, live)) is not None:
-        state = Fetching(state=FetchingState.IMPOSSIBLE, claim=claim, result=obstacle)
+        state = Fetching(state="Impossible", claim=claim, result=obstacle)
     if live is None or state is not None:
         return FetchingPlan(state, superseded=_superseded(context, None))
     job = render_fetching(context, live)
     name = str(job["metadata"]["name"])
     superseded = _superseded(context, name)
     pod = _pod(context, name)
-    state = _read(pod, claim) if pod is not None else Fetching(state=FetchingState.WAITING, claim=claim)
+    state = _read(pod, claim) if pod is not None else Fetching(state="Waiting", claim=claim)
     if state.commit is not None:
         record: Changes = {_record_name(context.resource, context.desired): state.commit}
         return FetchingPlan(state, record=record, superseded=superseded)
@@ -261,15 +261,15 @@ def _read(pod: PodView, claim: str) -> Fetching:
     container = reading.named(pod.manifest, FETCH_CONTAINER, "status", "containerStatuses", key="name")
     report = jobs.read_report(container)
     if report is None:
-        state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
+        state: FetchingState = "Running" if reading.mapping(container, "state", "running") else "Waiting"
         return Fetching(state=state, claim=claim, view=pod)
     ended, found = report
     result = reading.text(found, "result")
     commit = reading.text(found, "commit") if result == "Fetched" else ""
     if ended.get("exitCode") == 0 and _COMMIT.fullmatch(commit):
-        return Fetching(state=FetchingState.FETCHED, claim=claim, view=pod, commit=commit)
+        return Fetching(state="Fetched", claim=claim, view=pod, commit=commit)
     return Fetching(
-        state=FetchingState.FAILED,
+        state="Failed",
         claim=claim,
         view=pod,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",

@@ -32,7 +32,7 @@ from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANN
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches import artifacts
-from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep, Publication, PublicationState
+from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Publication
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
 from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, read_fetch
 from vllm_operator.caches.claims import is_terminating
@@ -87,7 +87,7 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
         return PrimingDecision(priming.activity, record={PRIMING_ANNOTATION_PREFIX + address.key: None} if is_holder else {})
     if lease is not None and not is_holder and _is_active(context, lease, address):
         waiting = CacheActivity(  # running Pods stay, and no Pod is added
-            step=PrimingStep.ELSEWHERE,
+            step="Elsewhere",
             because=priming.activity.because,
             holder=lease.name,
             held=(reading.integer(context.deployment, "spec", "replicas") or 0) > 0,
@@ -136,7 +136,7 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
         return PrimingDecision()  # a primer would keep the claim
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
-        return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()
+        return PrimingDecision(CacheActivity(step="Primer", because=because)) if insists else PrimingDecision()
     if replaces_serving(context, address):
         return PrimingDecision(fill_before_rollout(context, address))
     is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
@@ -147,7 +147,7 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     running = live if context.live_address == address else 0
     if running >= desired > 1:
         return PrimingDecision()  # all replicas have started already
-    return PrimingDecision(CacheActivity(step=PrimingStep.FIRST_POD, because=reason), replicas=min(desired, max(1, running)))
+    return PrimingDecision(CacheActivity(step="FirstPod", because=reason), replicas=min(desired, max(1, running)))
 
 
 def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
@@ -204,7 +204,7 @@ def apply_priming(
         if manifest["kind"] != "Deployment":
             result.append(manifest)
             continue
-        if priming.activity.step is PrimingStep.PRIMER:
+        if priming.activity.step == "Primer":
             beside = context.is_bound_to_node and priming.activity.held
             primer = render_primer(manifest, beside_replicas=beside)
             result.append(artifacts.add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
@@ -223,7 +223,7 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
     if not priming.activity.held or desired is None:
         return None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
-    is_being_filled = priming.activity.step is PrimingStep.ELSEWHERE and context.live_address == context.address
+    is_being_filled = priming.activity.step == "Elsewhere" and context.live_address == context.address
     return min(live, desired) if is_being_filled else desired
 
 
@@ -251,14 +251,14 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
     if not is_before_rollout:
         if is_asked(context) and context.replicas and _is_for_one_pod(context):
             return CacheActivity(skipped=ONE_POD)
-        is_due = is_asked(context) and publication.state is not PublicationState.DONE
-        return CacheActivity(step=PrimingStep.PRIMER, because=WAS_REQUESTED) if is_due else CacheActivity()
+        is_due = is_asked(context) and publication.state != "Done"
+        return CacheActivity(step="Primer", because=WAS_REQUESTED) if is_due else CacheActivity()
     views = [pod for pod in context.primers_of_plan if not reading.text(pod.manifest, "metadata", "deletionTimestamp")]
     skipped = remembered_skip(context) or _failure(context, publication) or _obstacle(context, views)
     if skipped is not None:
         return CacheActivity(skipped=skipped)
     fetched = any((found := read_fetch(pod.manifest)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
-    if publication.state is PublicationState.DONE or fetched or _is_crashing(context):
+    if publication.state == "Done" or fetched or _is_crashing(context):
         return CacheActivity()
     return _primer(context, views, SERVES_UNTIL_PUBLISHED)
 
@@ -281,7 +281,7 @@ def _changes_tag(context: CacheContext) -> bool:
 
 def _failure(context: CacheContext, publication: Publication) -> str | None:
     """Return why the primer could not publish the caches; None if it has published them or is still trying."""
-    if publication.state is not PublicationState.DONE:
+    if publication.state != "Done":
         return None
     known = context.known_artifact
     word, message = known.publish_result if known is not None else None, ""
@@ -302,7 +302,7 @@ def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> Ca
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
     until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
     recheck = (until - context.now).total_seconds() if until is not None else None
-    return CacheActivity(step=PrimingStep.PRIMER, because=because, held=True, until=until, recheck_seconds=recheck)
+    return CacheActivity(step="Primer", because=because, held=True, until=until, recheck_seconds=recheck)
 
 
 def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
-from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, FetchingState, Publication, PublicationState
+from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.claims import Removal, find_other_owners
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
@@ -154,9 +154,9 @@ class Actor:
                 await self._create_job(actions.publishing, result)
             except (Forbidden, Invalid) as error:
                 log.warning("cannot create the Job that publishes caches: %s", error)
-                activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=str(error)))
+                activity = replace(activity, publication=Publication(state="Refused", why=str(error)))
         fetching = await self._fetch(owner, actions.fetching, result)
-        recheck_seconds = 0.0 if fetching is not None and fetching.state is FetchingState.FETCHED else activity.recheck_seconds
+        recheck_seconds = 0.0 if fetching is not None and fetching.state == "Fetched" else activity.recheck_seconds
         result.activity = replace(activity, fetching=fetching, recheck_seconds=recheck_seconds)
 
     async def _clean(self, context: CacheContext, need: CleaningNeed, result: ActionResult) -> Cleaning | None:
@@ -166,8 +166,9 @@ class Actor:
         """
         namespace, address = context.resource.metadata.namespace, context.address
         pods = await self.client.find(kube.POD, namespace)
+        state: CleaningState = "InUseByOthers"
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
-            state, why, detail = CleaningState.IN_USE_BY_OTHERS, f"Pod {blocker} mounts the whole volume", blocker
+            why, detail = f"Pod {blocker} mounts the whole volume", blocker
         else:
             users = await self.client.find(kube.VLLM_DEPLOYMENT, namespace)
             try:
@@ -175,7 +176,7 @@ class Actor:
                 return None
             except (Forbidden, Invalid) as error:
                 log.warning("cannot create the Job that cleans the cache volume: %s", error)
-                state, why, detail = CleaningState.REFUSED, str(error), str(error)
+                state, why, detail = "Refused", str(error), str(error)
         if not need.is_full and address is not None and address.claim in result.claims:
             await self._annotate(address.claim, record_attempt(context, need.doomed, why), result)
         return describe_blocked_cleaning(context, self.crashes.reporting.cleaning, state, detail)
@@ -194,7 +195,7 @@ class Actor:
                 await self._annotate(plan.state.claim, plan.record, result)
         except (Forbidden, Invalid) as error:
             log.warning("cannot fetch weights to PersistentVolumeClaim %s: %s", plan.state.claim, error)
-            return replace(plan.state, state=FetchingState.REFUSED, why=str(error))
+            return replace(plan.state, state="Refused", why=str(error))
         except Conflict:
             pass  # the claim has changed since; the next reconciliation sees it
         return plan.state

@@ -16,7 +16,7 @@ from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
-from vllm_operator.caches.activity import ArtifactResult, PrimingStep, PublicationState
+from vllm_operator.caches.activity import ArtifactResult
 from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
@@ -126,14 +126,14 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
     """Describe which Pod fills an empty cache while others wait; None if none waits."""
     activity, plan, artifact, text = observed.activity, observed.outcome.plan, _artifact_spec(observed), ""
     match activity.step:
-        case PrimingStep.FIRST_POD if observed.wanted > 1:
+        case "FirstPod" if observed.wanted > 1:
             message = "cache.first_pod"
-        case PrimingStep.PRIMER:
+        case "Primer":
             message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
             for view in observed.primer_facts[:1]:
                 is_ready = view.phase is Phase.READY  # it only publishes
                 text = observed.messages.say("cache.primer_ready", pod=view) if is_ready else pod_text(observed, view, block)
-        case PrimingStep.ELSEWHERE:
+        case "Elsewhere":
             message = "cache.elsewhere"
         case _:
             return None
@@ -204,10 +204,10 @@ _REASONS = {
 }
 """Reasons of CachePublished, by the result of the program that publishes."""
 _NOT_ENDED = {
-    PublicationState.NOT_PUBLISHABLE: (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
-    PublicationState.REFUSED: (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
-    PublicationState.NEEDS_PRIMER: (FALSE, Reason.NOT_PRIMED, "publishing.needs_primer"),
-    PublicationState.RUNNING: (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
+    "NotPublishable": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
+    "Refused": (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
+    "NeedsPrimer": (FALSE, Reason.NOT_PRIMED, "publishing.needs_primer"),
+    "Running": (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
 }
 _MAX_MESSAGE = 300
 _PRESENT = "Present"
@@ -245,7 +245,7 @@ def _newest_fetch(observed: Observation) -> ArtifactResult | None:
 
 def _published(observed: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
     publication, spec = observed.activity.publication, _artifact_spec(observed)
-    if publication is not None and publication.state is PublicationState.DONE and publication.ended is not None:
+    if publication is not None and publication.state == "Done" and publication.ended is not None:
         result = publication.result or ArtifactResult(result="Failed")
         changed = {"publication": publication.occasion, "publish_result": result.result, "publish_time": reading.stamp(publication.ended)}
         return changed | ({"tag": result.tag} if result.tag else {})

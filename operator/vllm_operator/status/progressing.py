@@ -11,7 +11,6 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
-from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import Observation, PodFacts
@@ -50,7 +49,7 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if observed.serving >= observed.wanted:
         return _all_serve(observed)
-    if observed.activity.step is PrimingStep.ELSEWHERE:
+    if observed.activity.step == "Elsewhere":
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
@@ -115,7 +114,7 @@ def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
         text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=len(others))
     # others wait until the first Pod has filled the cache
     waiting = observed.wanted - observed.replicas
-    if waiting > 0 and observed.activity.step is PrimingStep.FIRST_POD:
+    if waiting > 0 and observed.activity.step == "FirstPod":
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
     status, reason = (FALSE, Reason.START_STALLED) if worst.is_stalled else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(observed, text))

@@ -13,7 +13,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import PodStartup, StartupStatus
-from vllm_operator.caches.activity import Fetching, FetchingState
+from vllm_operator.caches.activity import Fetching
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.pods.view import Phase, refine
 from vllm_operator.status.observation import Observation, PodFacts, why_no_pod
@@ -149,12 +149,12 @@ def describe_fetching(observed: Observation) -> Verdict | None:
         job_pod=fetching.view.name if fetching.view is not None else "",
         serving=observed.serving,
     )
-    if fetching.state is FetchingState.IMPOSSIBLE:
+    if fetching.state == "Impossible":
         return Verdict(FALSE, Reason.FETCH_FAILED, say("fetching_weights.impossible", why="", result=fetching.result))
-    if fetching.state is FetchingState.REFUSED:
+    if fetching.state == "Refused":
         return Verdict(FALSE, Reason.FETCH_FAILED, say("fetching_weights.refused", why=fetching.why))
     progress = _downloaded(observed)
-    if fetching.state is FetchingState.FAILED and progress is None:
+    if fetching.state == "Failed" and progress is None:
         text = say(
             "fetching_weights.failed",
             why=fetching.why,
