@@ -28,9 +28,9 @@ from vllm_operator.logs.tracebacks import (
     CHAINED,
     CLIENTS,
     NATIVE_FRAME,
+    REQUEST_HEADER,
     Part,
     Tracebacks,
-    is_headed_by_a_request,
     is_of_a_request,
     ungrouped,
 )
@@ -242,20 +242,14 @@ class _Findings:
 
 
 class CrashTracker:
-    """Collects evidence and decides whether there is a crash, and which. `recent`: the latest lines of the log, which the caller adds.
-
-    Attributes:
-        stage: Stage of the start, which the caller sets with `advanced`.
-        settings: Settings of the engine that texts of signatures use. The caller adds them.
-        notices: Evidence for signatures of notices, by signature.
-    """
+    """Collects evidence and decides whether there is a crash, and which. `recent`: the latest lines of the log, which the caller adds."""
 
     def __init__(self, recognizer: Recognizer, recent: deque[Line]) -> None:
         self._recognizer = recognizer
         self.tracebacks = Tracebacks(recent)
-        self.notices: dict[str, Evidence] = {}
-        self.stage = ""
-        self.settings: dict[str, str] = {}
+        self.notices: dict[str, Evidence] = {}  # for signatures of notices, by signature
+        self.stage = ""  # of the start
+        self.settings: dict[str, str] = {}  # of the engine, for the texts of signatures; the caller adds them
         self._ready = False
         self._stopping = False
         self._found = _Findings()
@@ -344,7 +338,7 @@ class CrashTracker:
             # This is how a program ends that uses the engine as a library.
             return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
         # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
-        return level is not None and bool(recent) and is_headed_by_a_request(recent[-1])
+        return level is not None and bool(recent) and REQUEST_HEADER.search(recent[-1].header) is not None
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)

@@ -46,12 +46,9 @@ def read_bar(bars: Iterable[Bar], text: str) -> tuple[Stage, Progress | None, st
     if stage is Stage.READY:
         return stage, None, rest
     completed, total = (round(float(number) * _SCALE[unit]) for number, unit in (found.group(2, 3), found.group(4, 5)))
-    return stage, Progress(min(completed, total), total, name or label, _seconds(found[7])), rest
-
-
-def _seconds(clock: str) -> int | None:
-    """Return the seconds of a time such as `05:02` or `1:05:02`."""
-    return None if clock == "?" else reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
+    parts = found[7].split(":")  # such as 05:02 or 1:05:02
+    remaining = None if found[7] == "?" else reduce(lambda seconds, part: seconds * 60 + int(part), parts, 0)
+    return stage, Progress(min(completed, total), total, name or label, remaining), rest
 
 
 @dataclass(slots=True)

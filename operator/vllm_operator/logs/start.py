@@ -35,10 +35,7 @@ _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
 class PreparedKnowledge:
-    """The catalog in the form that parsers use and share.
-
-    `words`: first words of messages that may matter. The first words of most records do not.
-    """
+    """The catalog in the form that parsers use and share."""
 
     def __init__(self, knowledge: StartupKnowledge) -> None:
         stages = knowledge.stages
@@ -46,7 +43,7 @@ class PreparedKnowledge:
         for meaning in stages.lines:
             for word in meaning.words:
                 self._meanings.setdefault(word, []).append(meaning)
-        self.words = frozenset((*self._meanings, *_NOTICES))
+        self.words = frozenset((*self._meanings, *_NOTICES))  # first words of messages that may matter; most others do not
         self.bars = stages.bars
         self.recognizer = Recognizer(knowledge.signatures, stages, knowledge.kinds)
 

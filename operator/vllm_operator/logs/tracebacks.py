@@ -90,7 +90,7 @@ _MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
 _OF_REQUESTS = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
 BYSTANDERS = (ASIDE, *_OF_REQUESTS, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
 """If the lines contain none of these, an exception is neither of a request nor of another program."""
-_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
+REQUEST_HEADER = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
 """Modules that answer requests, in the header of a record."""
 
 
@@ -154,7 +154,10 @@ class Tracebacks:
         if text.startswith(_MARKS) or (self._harmless_before and text.startswith(CHAINED)):
             self._mark(process, text, number)
             return Part.OTHER
-        if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
+        # The line of an exception has one word before its colon. Few others do, and the test is cheap.
+        word = text.partition(" ")[0]
+        is_name = ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
+        if is_name and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
             return Part.EXCEPTION
         return Part.OTHER
 
@@ -243,12 +246,6 @@ class Tracebacks:
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
 
 
-def _begins_with_name(text: str) -> bool:
-    # The line of an exception has one word before its colon. Few others do, and the test is cheap.
-    word = text.partition(" ")[0]
-    return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
-
-
 def ungrouped(text: str) -> str:
     """Remove the prefix of an exception group from a line."""
     return _GROUPED.sub("", text, count=1) if text.startswith(_GROUPS) else text
@@ -282,8 +279,3 @@ def _backwards(recent: deque[Line], process: str) -> Iterator[str]:
 def is_of_a_request(frames: Iterable[str]) -> bool:
     """Whether a traceback belongs to an answered request or to a client."""
     return any(_ANSWERS.search(frame) or any(place in frame for place in _OF_REQUESTS) for frame in frames)
-
-
-def is_headed_by_a_request(line: Line) -> bool:
-    """Whether a module that answers requests wrote the record."""
-    return _REQUEST.search(line.header) is not None

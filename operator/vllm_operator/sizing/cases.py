@@ -100,11 +100,7 @@ def read_options(line: Mapping[str, Any]) -> Options:
 
 
 def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
-    """Estimate a case.
-
-    Its measurements (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) are the result, so they are never
-    read.
-    """
+    """Estimate a case. Its measurements are the result, so they are never read."""
     name, label, options = text(line, "model")[:200], text(line, "quantization")[:200], read_options(line)
     config = mapping(line, "config") or None
     model = resolve_model(name, shapes, config=config, checkpoint_bytes=options.checkpoint_bytes, label=label)

@@ -182,6 +182,8 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     written = read_quantization(config)
     quantization, scheme = _read_format(read.text, written)
     unordered = written.get("desc_act") is not True or written.get("group_size") == -1  # with a single group, vLLM ignores the mark
+    group = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size")) or None
+    is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
         model_type=text(read.text, "model_type") or None,
@@ -197,7 +199,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         attention_heads=heads,
         mla_dims=dims if len(dims) == 3 else None,
         kv_cache=requested_cache(written),
-        group_size=_group_size(written),
+        group_size=group if is_integer else None,
         image_prefix=True if read.text.get("use_bidirectional_attention") == "vision" else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
@@ -250,13 +252,6 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
         return PACKED.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
     form_of_name = QUANTIZATIONS.get(method) or QUANTIZATIONS.get(algorithm.lower())
     return form_of_name, method if method == "mxfp8" else "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
-
-
-def _group_size(written: Mapping[str, Any]) -> int | None:
-    """Return the weights that share a scale in formats of integers; None without such groups."""
-    found = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size"))
-    is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
-    return found if found and found > 0 and is_integer else None
 
 
 def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:

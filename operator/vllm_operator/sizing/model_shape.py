@@ -20,8 +20,7 @@ class Shard(Enum):
 
     REPLICATED = "replicated"
     TENSOR = "tensor"
-    KV_HEADS = "kv heads"
-    """Over the tensor-parallel ranks, but at least one KV head on each."""
+    KV_HEADS = "kv heads"  # over the tensor-parallel ranks, but at least one on each
     VOCABULARY = "vocabulary"
     EXPERTS = "experts"
 
@@ -162,7 +161,9 @@ class ModelConfig:
     def __init__(self, config: Mapping[str, Any]) -> None:
         nested = next((part for key in NESTED if (part := mapping(config, key))), {})
         self.whole, self.text = config, {**config, **nested}
-        self.architecture = self._architecture()
+        names = sequence(config.get("architectures"))
+        name = names[0] if names and isinstance(names[0], str) else self.text.get("model_type")
+        self.architecture = re.sub(r"[_\-.]", "", name[:128].lower()) if isinstance(name, str) else ""  # the class, or the type
         self.rope = mapping(self.text, "rope_parameters") or mapping(self.text, "rope_scaling")
         self.kinds = _layer_kinds(self)
         self.layers = len(self.kinds)
@@ -173,12 +174,6 @@ class ModelConfig:
         self.experts = self.size(*EXPERT_KEYS)
         self.width = self.size("intermediate_size", "n_inner", "ffn_dim")
         self.latent = self.size("kv_lora_rank")
-
-    def _architecture(self) -> str:
-        """Return the model's class, or its type, in lower case without separators."""
-        names = self.whole.get("architectures")
-        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else self.text.get("model_type")
-        return re.sub(r"[_\-.]", "", name[:128].lower()) if isinstance(name, str) else ""
 
     def first(self, *keys: str) -> int | None:
         """Return the first of these keys that has a size; None if none has."""
@@ -293,11 +288,7 @@ def _alternating(layers: int, every: int, other: str) -> tuple[str, ...]:
 
 
 def _outside_layers(read: ModelConfig, vocabulary: int, vision: int) -> list[Module]:
-    """Return the embeddings, the output and the encoder.
-
-    Gemma 4 E2B and E4B also have a table of embeddings for all layers, its projection, and two projections of each layer
-    (vllm/model_executor/models/gemma4.py, 0.20.0).
-    """
+    """Return the embeddings, the output and the encoder."""
     tied = read.flag("tie_word_embeddings") or (read.text.get("tie_word_embeddings") is None and "gemma" in read.architecture)
     positions = read.size("max_position_embeddings", "n_positions") if read.architecture.startswith(("opt", "gpt2")) else 0
     width = read.size("hidden_size_per_layer_input")
@@ -307,6 +298,7 @@ def _outside_layers(read: ModelConfig, vocabulary: int, vision: int) -> list[Mod
         Module("lm_head", 0 if tied else vocabulary * read.hidden, Shard.VOCABULARY, linear=False),
         Module("embed_positions", positions * read.hidden, Shard.REPLICATED, linear=False),
         Module("vision_tower", vision, Shard.TENSOR, linear=False),
+        # Gemma 4 E2B and E4B: embeddings for all layers, their projection, and two projections of each layer (gemma4.py, 0.20.0)
         Module("embed_tokens_per_layer", own_vocabulary * read.layers * width, Shard.VOCABULARY, linear=False),
         Module("per_layer_model_projection", read.hidden * read.layers * width, Shard.TENSOR, linear=False),
         Module("per_layer_input_gate", 2 * read.hidden * width, Shard.REPLICATED, tuple(range(read.layers))),
@@ -357,11 +349,9 @@ def _read_lengths(read: ModelConfig) -> tuple[int, int | None]:
 
 
 def _rotary_width(read: ModelConfig, compressed: CompressedAttention | None) -> int:
-    """Return the elements of all tables for one position of the model's maximum length.
-
-    Linear scaling extends a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0). The tables of DeepSeek V4 have 32 bits, and
-    its uncompressed layers have a separate table.
-    """
+    """Return the elements of all tables for one position of the model's maximum length."""
+    # The tables of DeepSeek V4 have 32 bits, and its uncompressed layers have a separate table. Linear scaling extends a table
+    # (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0).
     width = read.size("qk_rope_head_dim") if read.latent or compressed else 0
     if compressed:
         width *= WIDE * (2 if compressed.by_four + compressed.by_many < read.layers else 1)

@@ -38,11 +38,7 @@ FAMILIES = frozenset({"self_attn", "linear_attn", "mixer", "mlp", "experts", "sh
 
 
 TensorSizes = Counter[tuple[str, int]]
-"""Bytes of the tensors of a checkpoint by family of modules (such as `self_attn`, `experts`) and layer.
-
-The layer is OUTSIDE for the embedding, the output, the encoder for images (`vision_tower`), and for layers for multi-token prediction with
-separate names (DRAFTS).
-"""
+"""Bytes of the tensors of a checkpoint by family of modules (such as `self_attn`, `experts`) and layer; others have the layer OUTSIDE."""
 OUTSIDE, DRAFTS, ENCODER = -1, "drafts", "vision_tower"
 
 
