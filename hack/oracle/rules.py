@@ -63,7 +63,7 @@ def _said(component: str, case: str, version: VersionTable, asked: RuleInput, ru
     wanted = ATTENTIONS[case.partition("/")[0]][1] if component == "attention" else Component.MOE if component == "moe" else None
     wanted = wanted or next(each for each, name in SELECTOR_TABLES.items() if name == component)
     for choice in decision.choices:
-        if choice.component == wanted and choice.chosen_by.value == "Engine":
+        if choice.component == wanted and choice.chosen_by == "Engine":
             return (choice.backend, *(choice.alternatives or ()))
     return ()
 

@@ -17,7 +17,7 @@ from testenv.replay import SERVING, read_recording
 from vllm_operator.api.conditions import ALWAYS, Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.plan import BackendChoice, ChosenBy
+from vllm_operator.api.plan import BackendChoice
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
@@ -40,7 +40,7 @@ MIG = crash_of(engine_failure("ValueError: invalid literal for int() with base 1
 
 
 DEEP = (("MoE", "DEEPGEMM"),)
-ATTENTION = BackendChoice(component="Attention", backend="FLASHINFER", chosen_by=ChosenBy.USER, reason="spec.backends.attention says so.")
+ATTENTION = BackendChoice(component="Attention", backend="FLASHINFER", chosen_by="User", reason="spec.backends.attention says so.")
 ENTERED = (
     (Stage.PROCESS_START, o.at(0)),
     (Stage.WEIGHT_LOAD, o.at(20)),

@@ -47,7 +47,7 @@ def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad:
 
 def chosen(decision: BackendDecision) -> dict[str, tuple[str, str]]:
     """The backend of each component, and who chose it."""
-    return {choice.component: (choice.backend, choice.chosen_by.value) for choice in decision.choices}
+    return {choice.component: (choice.backend, choice.chosen_by) for choice in decision.choices}
 
 
 def emitted(decision: BackendDecision) -> dict[str, str | None]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import Verdict
-from vllm_operator.api.plan import BackendChoice, ChosenBy, Plan
+from vllm_operator.api.plan import BackendChoice, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
@@ -166,8 +166,8 @@ def service() -> dict[str, Any]:
 
 def plan(**changes: Any) -> Plan:
     backends = [
-        BackendChoice(component="MoE", backend="DEEPGEMM", chosen_by=ChosenBy.RULE, reason="FP8 experts with 128x128 scales on sm_90."),
-        BackendChoice(component="Attention", backend="FLASHMLA", chosen_by=ChosenBy.ENGINE, reason="vLLM's own choice."),
+        BackendChoice(component="MoE", backend="DEEPGEMM", chosen_by="Rule", reason="FP8 experts with 128x128 scales on sm_90."),
+        BackendChoice(component="Attention", backend="FLASHMLA", chosen_by="Engine", reason="vLLM's own choice."),
     ]
     values: dict[str, Any] = {
         "observed_generation": 3,

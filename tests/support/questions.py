@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 from support.backends import chosen, knowledge, notes_of
-from vllm_operator.api.plan import ChosenBy
 from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.catalog.backends import Selection, load_selectors
 from vllm_operator.catalog.rule_matching import Component, RuleInput
@@ -165,7 +164,7 @@ def _backend(question: Question, decision: BackendDecision) -> str | None:
 
 
 def _is_chosen_by_rule(question: Question, decision: BackendDecision) -> bool:
-    return any(choice.component == question.component and choice.chosen_by == ChosenBy.RULE for choice in decision.choices)
+    return any(choice.component == question.component and choice.chosen_by == "Rule" for choice in decision.choices)
 
 
 def _is_planned(question: Question, backend: str, decision: BackendDecision) -> bool:

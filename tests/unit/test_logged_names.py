@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from support.backends import decide, knowledge
-from vllm_operator.api.plan import ChosenBy
 from vllm_operator.catalog.backends import load_logged_names
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
@@ -134,7 +133,7 @@ def test_recordings_agree_with_what_the_catalog_says_the_engine_takes(recording:
     for component, names in logged.items():
         choice = choices.get(component) or choices.get("MLADecode")
         assert choice is not None
-        assert choice.chosen_by is ChosenBy.ENGINE
+        assert choice.chosen_by == "Engine"
         assert any(NAMES.agree(choice.component, name, choice.backend) for name in names), (component, names, choice.backend)
         compared += 1
     assert compared

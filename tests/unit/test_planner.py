@@ -8,7 +8,7 @@ import pytest
 
 from support.gpus import KINDS, inventory_of, real_node
 from support.plans import deployment, known, made, planned, refusal
-from vllm_operator.api.plan import ChosenBy, Plan
+from vllm_operator.api.plan import Plan
 from vllm_operator.hub.client import slim
 from vllm_operator.planning.planner import plan
 from vllm_operator.sizing.model_facts import ModelFiles
@@ -289,7 +289,7 @@ def test_a_replacement_is_named_only_for_what_some_version_does_not_know() -> No
 def test_a_forced_backend_is_the_users_choice() -> None:
     got = made(deployment("hf://Qwen/Qwen3-30B-A3B", backends={"moe": "TRITON"}, engine={"version": "0.24.0"}), real_node("h200"))
     moe = next(choice for choice in got.backends if choice.component == "MoE")
-    assert (moe.backend, moe.chosen_by) == ("TRITON", ChosenBy.USER)
+    assert (moe.backend, moe.chosen_by) == ("TRITON", "User")
 
 
 # Nothing restarts unasked.

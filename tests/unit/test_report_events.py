@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import observations as o
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
+from vllm_operator.api.plan import BackendChoice, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Observation
@@ -191,9 +191,7 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     observed = o.observe(o.starting_pod(), states={X1: StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("AllReduce", "PYNCCL"),))})
     plan = observed.outcome.plan
     assert plan is not None
-    choice = BackendChoice(
-        component="AllReduce", backend="CUSTOM", alternatives=["NCCL"], chosen_by=ChosenBy.ENGINE, reason="It needs NVLink."
-    )
+    choice = BackendChoice(component="AllReduce", backend="CUSTOM", alternatives=["NCCL"], chosen_by="Engine", reason="It needs NVLink.")
     outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
     written = report(replace(observed, outcome=outcome))
     assert told(written.events) == []

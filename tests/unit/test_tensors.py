@@ -27,7 +27,7 @@ from vllm_operator.sizing.tensors import (
 from vllm_operator.sizing.weights import weigh
 
 FACTS, NEWEST = load_memory(), (0, 26, 0)
-NOTHING_KNOWN = KnownShapes([])
+NOTHING_KNOWN = KnownShapes(())
 HIDDEN, WIDTH, EXPERTS, VOCABULARY = 256, 128, 4, 1024
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],

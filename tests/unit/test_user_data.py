@@ -43,7 +43,7 @@ class Operator(Bench):
 
     def attention(self) -> tuple[str, str]:
         plan = self.plan()
-        return next((choice.backend, choice.chosen_by.value) for choice in plan.backends if choice.component == "Attention")
+        return next((choice.backend, choice.chosen_by) for choice in plan.backends if choice.component == "Attention")
 
 
 async def eventually(check: Callable[[], object]) -> None:

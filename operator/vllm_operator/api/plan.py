@@ -4,7 +4,6 @@
 running Pods.
 """
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,13 +12,8 @@ from vllm_operator.api.base import LIST_ATOMIC, OPEN_MAP, Model, Text, list_map,
 from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
-
-class ChosenBy(StrEnum):
-    """Who made a choice."""
-
-    RULE = "Rule"
-    USER = "User"
-    ENGINE = "Engine"
+ChosenBy = Literal["Rule", "User", "Engine"]
+"""Who made a choice."""
 
 
 class BackendChoice(Model):

@@ -6,9 +6,10 @@ An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabil
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import eq
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, StrictBool, StrictInt
@@ -72,6 +73,9 @@ class Product(Entry):
     links: Literal["NVLink", "PCIe"] | None = None
 
 
+_MATCHES: Mapping[str, Callable[[str, str], bool]] = {"exact": eq, "prefix": str.startswith, "pattern": fnmatch.fnmatchcase}
+
+
 class LabelTable(Sourced):
     """A node label of a cloud, and the product for each of its values (in lower case). `match` says how values are compared."""
 
@@ -90,12 +94,8 @@ class LabelTable(Sourced):
         value = labels.get(self.key)
         if not isinstance(value, str) or (self.requires is not None and self.requires not in labels):
             return None
-        value = value.lower()
-        if self.match == "prefix":
-            return next((product for known, product in self.values.items() if value.startswith(known)), None)
-        if self.match == "pattern":
-            return next((product for known, product in self.values.items() if fnmatch.fnmatchcase(value, known)), None)
-        return self.values.get(value)
+        matches = _MATCHES[self.match]
+        return next((product for known, product in self.values.items() if matches(value.lower(), known)), None)
 
 
 class Presence(Sourced):

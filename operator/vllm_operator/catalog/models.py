@@ -8,7 +8,7 @@ published in several formats. The number of parameters is in the entry, or is re
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -186,11 +186,11 @@ class KnownShape(Entry):
     loaded: tuple[LoadedWeights, ...] = Field(default=())
 
 
+@dataclass(frozen=True, eq=False)
 class KnownShapes:
     """The table of shapes, by name."""
 
-    def __init__(self, entries: Iterable[KnownShape]) -> None:
-        self.entries = tuple(entries)
+    entries: tuple[KnownShape, ...]
 
     @cached_property
     def _by_name(self) -> Mapping[str, KnownShape]:

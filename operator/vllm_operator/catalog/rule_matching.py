@@ -112,13 +112,11 @@ class Range:
 
     def disjoint(self, other: "Range") -> bool:
         """Return whether no value lies in both intervals."""
-        return _before(self, other) or _before(other, self)
-
-
-def _before(one: Range, other: Range) -> bool:
-    if one.high is None or other.low is None:
-        return False
-    return bool(one.high < other.low) or (one.high == other.low and not (one.high_included and other.low_included))
+        return any(
+            below.high < above.low or (below.high == above.low and not (below.high_included and above.low_included))
+            for below, above in ((self, other), (other, self))
+            if below.high is not None and above.low is not None
+        )
 
 
 def parse_range(text: object, *, releases: bool = False) -> Range:

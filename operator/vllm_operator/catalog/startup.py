@@ -53,11 +53,6 @@ class LinePattern(Entry):
         (), description="Signatures that this one explains, because the line says that a program was ended from outside."
     )
 
-    @property
-    def weak(self) -> bool:
-        """Whether it counts only if nothing else explains the crash."""
-        return self.evidence == "weak"
-
 
 class Change(Entry):
     """A change of an environment variable or argument that fixes the crash."""

@@ -18,7 +18,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from pydantic import AfterValidator, Field, model_validator
 
-from vllm_operator.catalog.entry import SHOWN, EntryError, parse_entry, quote
+from vllm_operator.catalog.entry import SHOWN, EntryError, matching, parse_entry, quote
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Rule, build_rules, find_conflicts
@@ -195,12 +195,6 @@ def _check_known(names: Collection[str], tables: Iterable[VersionTable], advice:
             raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; {advice}")
 
 
-def _check_anchor(anchor: str) -> str:
-    if not re.search(r"[A-Za-z]{2}", anchor):
-        raise ValueError(f"{quote(anchor)} must contain a word of two letters, by which its lines are found")
-    return anchor
-
-
 def _check_expression(regex: str) -> str:
     try:
         compile_linear(regex)
@@ -209,6 +203,7 @@ def _check_expression(regex: str) -> str:
     return regex
 
 
+_has_word = matching(r"(?s).*[A-Za-z]{2}.*", "must contain a word of two letters, by which its lines are found")
 _Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
 _PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
 _Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
@@ -217,7 +212,7 @@ _Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
 class UserPattern(LinePattern):
     """A pattern with limits."""
 
-    anchor: Annotated[_PatternText, AfterValidator(_check_anchor)]
+    anchor: Annotated[_PatternText, AfterValidator(_has_word)]
     regex: _Expression
     context: _Expression | None = None
     evidence: Literal["weak"] | None = None

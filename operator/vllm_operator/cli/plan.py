@@ -16,7 +16,7 @@ from dataclasses import replace
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
 from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
-from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
+from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
@@ -42,7 +42,7 @@ from vllm_operator.text.wording import listed
 REFUSED_STATUS, DIFFERENT_STATUS = 1, 1
 NEWEST = 0
 """Represents the number of the newest revision."""
-CHOSEN_BY = {ChosenBy.USER: "user", ChosenBy.RULE: "rule", ChosenBy.ENGINE: "vLLM default"}
+CHOSEN_BY = {"User": "user", "Rule": "rule", "Engine": "vLLM default"}
 _LABEL_WIDTH = 19
 _NEXT_LINE = " \\\n    "
 _IN_FORCE = {"subject": "subject", "inForce": "before", "today": "after", "reasonInForce": "before_reason", "reasonToday": "after_reason"}

@@ -401,7 +401,7 @@ class CrashTracker:
             return
         if failure.native and not self._recognizer.look(text).is_echo and self._found.unknown is None:
             # It replaces an exception. A weak signature may match it, which explains less than any other signature.
-            weak = next((each for each in self._recognizer.find(text) if each.pattern.weak), None)
+            weak = next((each for each in self._recognizer.find(text) if each.pattern.evidence == "weak"), None)
             self._found.unknown = self._seen(process, text, number, weak)
         if sure:
             self._found.failure_at = self._found.failure_at or number
@@ -423,7 +423,11 @@ class CrashTracker:
         for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, stage + " ".join(self._found.evidence))):
             if not (sure or match.is_reported_by(text)):
                 continue
-            marks = {"weak": weak or match.pattern.weak, "provisional": provisional, "overrules": match.pattern.overrules or ()}
+            marks = {
+                "weak": weak or match.pattern.evidence == "weak",
+                "provisional": provisional,
+                "overrules": match.pattern.overrules or (),
+            }
             is_evidence = self._collect(match.signature, self._seen(process, text, number, match, **marks))
             known = known or (is_evidence and not (match.signature.is_echo or provisional))
         return known

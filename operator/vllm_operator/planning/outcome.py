@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
-from vllm_operator.api.plan import ChosenBy, Plan, PlannedPreset
+from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.text.wording import count, few
 
@@ -57,7 +57,7 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
         if more := len(made.notes) - 1:
             sentences.append(f"({count(more, 'more note')} in the plan.)")
     chosen, defaults = (
-        ", ".join(f"{each.component} {each.backend}" for each in made.backends if (each.chosen_by is ChosenBy.ENGINE) is by_engine)
+        ", ".join(f"{each.component} {each.backend}" for each in made.backends if (each.chosen_by == "Engine") is by_engine)
         for by_engine in (False, True)
     )
     if chosen:

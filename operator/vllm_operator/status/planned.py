@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vllm_operator.api.conditions import TRUE, Reason, Verdict
-from vllm_operator.api.plan import BackendChoice, ChosenBy, EngineMemory, ObservedBackend, Plan, PlanSummary
+from vllm_operator.api.plan import BackendChoice, EngineMemory, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.inventory.pools import GPU_RESOURCE
@@ -146,7 +146,7 @@ def mismatches(plan: Plan | None, logged: Backends, names: LoggedNames) -> tuple
     """Describe each backend in the log that differs from the plan: the requested one, or the expected default of vLLM."""
     return tuple(
         f"{choice.component} {logged[choice.component]} instead of {choice.backend}"
-        f"{' (which vLLM was expected to take by itself)' if choice.chosen_by is ChosenBy.ENGINE else ''}"
+        f"{' (which vLLM was expected to take by itself)' if choice.chosen_by == 'Engine' else ''}"
         for choice in (plan.backends if plan is not None else ())
         if choice.component in logged and not _is_meant(choice, logged[choice.component], names)
     )

@@ -194,13 +194,13 @@ class _Choosing:
             if rule.kind is RuleKind.ENGINE and selected:
                 break
             if rule.kind is RuleKind.ENGINE or rule.backend == taken:
-                self._choose(component, rule.backend, ChosenBy.ENGINE, rule.because, f"{rule.id}: {rule.source}", rule.alternatives)
+                self._choose(component, rule.backend, "Engine", rule.because, f"{rule.id}: {rule.source}", rule.alternatives)
                 self._follow(rule)
                 return
             setting = self._setting(component, rule.backend)
             if setting is not None:
                 because = rule.because if taken is None else f"{rule.because} The vLLM default is {taken}."
-                self._choose(component, rule.backend, ChosenBy.RULE, because, f"{rule.id}: {rule.source}")
+                self._choose(component, rule.backend, "Rule", because, f"{rule.id}: {rule.source}")
                 self._follow(rule)
                 if default is not None and not selected:
                     self.followed.append(default.id)
@@ -270,7 +270,7 @@ class _Choosing:
             self.unsuited[pin.component] = unsuited
         elif asks and (gap := self._gap(pin)):
             self.notes.append(self._unknown(pin, gap))
-        self._choose(pin.component, pin.backend, ChosenBy.USER, f"Set by {pin.where}.{self._alternative(pin)}"[:1024])
+        self._choose(pin.component, pin.backend, "User", f"Set by {pin.where}.{self._alternative(pin)}"[:1024])
         self.by_user[pin.component] = pin.backend
         if setting is None:
             return
@@ -308,7 +308,7 @@ class _Choosing:
             self._choose_selected(pin.component, taken)
             return
         reason = f"vLLM takes it in place of {pin.backend}, which does not work here."
-        self._choose(pin.component, taken, ChosenBy.ENGINE, reason, kernel.source)
+        self._choose(pin.component, taken, "Engine", reason, kernel.source)
 
     def _not_offered(self, pin: Pin) -> str:
         """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
@@ -476,7 +476,7 @@ class _Choosing:
         versions = ", ".join(".".join(map(str, release)) for release in asked)
         reason = f"It is the vLLM default on {self.rule_input.architecture}."
         source = f"{SELECTORS[component]} ({versions}), run by hack/oracle"
-        self._choose(component, backend, ChosenBy.ENGINE, reason, source, others)
+        self._choose(component, backend, "Engine", reason, source, others)
 
     # --- rules
 
