@@ -372,14 +372,12 @@ class CrashTracker:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
             # without a message says nothing alone.
             self._found.chained = unknown if text.startswith(CHAINED[0]) or ":" not in unknown.text else None
-        if part is Part.EXCEPTION or _PYDANTIC.match(text):
-            self._exception(process, self._with_field(text), number, known=known, uncaught=uncaught)
-
-    def _with_field(self, text: str) -> str:
+        recent, is_field = self.tracebacks.recent, _PYDANTIC.match(text) is not None
         # The name of a field of the configuration is on the line before its error.
-        recent = self.tracebacks.recent
-        before = recent[-2].text.strip() if _PYDANTIC.match(text) and len(recent) > 1 else ""
-        return f"{before} - {text.strip()}" if _FIELD.fullmatch(before) else text
+        if is_field and len(recent) > 1 and _FIELD.fullmatch(name := recent[-2].text.strip()):
+            text = f"{name} - {text.strip()}"
+        if part is Part.EXCEPTION or is_field:
+            self._exception(process, text, number, known=known, uncaught=uncaught)
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or browser may have wrapped the message of an exception.

@@ -266,8 +266,7 @@ _FRAME_END = re.compile(r"[│┃][│┃ \r]*$")
 class _Prefixes:
     """Learns the prefixes that a launcher or supervisor in the container puts before every line, and removes them.
 
-    If a record of vLLM or a line of a traceback is not at the beginning of its line, the text before it is a prefix of other lines too.
-    Numbers and levels in it may differ from line to line.
+    The text before a record or a line of a traceback is a prefix of other lines too. Numbers and levels in it may differ.
     """
 
     def __init__(self) -> None:
@@ -348,8 +347,7 @@ _LONG = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)\s?(Z|
 class LogClock:
     """The time of the latest line, parsed only on request. `given` is the time from the log stream, which takes precedence.
 
-    vLLM writes `MM-DD HH:MM:SS` in the time zone of the container. Such a time gets the year of the previous time. Differences between
-    lines are correct, which is enough for stages and rates.
+    vLLM writes `MM-DD HH:MM:SS` in the time zone of the container. Such a time gets the year of the one before: differences are correct.
     """
 
     def __init__(self) -> None:

@@ -74,10 +74,7 @@ class _Bar:
 
 
 class Counts:
-    """Progress of the processes in one stage. The process with the least progress counts.
-
-    With data parallelism, a process may still draw the bar of an earlier stage. This bar counts while the current stage has none.
-    """
+    """Progress of the processes in one stage. The process with the least progress counts, first of those that draw bars of this stage."""
 
     def __init__(self) -> None:
         self._bars: dict[str, _Bar] = {}

@@ -6,10 +6,9 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Stages of a start, in order.
+    """Stages of a start, in order. The first two come from the status of the Pod, the others from the log.
 
-    SCHEDULING and IMAGE_PULL come from the status of the Pod, the others from the log. READY means "Application startup complete." in the
-    log. The readiness probe decides whether a Pod serves.
+    READY means "Application startup complete." in the log. The readiness probe decides whether a Pod serves.
     """
 
     SCHEDULING = "Scheduling"

@@ -333,11 +333,9 @@ def _factor(scaling: Mapping[str, Any], most: int, *kinds: str) -> float | None:
 
 
 def _read_lengths(read: ModelConfig) -> tuple[int, int | None]:
-    """Return the longest context that vLLM accepts, and the default one if it is shorter: with LongRoPE the length before scaling.
-
-    The longest is that in the file. YaRN multiplies the original length with its factor, linear and dynamic scaling the length in the file,
-    except for Gemma 3. Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
-    """
+    """Return the longest context that vLLM accepts, and the default one if it is shorter: with LongRoPE the length before scaling."""
+    # YaRN multiplies the original length with its factor, linear and dynamic scaling the length in the file, except for Gemma 3.
+    # Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
     length = read.size("max_position_embeddings", "n_positions", "max_sequence_length")
     yarn = _factor(read.rope, MOST_SCALED, "yarn")
     original = read_integer(read.rope.get("original_max_position_embeddings")) if yarn else length
@@ -477,13 +475,8 @@ def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module]
         width, inner = read.size("linear_key_head_dim"), value_heads * read.size("linear_value_head_dim")
         key_width = read.size("linear_num_key_heads") * width
         kernel, conv, norm = read.size("linear_conv_kernel_dim", default=4), 2 * key_width + inner, 2 * hidden
-        name, modules = (
-            "linear_attn",
-            [
-                Module("linear_attn.in_proj_qkvz", hidden * 2 * (key_width + inner), Shard.TENSOR, layers),
-                Module("linear_attn.in_proj_ba", hidden * 2 * value_heads, Shard.TENSOR, layers, linear=False),
-            ],
-        )
+        name, modules = "linear_attn", [Module("linear_attn.in_proj_qkvz", hidden * 2 * (key_width + inner), Shard.TENSOR, layers)]
+        modules.append(Module("linear_attn.in_proj_ba", hidden * 2 * value_heads, Shard.TENSOR, layers, linear=False))
     else:
         heads, width = read.size("mamba_num_heads", "mamba_n_heads"), read.size("ssm_state_size", "mamba_d_state")
         inner, groups = heads * read.size("mamba_head_dim", "mamba_d_head"), read.size("n_groups", "mamba_n_groups", default=1)
