@@ -14,7 +14,7 @@ from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
 from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
-from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
+from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide_priming, held_replicas
 from vllm_operator.catalog.caches import Caches, PrimingRule
 
 UNOWNED_RECHECK_SECONDS = 30.0
@@ -50,7 +50,7 @@ def plan_cache_actions(
     """
     if unowned := unowned_claims(manifests, context):
         return _without_unowned_claims(context, manifests, unowned)
-    priming = decide(context, rules)
+    priming = decide_priming(context, rules)
     fetching = plan_fetching(context)
     if fetching.state is not None:
         runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0

@@ -69,7 +69,7 @@ class PrimingDecision:
     record: Changes = field(default_factory=dict)
 
 
-def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
+def decide_priming(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
     """Decide which Pod fills the cache of a plan if it is empty. `rules` say when `priming: Auto` primes."""
     address = context.address
     if address is None:

@@ -6,6 +6,7 @@ Pods after applying (`report`), so they are written to the status first, and the
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
@@ -51,19 +52,16 @@ class Decision:
 def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
     """Decide about one VLLMDeployment. Some of the known crashes mean a full volume."""
     resource, cache = snapshot.resource, snapshot.resource.status.cache
-
-    def make_plan(generation: int) -> Outcome:
-        return plan(
-            resource,
-            snapshot.inventory,
-            catalog.current,
-            pinned=resource.pinned,
-            cache_generation=generation,
-            files=snapshot.files,
-            tools_image=settings.tools_image,
-        )
-
-    outcome = snapshot.unplanned or make_plan((cache.generation or 0) if cache else 0)
+    make_plan = partial(
+        plan,
+        resource,
+        snapshot.inventory,
+        catalog.current,
+        pinned=resource.pinned,
+        files=snapshot.files,
+        tools_image=settings.tools_image,
+    )
+    outcome = snapshot.unplanned or make_plan(cache_generation=(cache.generation or 0) if cache else 0)
     if outcome.plan is None:
         return keep_all(snapshot, outcome)
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)
@@ -99,7 +97,7 @@ def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
 
 
 def _choose_directory(
-    snapshot: Snapshot, outcome: Outcome, planned: Plan, make_plan: Callable[[int], Outcome], settings: Settings
+    snapshot: Snapshot, outcome: Outcome, planned: Plan, make_plan: Callable[..., Outcome], settings: Settings
 ) -> tuple[Outcome, CacheContext, list[Manifest]]:
     """Choose a cache directory that fits the image and is not quarantined, from the records on the PersistentVolumeClaim."""
     tried: set[str] = set()
@@ -111,7 +109,7 @@ def _choose_directory(
             outcome = replace(outcome, plan=planned)
             context, manifests = _render(snapshot, planned, settings)
         generation = next_cache_generation(context)
-        again = make_plan(generation) if generation is not None else outcome
+        again = make_plan(cache_generation=generation) if generation is not None else outcome
         # A plan whose key has no generation stays the same, and would be retried endlessly.
         if again.plan is None or again.plan.cache_key in {*tried, planned.cache_key}:
             return outcome, context, manifests

@@ -180,8 +180,6 @@ class Observer:
             return replace(pending, wait_seconds=HUB_SECONDS)
         return await self._with_claims(planned, claims)
 
-    # The object, its children and its Pods
-
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
             return await self.client.get(kind, name, namespace)
@@ -215,8 +213,6 @@ class Observer:
         crashed = (runs[0] for pod in pods if len(runs := runs_to_follow(pod.manifest)) > 1)
         starting |= {run.pod for run in crashed if (run.pod, run.restarts) != recorded}
         self.logs.sync(key, [pod.manifest for pod in pods], starting)
-
-    # What a plan depends on
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
         """Add the plan in force, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
@@ -266,8 +262,6 @@ class Observer:
         except ClusterError as error:
             message = f"The GPUs of the cluster cannot be read now; the operator tries again. {error}"
             return Verdict(ConditionStatus.UNKNOWN, Reason.NODES_UNREADABLE, message)
-
-    # PersistentVolumeClaims, and the other VLLMDeployments that use them
 
     async def _find_removals(
         self, namespace: str, children: Sequence[Manifest], pods: Sequence[PodView]
