@@ -120,7 +120,9 @@ class Applier:
                 live = None
                 with suppress(NotFound):  # regardless of its labels
                     live = await self.client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
-                if child is None and live is not None and _is_own(live, owner):
+                # A PVC may have lost its owner.
+                may_adopt = is_created_by_operator if desired["kind"] == kube.CLAIM.kind else is_controlled_by
+                if child is None and live is not None and may_adopt(live, owner):
                     return await self._apply_child(owner, desired, live, result)
                 if live is None or is_created_by_operator(live, owner):
                     raise
@@ -311,11 +313,6 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     if kind == kube.CLAIM.kind:
         return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
-
-
-def _is_own(live: Manifest, owner: Manifest) -> bool:
-    """Return whether an object without the operator's labels belongs to this VLLMDeployment. A claim may have lost its owner."""
-    return is_created_by_operator(live, owner) if live["kind"] == kube.CLAIM.kind else is_controlled_by(live, owner)
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:

@@ -30,7 +30,6 @@ RETRY_SECONDS = 2.0
 """Time between two renewals, or two attempts to acquire the Lease (client-go: RetryPeriod)."""
 ATTEMPT_SECONDS = 5.0
 """Timeout of an attempt to acquire, renew or release the Lease. Two attempts fit into the time before the leader must stop."""
-MISSING = "lease"
 
 
 class LeadershipLost(Exception):  # noqa: N818 - an event, not an error
@@ -138,7 +137,7 @@ class Leadership:
                 manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": self._named}
                 self._hold(await self.client.create({**manifest, "spec": lease_spec(self.identity, datetime.now(UTC))}), started)
             return
-        self.readiness.clear_missing(MISSING)
+        self.readiness.clear_missing("lease")
         record, now = read_lease(manifest), self.fence.clock()
         if self._observed != record:
             self._observed, self._observed_at = record, now
@@ -184,7 +183,7 @@ class Leadership:
         self._term = read_lease(manifest)
         self._renewed_at = started
         self.fence.writes_until = started + RENEW_SECONDS
-        self.readiness.clear_missing(MISSING)
+        self.readiness.clear_missing("lease")
 
     def _report(self, error: ClusterError) -> None:
         if self.fence.is_open():
@@ -196,4 +195,4 @@ class Leadership:
             words = f"The operator may not {error.verb} the {lease}, so it writes nothing. Allow it in a Role there, as the chart does."
         elif isinstance(error, Unavailable) and not isinstance(error, Unauthorized):
             words = f"The API server {self.host} cannot be reached, so the operator writes nothing: {error}"
-        self.readiness.set_missing(MISSING, words)
+        self.readiness.set_missing("lease", words)

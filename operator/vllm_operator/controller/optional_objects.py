@@ -104,7 +104,8 @@ class OptionalObjects:
         await self._reconcile(kube.INFERENCE_POOL, owner, desired.get(kube.INFERENCE_POOL.kind), problems)
         if route is None:
             return Exposure(tuple(problems))
-        is_accepted = _is_accepted(route)
+        parents = reading.objects(route, "status", "parents")
+        is_accepted = any(reading.named(parent, "Accepted", "conditions").get("status") == "True" for parent in parents)
         return Exposure(tuple(problems), _url(route, resource) if is_accepted else None, awaits_gateway=not is_accepted)
 
     async def scale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
@@ -201,11 +202,6 @@ class OptionalObjects:
         except (Forbidden, Unavailable):
             pass  # discovery may be forbidden or an adapter down; the HorizontalPodAutoscaler reports it
         return None
-
-
-def _is_accepted(route: Manifest) -> bool:
-    parents = reading.objects(route, "status", "parents")
-    return any(reading.named(parent, "Accepted", "conditions").get("status") == "True" for parent in parents)
 
 
 def _url(route: Manifest, resource: VLLMDeployment) -> str | None:

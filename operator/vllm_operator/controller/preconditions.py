@@ -22,8 +22,6 @@ CHECK_SECONDS = 60.0
 """Interval between checks while all preconditions are met."""
 REVIEWS = 8
 """Permissions that are checked concurrently."""
-PERMISSION = "permission"
-"""Prefix of the names of missing permissions in the readiness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class Preconditions:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.retry_seconds if self.readiness.missing else self.check_seconds):
                     await self._recheck_due.wait()
-            is_due = self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self.readiness.missing)
+            is_due = self._recheck_due.is_set() or any(name.startswith("permission ") for name in self.readiness.missing)
             try:
                 await self._run(self._check_crd, *([self._check_permissions] if is_due else []))
             except _Missing as error:
@@ -175,7 +173,7 @@ class Preconditions:
         self._recheck_due.clear()
         self._denied = [permission for permission, allowed in zip(asked, answers, strict=True) if not allowed]
         for permission in REQUIRED:
-            name = f"{PERMISSION} {permission}"
+            name = f"permission {permission}"
             if permission in self._denied:
                 message = f"The operator may not {permission}, so {permission.effect}. Allow it in its ClusterRole, as the chart does."
                 self.readiness.set_missing(name, message)
