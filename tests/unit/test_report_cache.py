@@ -141,7 +141,7 @@ STATES = {
 def test_the_state_says_what_the_next_start_finds(observation: Observation, want: CacheState | None) -> None:
     cache = report(observation).status.cache
     assert cache is not None
-    assert cache.state is want
+    assert cache.state == want
 
 
 MEASURED = "with 4 layers of DeepSeek-V3, vLLM 0.20.1 and one H200"

@@ -226,20 +226,19 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
     """
-    return sort_conditions(_follow(find_condition(previous, type), type, verdict, generation, now) for type, verdict in verdicts.items())
-
-
-def _follow(previous: Condition | None, type: str, verdict: Verdict, generation: int, now: str) -> Condition:
-    since = previous.last_transition_time if previous is not None and previous.status == verdict.status else None
-    condition = Condition(
-        type=type,
-        status=verdict.status,
-        observed_generation=generation,
-        last_transition_time=since or now,
-        reason=verdict.reason,
-        message=verdict.message,
-    )
-    return previous if previous == condition else condition
+    conditions = []
+    for type, verdict in verdicts.items():
+        before = find_condition(previous, type)
+        condition = Condition(
+            type=type,
+            status=verdict.status,
+            observed_generation=generation,
+            last_transition_time=(before.last_transition_time if before and before.status == verdict.status else None) or now,
+            reason=verdict.reason,
+            message=verdict.message,
+        )
+        conditions.append(before if before == condition else condition)
+    return sort_conditions(conditions)
 
 
 def sort_conditions(conditions: Iterable[Condition]) -> list[Condition]:

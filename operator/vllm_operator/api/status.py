@@ -15,6 +15,8 @@ StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_S
 """Seconds by stage."""
 CacheState = Literal["Cold", "Priming", "Warm", "Quarantined"]
 """State of the caches with the current key."""
+RemediationState = Literal["Suggested", "Applied", "GaveUp", "Stopped"]
+"""Action of the operator about the last crash."""
 ChangeKind = Literal["Argument", "Variable"]
 """Kind of a change."""
 
@@ -149,15 +151,6 @@ class AppliedRemedy(Model):
     changes: list[RemedyChange] = Field(max_length=16, description="Changes to the plan.", json_schema_extra=LIST_ATOMIC)
     reason: Text = Field(description="Reason for the remedy.")
     since: Timestamp = Field(description="Time when the remedy was applied.", json_schema_extra={"format": "date-time"})
-
-
-class RemediationState(StrEnum):
-    """Action of the operator about the last crash."""
-
-    SUGGESTED = "Suggested"
-    APPLIED = "Applied"
-    GAVE_UP = "GaveUp"
-    STOPPED = "Stopped"
 
 
 class RemediationStatus(Model):

@@ -13,7 +13,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, EventDraft
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import Condition, RemediationState, VLLMDeploymentStatus
+from vllm_operator.api.status import Condition, VLLMDeploymentStatus
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
@@ -167,8 +167,8 @@ def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterato
         yield EventDraft(NORMAL, "RemediesUndone", message, f"undone-{generation}")
     if now is None:
         return
-    reason = {RemediationState.GAVE_UP: "RemedyGaveUp", RemediationState.STOPPED: "Stopped"}.get(now.state) if now.state else None
-    if reason is not None and (before is None or before.state is not now.state):
+    reason = {"GaveUp": "RemedyGaveUp", "Stopped": "Stopped"}.get(now.state) if now.state else None
+    if reason is not None and (before is None or before.state != now.state):
         yield EventDraft(WARNING, reason, now.message or "", f"{reason}-{generation}")
     for pod in now.stalled_pods:
         if kept is None or pod not in kept.stalled_pods:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
-from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
+from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import Observation, PodFacts
@@ -45,7 +45,7 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
         return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
     if observed.wanted == 0:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
-    if remediation is not None and remediation.state is RemediationState.STOPPED:
+    if remediation is not None and remediation.state == "Stopped":
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if observed.serving >= observed.wanted:
         return _all_serve(observed)

@@ -13,7 +13,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.operation import RemediationSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import AppliedRemedy, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Remedy, Severity
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
@@ -44,7 +44,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
         finding = None
     remediation = with_stalled(observed.resource, _about_crash(observed, plan, finding), _newly_stalled(observed))
     listed = remediation.stalled_pods if remediation is not None else []
-    is_stopped = remediation is not None and remediation.state is RemediationState.STOPPED
+    is_stopped = remediation is not None and remediation.state == "Stopped"
     return Reaction(
         remediation=remediation,
         cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else CacheDamage(),
@@ -82,7 +82,7 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     """Decide about a crash in force that the catalog knows. `plan` is the pinned plan without remedies."""
     resource, crash = observed.resource, finding.status
     kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
-    if kept.state is RemediationState.STOPPED or _is_decided(kept, finding) or _is_superseded(kept, finding):
+    if kept.state == "Stopped" or _is_decided(kept, finding) or _is_superseded(kept, finding):
         return kept
     engine = Engine.of(resource.spec, remedied(plan, kept), observed.knowledge.versions)
     signature, remedy = observed.knowledge.signatures[crash.signature], observed.knowledge.remedies.get(crash.signature)
@@ -92,10 +92,10 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     changes = exact_changes(engine, signature, dict(finding.captures), only)
     has_failed = any(applied.signature == crash.signature for applied in kept.applied)
     command = None if has_failed or _settings(resource).mode == "Off" else patch_command(resource, changes)
-    state = RemediationState.SUGGESTED if command is not None else RemediationState.APPLIED if kept.applied else None
+    state = "Suggested" if command is not None else "Applied" if kept.applied else None
     about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
-    if kept.state is RemediationState.GAVE_UP:
+    if kept.state == "GaveUp":
         return _stop(observed, finding, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
     if not finding.during_start or not signature.auto_safe or any(engine.is_users(change) for change in changes):
         changes = ()  # none of them is safe
@@ -113,13 +113,13 @@ def _act(
     former = next((applied for applied in suggested.applied if applied.signature == crash.signature), None)
     if former is not None:
         message = say("remediation.not_helped", changes=in_words(former.changes))
-        return suggested.model_copy(update={"state": RemediationState.GAVE_UP, "message": message})
+        return suggested.model_copy(update={"state": "GaveUp", "message": message})
     if remedy is None or not safe:
         return suggested
     limit = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
     if len(suggested.applied) >= limit:
         message = say("remediation.exhausted", limit_of_remedies=limit)
-        return suggested.model_copy(update={"state": RemediationState.GAVE_UP, "message": message})
+        return suggested.model_copy(update={"state": "GaveUp", "message": message})
     entry = AppliedRemedy(
         attempt=len(suggested.applied) + 1,
         signature=crash.signature,
@@ -128,7 +128,7 @@ def _act(
         since=reading.stamp(observed.now) or "",
     )
     message = say("remediation.applied", crash=crash, costs=remedy.costs, changes=in_words(safe))
-    return suggested.model_copy(update={"state": RemediationState.APPLIED, "applied": [*suggested.applied, entry], "message": message})
+    return suggested.model_copy(update={"state": "Applied", "applied": [*suggested.applied, entry], "message": message})
 
 
 def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
@@ -137,7 +137,7 @@ def _stop(observed: Observation, finding: Finding, status: RemediationStatus) ->
     if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
         return status
     message = observed.messages.say("remediation.stopped", runs=runs, crash=finding.status)
-    stopped = {"state": RemediationState.STOPPED, "observed_generation": observed.resource.metadata.generation}
+    stopped = {"state": "Stopped", "observed_generation": observed.resource.metadata.generation}
     return status.model_copy(update={**stopped, "message": message})
 
 
@@ -149,7 +149,7 @@ def _ends_every_start(observed: Observation, finding: Finding, kept: Remediation
     """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
     if observed.serving or not _is_permanent(observed, finding) or _is_superseded(kept, finding):
         return False
-    return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
+    return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
 
 
 def _is_decided(kept: RemediationStatus, finding: Finding) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, FALSE, PLANNED, PROGRESSING, TRUE, Reason, Verdict
-from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
+from vllm_operator.api.status import CrashStatus, RemediationStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, Finding, reason_of
@@ -97,14 +97,14 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
         text = partly(observed, _crash_text(observed, crashes, chosen.status, decided, others=others))
         return Verdict(TRUE, reason_of(chosen.status.signature), text)
-    if last is not None and decided.state is RemediationState.STOPPED:
+    if last is not None and decided.state == "Stopped":
         return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, decided))
     if (finding := crashes.being_read) is not None:  # the Pod was restarted before its log was read
         serves = finding.view.phase is Phase.READY
         return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, _being_read(observed, finding, serves=serves))
     if last is None:
         return None
-    has_remedy = decided.state is RemediationState.APPLIED and any(remedy.signature == last.signature for remedy in decided.applied)
+    has_remedy = decided.state == "Applied" and any(remedy.signature == last.signature for remedy in decided.applied)
     done = _done(observed, decided, last) if observed.serving and has_remedy else ""
     healthy = observed.serving > 0 and not observed.unhealthy
     text = observed.messages.say("crash.last", crash=last, time=reading.moment(last.time), done=done, healthy=healthy)
@@ -113,7 +113,7 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
 
 def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, decided: RemediationStatus, *, others: int = 0) -> str:
     """Describe the crash: cause, reaction and remedy, in at most 500 characters."""
-    if (decided.pod, decided.restarts) != (crash.pod, crash.restarts) and decided.state is not RemediationState.STOPPED:
+    if (decided.pod, decided.restarts) != (crash.pod, crash.restarts) and decided.state != "Stopped":
         decided = RemediationStatus()  # it is about another crash
     field = "lastCrash" if is_mere_suggestion(decided, crashes.last) else "remediation"
     facts: dict[str, Any] = {
@@ -121,7 +121,7 @@ def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, dec
         "times": (crash.restarts or 0) + 1,
         "others": others,
         "cause": crash.cause or "",
-        "remedy": "" if decided.state is RemediationState.APPLIED else crash.remedy or "",  # the operator is trying it
+        "remedy": "" if decided.state == "Applied" else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
         "suggested": f"status.{field}.command" if decided.command else "",
         "reference": (crash.reference or "")[:120],
@@ -141,7 +141,7 @@ def _being_read(observed: Observation, finding: Finding, *, serves: bool = False
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:
     """Describe what the operator did about a crash; empty if it only suggests a command."""
-    if decided.state in (None, RemediationState.SUGGESTED):
+    if decided.state in (None, "Suggested"):
         return ""
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
     changes = in_words(tried.changes) if tried is not None else ""

@@ -21,7 +21,7 @@ from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec
-from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
@@ -176,7 +176,7 @@ def current(resource: VLLMDeployment) -> RemediationStatus | None:
     status = recorded(resource)
     if status is None:
         return None
-    is_stopped = status.state is RemediationState.STOPPED
+    is_stopped = status.state == "Stopped"
     return status if status.observed_generation == (resource.metadata.generation if is_stopped else planned_generation(resource)) else None
 
 
@@ -190,13 +190,13 @@ def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
         return status
     is_old = resource.status.observed_generation != resource.metadata.generation
     generation = 0 if is_old else planned_generation(resource)
-    suggested = RemediationStatus(observed_generation=generation, state=RemediationState.SUGGESTED, command=crash.command)
+    suggested = RemediationStatus(observed_generation=generation, state="Suggested", command=crash.command)
     return suggested.model_copy(update={name: getattr(crash, name) for name in _OF_CRASH})
 
 
 def is_mere_suggestion(status: RemediationStatus | None, crash: CrashStatus | None) -> bool:
     """Return whether a decision consists only of a command about this crash. It is then recorded with the crash."""
-    if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.applied or status.stalled_pods:
+    if status is None or crash is None or status.state != "Suggested" or status.applied or status.stalled_pods:
         return False
     return all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)
 
@@ -213,7 +213,7 @@ def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, P
     decided = current(resource)
     if decided is None:
         return resource, plan
-    if decided.state is RemediationState.STOPPED:
+    if decided.state == "Stopped":
         resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"replicas": 0})})
     return resource, remedied(plan, decided)
 
@@ -236,14 +236,14 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
 def settled(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision that remains while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
     decided = current(resource)
-    if decided is None or not (decided.applied or decided.stalled_pods or decided.state is RemediationState.STOPPED):
+    if decided is None or not (decided.applied or decided.stalled_pods or decided.state == "Stopped"):
         return None
-    if decided.state in (RemediationState.STOPPED, RemediationState.GAVE_UP):
+    if decided.state in ("Stopped", "GaveUp"):
         return decided
     changes = in_words(change for remedy in decided.applied for change in remedy.changes)
     message = f"In force: {changes}. A change of the spec reverts it. To keep it, add it to the spec." if changes else None
     cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": message}
-    return decided.model_copy(update={**cleared, "state": RemediationState.APPLIED if decided.applied else None})
+    return decided.model_copy(update={**cleared, "state": "Applied" if decided.applied else None})
 
 
 def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
