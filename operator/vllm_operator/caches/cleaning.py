@@ -182,7 +182,6 @@ def _jobs(context: CacheContext) -> Iterator[_Job]:
 
 
 def _advice(context: CacheContext, weights: str | None = None) -> str:
-    """Return the command that doubles the size of the PVC of the caches, or of this PVC of the weights."""
     metadata, spec = context.resource.metadata, context.resource.spec
     live = context.claims.get(weights) if weights else context.claim
     field, kept = ("weights", spec.weights) if weights else ("cache", spec.cache)

@@ -205,7 +205,6 @@ def _on_nodes(nodes: Sequence[str], terms: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _obstacle(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
-    """Return why no Job can download to a PVC, in one word; None if one can."""
     if "ReadWriteOncePod" in reading.access_modes(claim):
         return "OnePod"
     is_bound = reading.text(claim, "status", "phase") == "Bound"
@@ -213,7 +212,6 @@ def _obstacle(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
 
 
 def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str]:
-    """Return the nodes of the replicas that use a PVC that can be mounted on one node only."""
     if not reading.is_one_node(reading.access_modes(claim)):
         return []
     name = reading.text(claim, "metadata", "name")
@@ -224,7 +222,6 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
 
 
 def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[str, Any]) -> bool:
-    """Return whether the Pod of the Job has a node, and no replica needs the volume on another one."""
     if pod is None or not pod.node or is_over(pod.manifest):
         return False
     nodes = _nodes_of_users(context, claim)

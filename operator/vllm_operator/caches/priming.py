@@ -114,7 +114,6 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
 
 
 def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
-    """Return whether a Pod has filled the directory from an artifact, and did not crash with it."""
     return any(
         cache_address(pod.manifest.get("spec")) == address
         and (result := read_fetch(pod.manifest)) is not None
@@ -125,7 +124,6 @@ def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
 
 
 def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Decide which Pod fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
     asked = is_asked(context)
     insists = asked or cache.priming == "Always"
@@ -158,7 +156,6 @@ def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
 
 
 def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress) -> bool:
-    """Return whether the holder of a lease can still fill the cache."""
     metadata: Mapping[str, Any] = reading.mapping(context.holder, "metadata")
     if metadata.get("uid") != lease.uid or metadata.get("deletionTimestamp"):
         return False
@@ -270,7 +267,6 @@ def remembered_skip(context: CacheContext) -> str | None:
 
 
 def _changes_tag(context: CacheContext) -> bool:
-    """Return whether serving Pods will be replaced by Pods that fetch another artifact."""
     desired = read_portability_settings(context.template)
     if context.deployment is None or read_portability_settings(template_spec(context.deployment)) == desired:
         return False
@@ -325,7 +321,6 @@ def _is_for_one_pod(context: CacheContext) -> bool:
 
 
 def _has_passed_deadline(context: CacheContext) -> bool:
-    """Return whether the Deployment of the primer has made no progress within its `progressDeadlineSeconds`."""
     condition = reading.named(context.primer, "Progressing", "status", "conditions")
     seen = reading.integer(context.primer, "status", "observedGeneration") or 0
     is_seen = seen >= (reading.integer(context.primer, "metadata", "generation") or 0)

@@ -93,7 +93,6 @@ def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator
 
 
 def _why_not_damaged(observed: Observation, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
-    """Return the message why the directory is not quarantined; empty if it is."""
     recent = _recent(observed, known)
     is_often = len(recent) >= MAX_QUARANTINED
     if _is_on_volume(observed, plan, candidate):

@@ -97,7 +97,6 @@ def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupS
 
 
 def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the messages that are appended to the verdict on the last start, and their facts."""
     activity, plan = observed.activity, observed.outcome.plan
     if (stays := _one_node(observed)) is not None:
         yield "cache.one_node", {"wanted": observed.wanted, **stays}
@@ -123,7 +122,6 @@ def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, di
 
 
 def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
-    """Describe which Pod fills an empty cache while others wait; None if none waits."""
     activity, plan, artifact, text = observed.activity, observed.outcome.plan, _artifact_spec(observed), ""
     match activity.step:
         case "FirstPod" if observed.wanted > 1:
@@ -183,7 +181,6 @@ def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheL
 
 
 def _remembered(observed: Observation, cache: CacheStatus, place: CacheLocation) -> str | None:
-    """Return what the last start did with the same caches, if its log is no longer available."""
     previous, before = observed.previous.cache, find_condition(observed.previous.conditions, CACHE_WARM)
     if before is None or before.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
         return None
@@ -238,7 +235,6 @@ def _fetched(observed: Observation, before: ArtifactStatus | None) -> dict[str, 
 
 
 def _newest_fetch(observed: Observation) -> ArtifactResult | None:
-    """Return what the newest Pod with a report fetched; None without one."""
     pods = sorted((*observed.pods, *observed.primers), key=lambda pod: (reading.stamp(pod.created_at) or "", pod.name), reverse=True)
     return next((result for pod in pods if (result := read_fetch(pod.manifest)) is not None), None)
 

@@ -53,7 +53,6 @@ def _is_bound(claim: Manifest) -> bool:
 
 
 def _judge_claim(observed: Observation, field: str, name: str | None, live: Manifest | None, spec: StorageSpec | None) -> Verdict | None:
-    """Judge the PVC that a field of the spec requires."""
     if name is None:
         return None
     namespace, is_named = observed.resource.metadata.namespace, spec is not None and bool(spec.claim_name)
@@ -84,7 +83,6 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
 
 
 def _describe_termination(observed: Observation, claim: str, field: str, *, is_named: bool) -> str:
-    """Describe which Pods keep a PVC from being deleted, and the fix."""
     holders, name = observed.claim_holders.get(claim, ()), observed.resource.metadata.name
     unknown = [holder.pod for holder in holders if holder.instance is None]
     removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]

@@ -129,7 +129,6 @@ def _findings(observed: Observation) -> Iterator[Finding]:
 
 
 def _failed(observed: Observation, view: PodFacts) -> Finding:
-    """Return the end of a Pod that will not run again."""
     time, code = (view.termination.finished_at, view.termination.exit_code) if view.termination else (view.created_at, None)
     status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
     return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, settles_at=None, status=status)
@@ -232,7 +231,6 @@ def _problem(observed: Observation, cause: str) -> LogProblem | None:
 def _diagnose(
     observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
-    """Name the end of a run by its log and exit code, else by its status and events."""
     log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
     clause = _unread_clause(observed, unread)
     found = diagnose_termination(observed.knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=clause)

@@ -50,7 +50,6 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
 
 
 def _both(observed: Observation, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
-    """Return the new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.previous.conditions, type)
 
 
@@ -77,7 +76,6 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
 
 
 def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
-    """Return what differs between successive plans."""
     return (plan.observed_generation, plan.replan_token, plan.cache_key)
 
 
@@ -90,7 +88,6 @@ def _changed_messages(observed: Observation, status: VLLMDeploymentStatus) -> It
 
 
 def _long_stages(observed: Observation) -> Iterator[EventDraft]:
-    """Draft events about the long stages that the leading Pod has completed since the previous status."""
     before = observed.previous.startup
     if before is None or not before.pods or before.stage not in list(Stage):
         return
@@ -138,7 +135,6 @@ def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Draft events about PVCs, and about caches that a Pod fills, that were not filled before a rollout, or that are quarantined."""
     now, before = _both(observed, status, CACHE_WARM)
     if now is None:
         return

@@ -62,7 +62,6 @@ def protected(observed: Observation) -> Verdict | None:
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
-    """Judge an object that has no effect: the missing requirement, and the fix."""
     text = observed.messages.say(
         _MESSAGES.get(problem.reason, "exposed.refused"),
         kind=problem.kind,

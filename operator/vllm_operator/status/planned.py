@@ -107,7 +107,6 @@ def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
 
 
 def _before(observed: Observation) -> PlanSummary | None:
-    """Return the summary in the previous status, if it is about the same plan."""
     before = observed.previous.pinned_plan
     return before if before is not None and before.revision == observed.revision else None
 
@@ -153,7 +152,6 @@ def mismatches(plan: Plan | None, logged: Backends, names: LoggedNames) -> tuple
 
 
 def _is_meant(choice: BackendChoice, logged: str, names: LoggedNames) -> bool:
-    """Return whether the log names the planned backend, or one that vLLM may use instead."""
     return any(names.agree(choice.component, logged, backend) for backend in (choice.backend, *(choice.alternatives or ())))
 
 

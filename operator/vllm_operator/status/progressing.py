@@ -81,7 +81,6 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
 
 
 def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
-    """Return the facts for advice on a Pod that fits no node."""
     outcome, say = observed.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None

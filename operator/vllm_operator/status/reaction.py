@@ -106,7 +106,6 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
 def _act(
     observed: Observation, finding: Finding, suggested: RemediationStatus, remedy: Remedy | None, safe: tuple[RemedyChange, ...]
 ) -> RemediationStatus:
-    """Apply the safe changes of a remedy if the mode is Auto."""
     settings, crash, say = _settings(observed.resource), finding.status, partial(observed.messages.say, limit=1024)
     if settings.mode != "Auto":
         return suggested
@@ -132,7 +131,6 @@ def _act(
 
 
 def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
-    """Scale to zero if that is the policy and no restart can help."""
     is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.run + 1
     if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
         return status
@@ -153,13 +151,11 @@ def _ends_every_start(observed: Observation, finding: Finding, kept: Remediation
 
 
 def _is_decided(kept: RemediationStatus, finding: Finding) -> bool:
-    """Return whether this crash was already decided about and no new facts are known."""
     crash = finding.status
     return not finding.during_start and (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
 
 
 def _is_permanent(observed: Observation, finding: Finding) -> bool:
-    """Return whether a restart of the same engine crashes again."""
     signature = observed.knowledge.signatures[finding.status.signature]
     return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
 

@@ -112,7 +112,6 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
 
 
 def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, decided: RemediationStatus, *, others: int = 0) -> str:
-    """Describe the crash: cause, reaction and remedy, in at most 500 characters."""
     if (decided.pod, decided.restarts) != (crash.pod, crash.restarts) and decided.state != "Stopped":
         decided = RemediationStatus()  # it is about another crash
     field = "lastCrash" if is_mere_suggestion(decided, crashes.last) else "remediation"
@@ -135,12 +134,10 @@ def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, dec
 
 
 def _being_read(observed: Observation, finding: Finding, *, serves: bool = False) -> str:
-    """Describe a crash whose log is still being read."""
     return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:
-    """Describe what the operator did about a crash; empty if it only suggests a command."""
     if decided.state in (None, "Suggested"):
         return ""
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)

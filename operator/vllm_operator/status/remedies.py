@@ -163,7 +163,6 @@ def _entry(change: RemedyChange, name: str) -> Operation:
 
 
 def _edit(path: str, name: str, operation: str, **more: Any) -> list[Operation]:
-    """Return an operation on the entry of a list, if it still has this name."""
     return [{"op": "test", "path": f"{path}/name", "value": name}, {"op": operation, "path": path, **more}]
 
 

@@ -107,7 +107,6 @@ def _status(
 
 
 def _selector(observed: Observation) -> str | None:
-    """Return the label selector of the Pods, for the scale subresource."""
     chosen = reading.mapping(observed.deployment, "spec", "selector", "matchLabels")
     pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
     return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.previous.selector
@@ -119,7 +118,6 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
 
 
 def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | None]:
-    """Yield times at which the report may change without a change in the cluster."""
     outcome = observed.outcome
     seconds = [
         UNREADABLE_SECONDS if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE else None,

@@ -43,7 +43,6 @@ def last_start(observed: Observation) -> Start | None:
 
 
 def _starts(observed: Observation) -> Iterator[Start]:
-    """Yield the starts of living Pods with the plan's caches whose logs contain cache evidence."""
     plan = observed.outcome.plan
     for view in (*observed.pod_facts, *observed.primer_facts):
         is_alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)

@@ -97,7 +97,6 @@ def _counted(view: PodFacts) -> Progress | None:
 
 
 def _progress(state: StartupState | None) -> Progress | None:
-    """Return the counted progress of a stage, if its numbers are plausible."""
     counted = state.progress if state is not None else None
     return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MAX_COUNTED else None
 
@@ -124,7 +123,6 @@ def _same(block: StartupStatus, previous: StartupStatus) -> bool:
 
 
 def _lead(block: StartupStatus) -> tuple[object, ...]:
-    """Return the fields whose changes are shown immediately."""
     lead = block.pods[0] if block.pods else None
     return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
 
@@ -185,7 +183,6 @@ def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
 
 
 def _fetching_block(observed: Observation) -> StartupStatus | None:
-    """Return the download's progress as a start in progress; None if no weights are fetched."""
     fetching, progress, verdict = observed.activity.fetching, _downloaded(observed), describe_fetching(observed)
     if fetching is None or fetching.view is None or progress is None or verdict is None:
         return None

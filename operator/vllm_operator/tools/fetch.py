@@ -250,7 +250,6 @@ class Layer:
         return True
 
     def _receive(self) -> bytes:
-        """Return the next compressed bytes."""
         try:
             received: bytes = self._source.read(READ_BYTES)
         except (OSError, http.client.HTTPException) as error:
