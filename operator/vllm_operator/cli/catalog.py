@@ -78,7 +78,6 @@ def _cell(value: Any) -> str:
 
 
 def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
-    """Return entries whose ID or patterns contain the name, or whose ID is similar."""
     sought = name.casefold()
     texts = {known: " ".join((known, *entry.get("patterns", ()))).casefold() for known, entry in entries.items()}
     containing = [known for known, text in texts.items() if len(sought) > 2 and sought in text]
@@ -153,7 +152,6 @@ def _gpus(catalog: Catalog) -> dict[str, Any]:
 
 
 def _find_gpu(catalog: Catalog, name: str) -> Any:
-    """Return all facts about an architecture or product; None if there is none with this name."""
     gpus = catalog.gpus
     architecture, product = gpus.architectures.get(name), gpus.products.get(product_key(name))
     if architecture is not None:
@@ -184,7 +182,6 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
 
 
 def _find_model(catalog: Catalog, name: str) -> Any:
-    """Return all facts about a family, or the facts that a model's name implies; None if nothing is known."""
     family = next((family for family in catalog.models.families if family.name == name), None)
     if family is not None:
         return _family(family)
@@ -342,7 +339,6 @@ def _signature_as_json(signature: Signature, remedy: Remedy | None) -> Mapping[s
 
 
 def _signature_page(example: Example, remedy: Remedy | None) -> str:
-    """Return the page of one signature. Numbers and names in its texts come from the example."""
     signature = example.signature
     automatic = "Never."
     if remedy is not None:

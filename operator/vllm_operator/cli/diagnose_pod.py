@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
 from vllm_operator.cli.inputs import SIZE_LIMIT
-from vllm_operator.cli.live import namespace_or_current, with_client
+from vllm_operator.cli.live import find_if_there, namespace_or_current, with_client
 from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
-from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
+from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, LogRequest
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState
 from vllm_operator.logs.termination import diagnose_termination
@@ -69,7 +69,8 @@ async def diagnose_pod(
 ) -> Diagnosis:
     """Read the log, status and events of a Pod. Raises ClusterError if the Pod does not exist or cannot be read."""
     pod = await client.get(POD, name, namespace)
-    view = refine(read_pod(pod), EventLog(await _events(client, pod)))
+    events = await find_if_there(client, EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]})
+    view = refine(read_pod(pod), EventLog(tuple(events)))
     parser = StartupParser(knowledge.startup)
     containers = [str(each["name"]) for each in pod["spec"]["containers"]]
     engine = CONTAINER if CONTAINER in containers or not containers else containers[0]
@@ -84,14 +85,6 @@ async def diagnose_pod(
         parser.end()
     state = parser.final_state if has_ended else parser.state
     return Diagnosis(parser, _explained(knowledge, view, state) if has_ended else state, _about(knowledge, view, previous=previous))
-
-
-async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
-    """Return the events of the Pod; empty without the permission to read them."""
-    try:
-        return tuple(await client.find(EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]}))
-    except Forbidden:
-        return ()
 
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:

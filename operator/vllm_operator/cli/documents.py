@@ -95,22 +95,19 @@ def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping
     """Read the texts for `catalog_with_texts` from files. Raises InputError if a file cannot be read, or has the wrong content."""
     found: dict[str, Mapping[str, str]] = {}
     if rules is not None:
-        found["rules"] = _rule_texts(rules)
+        objects = read_objects(rules)
+        if maps := _config_maps(rules, objects):
+            found["rules"] = {f"{of}/{name}": str(text) for of, data in maps for name, text in data.items()}
+        elif not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
+            raise InputError(f"{rules} contains neither a ConfigMap nor a list of rules")
+        else:
+            found["rules"] = {rules: json.dumps(objects, ensure_ascii=False, default=str)}
     if instance_types is not None:
         maps = _config_maps(instance_types, read_objects(instance_types))
         if not maps:
             raise InputError(f"{instance_types} contains no ConfigMap with node pools")
         found["instance_types"] = {name: text for _, data in maps for name, text in data.items() if isinstance(text, str)}
     return found
-
-
-def _rule_texts(path: str) -> Mapping[str, str]:
-    objects = read_objects(path)
-    if maps := _config_maps(path, objects):
-        return {f"{of}/{name}": str(text) for of, data in maps for name, text in data.items()}
-    if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
-        raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
-    return {path: json.dumps(objects, ensure_ascii=False, default=str)}
 
 
 def _config_maps(path: str, objects: Sequence[dict[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

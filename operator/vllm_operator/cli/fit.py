@@ -212,7 +212,6 @@ def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, 
 
 
 def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, named: bool) -> str:
-    """Return the advice if the model fits on none of the GPUs. `named`: the user named them."""
     possible = [row for row in rows if not row.refusal]
     shorter = max(possible, key=lambda row: row.made.comfortable or 0, default=None)
     more = ", or see larger GPUs without --gpu" if named else ""

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _page(client: ClusterClient) -> list[Line]:
     gpus = load_file(GPUs, "gpus.yaml")
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-    inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE), gpus)
+    inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE, cached=True), gpus)
     try:
         pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
     except Forbidden:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import mapping, objects, text
@@ -45,7 +45,7 @@ def read_live(namespace: str, name: str) -> ClusterObjects:
         resource, objects = await _deployment(client, namespace, name)
         objects += [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)]
         for kind in (kube.RESOURCE_SLICE, kube.NODE_POOL, kube.RESOURCE_CLAIM):
-            objects += await find_if_there(client, kind)
+            objects += await find_if_there(client, kind, cached=True)
         objects += await _presets(client, resource)
         return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
 
@@ -118,16 +118,15 @@ async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
     return [{**entry, "kind": kind.kind} for entry in found]
 
 
-async def find_if_there(client: kube.ClusterClient, kind: kube.Kind) -> Objects:
-    """Return all objects of a kind; empty if the cluster does not have the kind, or without permission."""
+async def find_if_there(client: kube.ClusterClient, kind: kube.Kind, namespace: str | None = None, **query: Unpack[kube.Query]) -> Objects:
+    """Return objects of a kind, as `client.find`; empty if the cluster does not have the kind, or without permission."""
     try:
-        return list(await client.find(kind, cached=True))
+        return list(await client.find(kind, namespace, **query))
     except (kube.NotFound, kube.Forbidden):
         return []
 
 
 async def _pods(client: KubeClient) -> Objects | None:
-    """Return the Pods that hold devices; None without permission."""
     try:
         pages = client.pages(kube.POD, fields=ON_NODES)
         return [pod async for page in pages for pod in page if requested_devices(pod)]
@@ -137,10 +136,7 @@ async def _pods(client: KubeClient) -> Objects | None:
 
 async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
     """Return the texts of the ConfigMaps that the operator's Deployment names in its settings."""
-    try:
-        operators = await client.find(kube.DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
-    except kube.Forbidden:
-        operators = []
+    operators = await find_if_there(client, kube.DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
     found: dict[str, Mapping[str, str]] = {}
     for purpose, flag in CONFIG_MAPS.items():
         variable = f"{PREFIX}{purpose.upper()}_CONFIG_MAP"

@@ -192,7 +192,6 @@ def _entry(text: str, depth: int) -> str:
 
 
 def _severity(state: StartupState) -> int:
-    """Return a sort key, most severe first."""
     if state.crash is not None and (state.has_start or state.crash.signature != "Unknown"):
         return 0
     if state.cut_off_at is not None:

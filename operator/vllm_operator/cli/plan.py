@@ -360,7 +360,6 @@ def _backends(made: Plan) -> list[str]:
 
 
 def _shown(fact: ModelFact) -> str:
-    """Return the value of a fact, with sizes in gigabytes."""
     return f"{int(fact.value) / 1e9:.3g} GB" if fact.name == "weightBytes" and fact.value.isdecimal() else fact.value
 
 
@@ -400,7 +399,6 @@ def _as_json(differences: Sequence[Difference], members: Mapping[str, str]) -> l
 
 
 def _difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
-    """Return lines about the differences between two plans. `before` and `after` name the plans."""
     lines = []
     for each in differences:
         lines += ["", f"  {each.subject.removeprefix('The ')}"]

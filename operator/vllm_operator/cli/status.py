@@ -15,9 +15,9 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import of_kind, print_as, read_objects
-from vllm_operator.cli.live import Read, namespace_or_current, screens, with_client
+from vllm_operator.cli.live import Read, find_if_there, namespace_or_current, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
-from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden
+from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.text.wording import clean, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
@@ -54,8 +54,6 @@ def _add_scope(parser: argparse.ArgumentParser) -> Any:
 
 
 def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
-    """Show a screen, or screens until Ctrl-C. Return the exit status."""
-
     async def use(client: ClusterClient) -> None:
         pages = screens(lambda: read(client), draw)
         await show_each(pages) if is_endless else show(await anext(pages))
@@ -93,13 +91,11 @@ def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaita
     return lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
-async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, list[Manifest]]:
+async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, Sequence[Manifest]]:
     """Read an object and its events, which are empty without the permission. Raises ClusterError if the object cannot be read."""
     resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    try:
-        return resource, list(await client.find(EVENT, namespace, fields={"involvedObject.kind": KIND, "involvedObject.name": name}))
-    except Forbidden:
-        return resource, []
+    fields = {"involvedObject.kind": KIND, "involvedObject.name": name}
+    return resource, await find_if_there(client, EVENT, namespace, fields=fields)
 
 
 EVENTS_SHOWN = 5
@@ -118,8 +114,6 @@ def status_page(resource: Manifest, events: Iterable[Manifest], now: datetime, *
 
 
 class _StatusPage:
-    """The page while it is composed."""
-
     def __init__(self, resource: Manifest, now: datetime, width: int) -> None:
         self.resource, self.now, self.width = resource, now, width
         self.status, self.last = mapping(resource, "status"), mapping(resource, "status", "lastCrash")
@@ -223,7 +217,6 @@ class _StatusPage:
 
 
 def _memory(plan: Manifest) -> str:
-    """Compare the predicted and the measured memory of one GPU; empty without a measurement."""
     parts = []
     for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes")):
         predicted, measured = integer(plan, "predicted", field), integer(plan, "measured", field)
@@ -272,7 +265,6 @@ def _seconds_left(startup: Manifest, now: datetime) -> int | None:
 
 
 def _ready(resource: Manifest) -> tuple[int, int]:
-    """Return the number of ready Pods, and the desired number."""
     wanted = integer(resource, "spec", "replicas")
     return integer(resource, "status", "readyReplicas") or 0, 1 if wanted is None else wanted
 

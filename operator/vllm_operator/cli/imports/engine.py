@@ -145,7 +145,6 @@ def _script_of(words: Sequence[str]) -> str | None:
 
 
 def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
-    """Return the words of the command that starts vLLM, and the other commands of the script."""
     joined = script.replace("\\\n", " ")
     commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
     try:
@@ -163,7 +162,6 @@ def _is_before_program(word: str) -> bool:
 
 
 def _starts_engine(words: Sequence[str]) -> bool:
-    """Return whether a command is `vllm ...`, or Python with one of its modules."""
     program = words[0].rpartition("/")[2] if words else ""
     return program == "vllm" or (program.startswith("python") and any(module in words for module in _MODULES))
 

@@ -147,7 +147,6 @@ class PodParts:
                 self.mounts.append(mount)
 
     def _keep_shared_memory(self, limit: str) -> None:
-        """Keep shared memory that is larger than the operator's."""
         if (read_bytes(limit) or 0) > (4 + 2 * max(self.gpus - 1, 0)) * 2**30:
             self.shared_memory = {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
             told = f"The size of /dev/shm, {limit}, is that of the volume {SHARED_MEMORY_VOLUME} of spec.podTemplate."

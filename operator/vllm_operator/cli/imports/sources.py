@@ -97,7 +97,6 @@ def find_engines(given: Iterable[Manifest]) -> list[Engine]:
 
 
 def _way_out(missed: Sequence[Manifest]) -> str:
-    """Return what the user can do about objects that this command does not read."""
     names: dict[str, list[str]] = {state: [] for state in _WAYS_OUT}
     for each in missed:
         names["running" if _runs_engine(each) else "rendered" if text(each, "kind") in _RENDERED else "other"].append(_named(each))
@@ -110,7 +109,6 @@ def _named(manifest: Manifest) -> str:
 
 
 def _runs_engine(manifest: Manifest) -> bool:
-    """Return whether an object of any kind has a container with vLLM, at any depth."""
     inner = chain.from_iterable(value if isinstance(value, list) else [value] for value in manifest.values())
     return any(map(_has_vllm, objects(manifest, "containers"))) or any(_runs_engine(each) for each in inner if isinstance(each, dict))
 
@@ -242,10 +240,7 @@ def _with_more_arguments(container: Manifest) -> tuple[Manifest, list[str]]:
 
 
 def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
-    """Return the engine of an InferenceService of LLMKube, with the Model that it names, from the same file.
-
-    Raises ImportRefusedError if it runs another engine, or its Model is missing.
-    """
+    """Return the engine of an InferenceService of LLMKube, with the Model that it names, from the same file."""
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
     if text(spec, "runtime") != "vllm":
         raise ImportRefusedError(f"the InferenceService {name} has the runtime {text(spec, 'runtime') or 'llamacpp'}, not vllm")
@@ -332,7 +327,6 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
 
 
 def _adapters_of_stack(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> list[Manifest]:
-    """Return the adapters of a model of the production stack, from its values and from LoraAdapters in the same file."""
     given = [adapter for adapter in objects(values, "loraAdapters") if adapter.get("enabled") is not False]
     given += [mapping(other, "spec") for other in others if text(other, "kind") == "LoraAdapter"]
     adapters: list[Manifest] = []
@@ -351,7 +345,6 @@ def _reference(secret: Any) -> dict[str, str]:
 
 
 def _variable(name: str, given: Any) -> list[Manifest]:
-    """Return a variable with a value, or with a reference to a Secret; none without both."""
     if isinstance(given, str) and given:
         return [{"name": name, "value": given}]
     reference = _reference(given)

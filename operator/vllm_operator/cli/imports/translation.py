@@ -57,8 +57,6 @@ def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> 
 
 
 class _Translation:
-    """The steps of one translation. Each fills in a part of the spec and of the report."""
-
     def __init__(self, engine: Engine, catalog: Catalog, model: str | None) -> None:
         self.engine = engine
         self.catalog = catalog
@@ -99,7 +97,6 @@ class _Translation:
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
     def _put(self, source: str, path: str, value: Any) -> None:
-        """Set a field of the spec, such as `model.revision`, and report where the value comes from."""
         put(self.spec, path, value)
         self.report.translated.append(f"{source} is spec.{path}.")
 
@@ -132,7 +129,6 @@ class _Translation:
             self.report.advice.append(f"{told}, so spec.engine.version is the newest that the operator knows, {newest}. Check it.")
 
     def _flags(self, line: CommandLine) -> None:
-        """Sort the flags into fields of the spec and `engine.args`."""
         args: dict[str, dict[str, Any]] = {}
         for written, values in line.flags:
             flag, value = self._renamed(written), values[0] if values else ""
