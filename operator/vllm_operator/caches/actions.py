@@ -29,11 +29,9 @@ class CacheActions:
     record: Changes
     activity: CacheActivity
     cleaning: CleaningNeed | None = None
-    publishing: dict[str, Any] | None = None
-    """The Job that publishes, if it should run now."""
+    publishing: dict[str, Any] | None = None  # the Job that publishes, if it should run now
     fetching: FetchingPlan = NO_FETCHING
-    scale: int | None = None
-    """Desired replicas of a Deployment that is held; None if it is not held."""
+    scale: int | None = None  # desired replicas of a Deployment that is held; None if it is not held
 
 
 def plan_cache_actions(

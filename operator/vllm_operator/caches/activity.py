@@ -28,36 +28,28 @@ to the PVC; `result` is the reason: `OnePod` can mount it, or `NoNode` has the G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
-    """Cleaning of a full volume.
-
-    `retained` is the number of files and directories of other owners, `retained_bytes` their size (None if unknown), `advice` the command
-    that enlarges the volume, and `why` the obstacle, if any.
-    """
+    """Cleaning of a full volume."""
 
     state: CleaningState
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
-    retained: int = 0
-    retained_bytes: int | None = None
-    advice: str = ""
-    why: str = ""
+    retained: int = 0  # number of files and directories of other owners
+    retained_bytes: int | None = None  # their size; None if unknown
+    advice: str = ""  # the command that enlarges the volume
+    why: str = ""  # the obstacle, if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """The publication of a cache directory.
-
-    `occasion` is a digest of the published content (empty if unknown), `result` what the Job reported (None if its Pod no longer exists),
-    `why` the reason of the API server for refusing the Job, and `is_last` whether a failure is final, because the rollout has begun.
-    """
+    """The publication of a cache directory."""
 
     state: PublicationState
-    occasion: str = ""
-    result: "ArtifactResult | None" = None
+    occasion: str = ""  # a digest of the published content; empty if unknown
+    result: "ArtifactResult | None" = None  # what the Job reported; None if its Pod no longer exists
     ended: datetime | None = None
-    why: str = ""
+    why: str = ""  # the reason of the API server for refusing the Job
     recheck_seconds: float | None = None
-    is_last: bool = False
+    is_last: bool = False  # a failure is final, because the rollout has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +69,16 @@ class ArtifactResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """Fetching weights before a start.
-
-    `view` is the Pod of the Job, `result` says in one word why the last attempt failed, and `why` is the untrusted message of the program
-    or the API server. `needed_bytes` and `free_bytes` are set if there is too little space, `commit` if it was downloaded.
-    """
+    """Fetching weights before a start."""
 
     state: FetchingState
     claim: str
-    view: PodView | None = None
-    result: str = ""
-    why: str = ""
-    needed_bytes: int | None = None
+    view: PodView | None = None  # the Pod of the Job
+    result: str = ""  # why the last attempt failed, in one word
+    why: str = ""  # the untrusted message of the program or the API server
+    needed_bytes: int | None = None  # set if there is too little space, as `free_bytes`
     free_bytes: int | None = None
-    commit: str | None = None
+    commit: str | None = None  # set if it was downloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +86,14 @@ class CacheActivity:
     """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
 
     step: PrimingStep = "None"
-    because: str = ""
-    """Why one Pod starts first; a sentence, or empty."""
-    holder: str | None = None
-    """The other VLLMDeployment that fills the cache."""
-    held: bool = False
-    """Whether the Deployment stays unchanged until the cache is filled."""
-    until: datetime | None = None
-    """When the rollout continues without the primer, which waits for a GPU."""
-    skipped: str | None = None
-    """Why the cache was not filled before the rollout."""
-    unowned_claims: tuple[str, ...] = ()
-    """PVCs with names of the operator's PVCs that it did not create. It does not write to them."""
-    claim_note: str | None = None
-    """Which part of the spec cannot be applied to the PVC, and what to do."""
-    moved_to: str | None = None
-    """Digest to which the tag of the image points now, if another image filled the current directory."""
+    because: str = ""  # why one Pod starts first; a sentence, or empty
+    holder: str | None = None  # the other VLLMDeployment that fills the cache
+    held: bool = False  # whether the Deployment stays unchanged until the cache is filled
+    until: datetime | None = None  # when the rollout continues without the primer, which waits for a GPU
+    skipped: str | None = None  # why the cache was not filled before the rollout
+    unowned_claims: tuple[str, ...] = ()  # PVCs with names of the operator's PVCs that it did not create. It does not write to them.
+    claim_note: str | None = None  # which part of the spec cannot be applied to the PVC, and what to do
+    moved_to: str | None = None  # digest to which the tag of the image points now, if another image filled the current directory
     cleaning: Cleaning | None = None
     publication: Publication | None = None
     fetching: Fetching | None = None

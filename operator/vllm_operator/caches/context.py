@@ -30,29 +30,19 @@ class CacheContext:
 
     resource: VLLMDeployment
     plan: Plan
-    desired: Manifest
-    """The Deployment as rendered, with all replicas."""
+    desired: Manifest  # the Deployment as rendered, with all replicas
     now: datetime
     deployment: Manifest | None = None
-    primer: Manifest | None = None
-    """The Deployment of the primer."""
-    claim: Manifest | None = None
-    """The PVC of the caches."""
-    desired_claim: Manifest | None = None
-    """The PVC of the caches as rendered; None if the user named one."""
-    claims: Mapping[str, Manifest] = field(default_factory=dict)
-    """The PVCs of caches and weights, by name."""
-    claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each PVC that this VLLMDeployment creates, the other VLLMDeployments that use it; see `caches.claims`."""
-    weights_claim_name: str | None = None
-    """Name of the PVC of the weights, if it is a separate one."""
+    primer: Manifest | None = None  # the Deployment of the primer
+    claim: Manifest | None = None  # the PVC of the caches
+    desired_claim: Manifest | None = None  # the PVC of the caches as rendered; None if the user named one
+    claims: Mapping[str, Manifest] = field(default_factory=dict)  # the PVCs of caches and weights, by name
+    claim_users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # other users of each PVC that this VLLMDeployment creates
+    weights_claim_name: str | None = None  # name of the PVC of the weights, if it is a separate one
     weights_modes: tuple[str, ...] = ()
-    pods: tuple[PodView, ...] = ()
-    """The Pods of the VLLMDeployment, including primers."""
-    gpu_nodes: tuple[str, ...] = ()
-    """The nodes with the GPUs of the plan, sorted. Read only for a Job that may bind the volume of the weights."""
-    holder: Manifest | None = None
-    """The other VLLMDeployment that holds the priming lease."""
+    pods: tuple[PodView, ...] = ()  # the Pods of the VLLMDeployment, including primers
+    gpu_nodes: tuple[str, ...] = ()  # with the GPUs of the plan, sorted; read only for a Job that may bind the volume of the weights
+    holder: Manifest | None = None  # the other VLLMDeployment that holds the priming lease
     holder_pods: tuple[PodView, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
 

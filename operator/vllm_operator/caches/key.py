@@ -34,18 +34,12 @@ class CacheOrigin:
     distribution: Distribution
     image: str
     architecture: str | None = None
-    product: str | None = None
-    """GPU product as in the node label."""
-    mig_profile: str | None = None
-    """Profile of a MIG slice; None for whole GPUs."""
-    parallel: str = "tp1"
-    """Parallelism of one replica, such as `tp8` or `tp4-pp2-ep`."""
-    user: int | None = None
-    """User ID of the engine; None for the default of the image."""
-    arguments: str | None = None
-    """The result of `keyed_arguments`."""
-    generation: int = 0
-    """Number of quarantined directories before this one."""
+    product: str | None = None  # GPU product as in the node label
+    mig_profile: str | None = None  # profile of a MIG slice; None for whole GPUs
+    parallel: str = "tp1"  # parallelism of one replica, such as `tp8` or `tp4-pp2-ep`
+    user: int | None = None  # user ID of the engine; None for the default of the image
+    arguments: str | None = None  # the result of `keyed_arguments`
+    generation: int = 0  # number of quarantined directories before this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class FetchingPlan:
     """Actions for fetching weights."""
 
-    state: Fetching | None = None
-    """State to report; None if nothing is fetched, or everything is fetched."""
-    job: dict[str, Any] | None = None
-    """The Job to create now, replacing a Job for other nodes; None if its Pod runs on the right node."""
-    record: Changes | None = None
-    """Record to write on the PVC of the weights."""
-    superseded: tuple[Removal, ...] = ()
-    """Jobs to delete because the spec no longer needs them."""
+    state: Fetching | None = None  # state to report; None if nothing is fetched, or everything is fetched
+    job: dict[str, Any] | None = None  # the Job to create now, replacing a Job for other nodes; None if its Pod runs on the right node
+    record: Changes | None = None  # record to write on the PVC of the weights
+    superseded: tuple[Removal, ...] = ()  # Jobs to delete because the spec no longer needs them
 
 
 NO_FETCHING = FetchingPlan()

@@ -91,10 +91,7 @@ class Messages(Entry):
 
 
 class TerminationRule(Entry):
-    """A known cause of the end of a container or Pod. Empty criteria match anything; `reason` may end in `*`.
-
-    `is_weak`: a later event may be more informative.
-    """
+    """A known cause of the end of a container or Pod. Empty criteria match anything; `reason` may end in `*`."""
 
     id: str
     cause: str
@@ -102,7 +99,7 @@ class TerminationRule(Entry):
     reason: str = ""
     exit_codes: tuple[int, ...] = ()
     probe: str = ""
-    is_weak: bool = False
+    is_weak: bool = False  # a later event may be more informative
 
     def has_reason(self, reason: str) -> bool:
         """Return whether the rule is for this reason."""

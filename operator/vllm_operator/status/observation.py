@@ -67,14 +67,11 @@ class ObjectProblem:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The exposure of an engine in addition to its Service.
-
-    `url` is the URL of an accepted HTTPRoute. `awaits_gateway`: there is an HTTPRoute that no Gateway has accepted yet.
-    """
+    """The exposure of an engine in addition to its Service."""
 
     problems: tuple[ObjectProblem, ...] = ()
-    url: str | None = None
-    awaits_gateway: bool = False
+    url: str | None = None  # of an accepted HTTPRoute
+    awaits_gateway: bool = False  # there is an HTTPRoute that no Gateway has accepted yet
 
 
 NO_EXPOSURE = Exposure()

@@ -113,14 +113,11 @@ def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated seconds of a stage, and its end (None if its start is unknown).
-
-    `where` describes the measurement; empty for the last start with the same caches.
-    """
+    """Estimated seconds of a stage."""
 
     seconds: int
-    where: str
-    until: datetime | None
+    where: str  # describes the measurement; empty for the last start with the same caches
+    until: datetime | None  # end of the stage; None if its start is unknown
 
 
 def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estimate | None:

@@ -164,10 +164,7 @@ def start_deadline(seconds: float) -> None:
 
 
 def wait_for_engine(settings: dict[str, Any], deadline: float) -> None:
-    """Wait until the engine in the same Pod, if any, is ready, and start the deadline then. The kubelet ends an engine that takes too long.
-
-    `settings` have its readiness probe in `ready`.
-    """
+    """Wait until the engine in the same Pod, if any, is ready, and start the deadline then. The setting `ready` is its readiness probe."""
     if not settings.get("ready"):
         return
     start_deadline(ENGINE_SECONDS)

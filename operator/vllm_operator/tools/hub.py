@@ -143,10 +143,7 @@ def used_in(folder: str) -> int:
 
 
 def report_progress(blobs: str, total: int, missing: int, base: int) -> None:
-    """Print the progress as bars of tqdm until the process ends.
-
-    `missing` bytes of `total` are to be downloaded to the directory `blobs`, which had `base` bytes before.
-    """
+    """Print bars of tqdm until the process ends. `missing` of `total` bytes are to be added to the directory `blobs` with `base` bytes."""
     begun = time.monotonic()
     while total:
         fetched, elapsed = max(0, used_in(blobs) - base), time.monotonic() - begun

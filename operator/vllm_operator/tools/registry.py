@@ -58,14 +58,9 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class Registry:
-    """One repository of a registry."""
+    """A repository such as `registry.example/team/caches`. `secret`: the folder of the mounted Secret, which may be absent."""
 
     def __init__(self, repository: str, secret: str = "", scheme: str = "https", *, push: bool = False) -> None:
-        """Set up a client of a repository such as `registry.example/team/caches`.
-
-        `secret` is the folder of the mounted Secret, which may be absent. `scheme` is `https`, except in tests. With `push`, the permission
-        to push is requested too.
-        """
         found = REPOSITORY.fullmatch(repository)
         if found is None:
             raise ArtifactError("Invalid", f"{repository} is no repository with the name of a registry.")
