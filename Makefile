@@ -137,7 +137,6 @@ generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_dashboards.py
 	$(BIN)/python hack/generate_backends_doc.py
 	$(BIN)/python hack/generate_sizing_doc.py
-	$(BIN)/python hack/release_differences.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI
@@ -162,10 +161,8 @@ check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's sele
 RELEASE ?=
 
 .PHONY: ingest
-ingest: $(STAMP) $(ORACLE)/.installed ## Add a vLLM release to the catalog, and print what changed; RELEASE=0.34.0
+ingest: $(STAMP) $(ORACLE)/.installed ## Add a vLLM release to the catalog; RELEASE=0.34.0
 	$(BIN)/python hack/ingest_release.py $(RELEASE) --python $(ORACLE)/bin/python --sources $(SOURCES)
-	$(BIN)/python hack/release_differences.py
-	@$(BIN)/python hack/release_differences.py $(RELEASE)
 
 .PHONY: clean
 clean: ## Remove build outputs
