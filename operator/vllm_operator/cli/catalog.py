@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -312,18 +312,16 @@ class Example:
 
 
 def examples(signatures: Iterable[Signature]) -> list[Example]:
-    """Return the signatures with texts filled in from their recorded lines."""
-    samples = load_signature_samples()
-    return [_example(signature, [sample.text for sample in samples if sample.signature == signature.id]) for signature in signatures]
-
-
-def _example(signature: Signature, texts: Sequence[str]) -> Example:
-    """Return the example from the recorded line with the most captures."""
-    lines = [line for text in texts for line in text.splitlines()]
-    searched = ((line.strip(), re.search(pattern.regex, line)) for line in lines for pattern in signature.patterns)
-    found = [(line, {name: value for name, value in match.groupdict().items() if value}) for line, match in searched if match]
-    shown, known = max(found, key=lambda each: len(each[1]), default=(None, dict[str, str]()))
-    return Example(signature, fill_in(signature.cause, known.items()), fill_in(signature.remedy, known.items()), shown, known)
+    """Return the signatures with texts filled in from the recorded line with the most captures."""
+    samples, made = load_signature_samples(), []
+    for signature in signatures:
+        lines = [line for sample in samples if sample.signature == signature.id for line in sample.text.splitlines()]
+        searched = ((line.strip(), re.search(pattern.regex, line)) for line in lines for pattern in signature.patterns)
+        found = [(line, {name: value for name, value in match.groupdict().items() if value}) for line, match in searched if match]
+        shown, known = max(found, key=lambda each: len(each[1]), default=(None, dict[str, str]()))
+        cause, remedy = (fill_in(text, known.items()) for text in (signature.cause, signature.remedy))
+        made.append(Example(signature, cause, remedy, shown, known))
+    return made
 
 
 def _signature_as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:

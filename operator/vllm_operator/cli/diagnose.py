@@ -20,20 +20,12 @@ from vllm_operator.text.wording import count
 
 CRASHED = 3
 """Exit status for a crash. Status 2 means invalid input, 1 an error in the command itself."""
-STAGE_NAMES = {
-    Stage.PROCESS_START: "process start",
-    Stage.CONFIGURATION: "configuration",
+STAGE_NAMES = {stage: stage.name.lower().replace("_", " ") for stage in Stage} | {
     Stage.DISTRIBUTED_INIT: "engine start",
-    Stage.WEIGHT_DOWNLOAD: "weight download",
-    Stage.WEIGHT_LOAD: "weight load",
     Stage.TORCH_COMPILE: "torch.compile",
-    Stage.MEMORY_PROFILING: "memory profiling",
     Stage.KERNEL_WARMUP: "kernel warm-up",
-    Stage.AUTOTUNE: "autotune",
     Stage.FLASHINFER_WARMUP: "FlashInfer warm-up",
     Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
-    Stage.SERVER_START: "server start",
-    Stage.READY: "ready",
 }
 _OF_CRASH = ("signature", "cause", "remedy", "reference", "line", "line_number")
 _WHOLE = (
@@ -92,11 +84,7 @@ def exit_code(state: StartupState, arguments: argparse.Namespace) -> int:
 
 
 def known_crashes(files: Sequence[str]) -> StartupKnowledge:
-    """Load the knowledge about starts and crashes, with the signatures in these files.
-
-    The operator ignores an invalid signature. Here it is an error, because the user can correct it. Raises InputError if a file cannot be
-    read, or a signature in it is invalid.
-    """
+    """Load the built-in signatures and those in files. Raises InputError if one is invalid; the operator ignores it."""
     shipped = load_startup()
     if not files:
         return shipped
@@ -160,7 +148,7 @@ def as_json(state: StartupState) -> dict[str, Any]:
 
 
 def _headline(state: StartupState, red: str = "", green: str = "") -> str:
-    name = STAGE_NAMES.get(state.stage, state.stage.value)
+    name = STAGE_NAMES[state.stage]
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
         return f"{red}Crashed{when}: {state.crash.signature}"
@@ -194,7 +182,7 @@ def _timeline(state: StartupState) -> str:
         note = f"  {_progress(state.progress)}" if number == len(stages) and state.progress is not None and stage is not Stage.READY else ""
         clock = "" if since is None else since.strftime("%H:%M:%S")
         took = "" if seconds is None else _seconds(seconds)
-        rows.append(f"  {clock:8}  {STAGE_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
+        rows.append(f"  {clock:8}  {STAGE_NAMES[stage]:18} {took:>9}{note}".rstrip())
     cache = state.cache
     if cache.hits or cache.misses or cache.load_failures:
         failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""

@@ -80,11 +80,13 @@ async def diagnose_pod(
     except (ClusterError, LogUnavailableError) as error:
         note = f"{_about(knowledge, view)}\nIts log cannot be read: {error}"
         return Diagnosis(parser, parser.state, note)
-    has_ended = previous or view.phase is Phase.CRASHED
-    if has_ended:
+    state, crash = parser.state, None
+    if previous or view.phase is Phase.CRASHED:
         parser.end()
-    state = parser.final_state if has_ended else parser.state
-    return Diagnosis(parser, _explained(knowledge, view, state) if has_ended else state, _about(knowledge, view, previous=previous))
+        state = parser.final_state
+        if (ended := view.termination) is not None:
+            crash = diagnose_termination(knowledge.startup, ended, log_crash=state.crash, stage=state.stage)
+    return Diagnosis(parser, replace(state, crash=crash or state.crash), _about(knowledge, view, previous=previous))
 
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
@@ -111,13 +113,6 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
     lines.check()
     if (rest := lines.flush()) is not None:
         parser.feed(*rest)
-
-
-def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    if (ended := view.termination) is None:
-        return state
-    crash = diagnose_termination(knowledge.startup, ended, log_crash=state.crash, stage=state.stage)
-    return replace(state, crash=crash) if crash is not None else state
 
 
 def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> str:

@@ -41,10 +41,7 @@ class ClusterObjects:
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:
-    """Read all objects of a file, including those in lists; `-` is standard input.
-
-    Raises InputError if the file cannot be read, is not YAML, or contains something other than objects.
-    """
+    """Read all objects of a file, including those in lists; `-` is standard input. Raises InputError if it contains anything else."""
     name = name_of_file(path)
     try:
         text = read_text(path)
@@ -74,10 +71,7 @@ def catalog_with(path: str | None) -> Catalog:
 
 
 def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
-    """Load the catalog with the texts of ConfigMaps, by the name of the operator's setting without `_config_map`.
-
-    Like the operator, report (on standard error) and ignore invalid entries.
-    """
+    """Load the catalog with the texts of ConfigMaps, by setting as in `ClusterObjects`. Report invalid entries on standard error."""
     catalog, problems = load_catalog(), list[str]()
     if rules := texts.get("rules"):
         catalog, read = with_user_rules(catalog, rules)

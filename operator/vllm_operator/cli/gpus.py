@@ -113,16 +113,16 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: GPUs) -> list[Line]:
-    sums: dict[str, tuple[int, int]] = {}
+    free, total = Counter[str](), Counter[str]()
     for node, pool in entries:
-        if pool.claims or pool.problems:
-            continue
-        kind = _title(pool, gpus) + (f", {pool.mig_profile}" if pool.mig_profile else "")
-        used = sum((holders or {}).get((node, pool.resource), {}).values())
-        free, total = sums.get(kind, (0, 0))
-        sums[kind] = free + max(0, pool.count - used), total + pool.count
-    counts = {kind: f"{total}" if holders is None else f"{free} of {total} free" for kind, (free, total) in sorted(sums.items())}
-    return [line(Span(kind, Style.BOLD), f": {shown}") for kind, shown in counts.items()]
+        if not pool.claims and not pool.problems:
+            kind = _title(pool, gpus) + (f", {pool.mig_profile}" if pool.mig_profile else "")
+            free[kind] += max(0, pool.count - sum((holders or {}).get((node, pool.resource), {}).values()))
+            total[kind] += pool.count
+    return [
+        line(Span(kind, Style.BOLD), f": {total[kind]}" if holders is None else f": {free[kind]} of {total[kind]} free")
+        for kind in sorted(total)
+    ]
 
 
 def _waiting(pod: Mapping[str, Any]) -> str:

@@ -65,10 +65,7 @@ async def _deployment(client: kube.ClusterClient, namespace: str, name: str) -> 
 
 @asynccontextmanager
 async def connected(what: str) -> AsyncIterator[KubeClient]:
-    """Return a client with the user's account. `what` names the object to read, for the message if it does not exist.
-
-    Raises InputError if there is no cluster, or it refuses or does not answer a request inside the block.
-    """
+    """Return a client with the user's account. Requests raise InputError, which says that there is no `what` if it does not exist."""
     try:
         client = KubeClient(await load_configuration(), reload=load_configuration)
     except MissingConnectionError as error:
@@ -93,10 +90,7 @@ def namespace_or_current(given: str | None) -> str:
 async def screens(
     read: Callable[[], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, redraw_seconds: float = REDRAW_SECONDS
 ) -> AsyncGenerator[list[Line]]:
-    """Read and draw repeatedly. An outage of the API server only delays the next screen.
-
-    Raises ClusterError if the first read failed, or the object no longer exists.
-    """
+    """Read and draw repeatedly. Raises ClusterError; an outage of the API server after the first read only delays the next screen."""
     shown = await read()
     while True:
         yield draw(shown)

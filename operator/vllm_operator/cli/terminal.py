@@ -128,10 +128,7 @@ def show(lines: Iterable[Line]) -> None:
 
 
 async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
-    """Show each screen in place of the previous one, or without a terminal, print each that differs. Then close the screens.
-
-    Raises BrokenPipeError if the reader of the pipe has exited.
-    """
+    """Show each screen in place of the previous one, or without a terminal, print each that differs. Then close the screens."""
     async with aclosing(screens):
         console = _console()
         if console is None:

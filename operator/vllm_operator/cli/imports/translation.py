@@ -49,10 +49,7 @@ _OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
 
 
 def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> tuple[Manifest, Report]:
-    """Write an engine as a VLLMDeployment for a version of the catalog. Raises ImportRefusedError if there is no way to write it.
-
-    `model` is the URI of a model that the operator cannot read from where it is.
-    """
+    """Write an engine as a VLLMDeployment, with the report. `model` replaces the URI of its model. Raises ImportRefusedError."""
     return _Translation(engine, catalog, model).result(), engine.report
 
 
