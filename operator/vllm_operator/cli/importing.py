@@ -1,9 +1,6 @@
 """`vllm-operator import`: convert another tool's deployment of vLLM to a VLLMDeployment.
 
-The VLLMDeployment goes to standard output. A report of kept, translated and dropped settings, and of points to check, goes to standard
-error.
-
-Exit status: 0, or 2 if the input cannot be read or cannot be converted.
+The VLLMDeployment goes to standard output, a report to standard error. Exit status: 0, or 2 if the input cannot be converted.
 """
 
 import argparse

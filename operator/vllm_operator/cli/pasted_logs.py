@@ -64,10 +64,7 @@ _STORED_ENTRIES = ("content", "jsonPayload", "fields", "attributes", "data")
 
 
 def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str, StartupParser]]:
-    """Read a text. Return the name of each container and the parser of its log, the most severe first. It never raises.
-
-    A text without the prefixes of `kubectl logs --prefix` is one log without a name. `make` creates a parser.
-    """
+    """Return the name of each container (empty without `kubectl logs --prefix`) and the parser of its log, the most severe first."""
     lines = _lines(data)
     current = next((found[1] for line in lines if (found := _CONTAINER.match(line))), "")
     logs: dict[str, list[str]] = {current: []}
@@ -138,10 +135,7 @@ def _margin_of(filled: list[str]) -> str:
 
 
 def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
-    """Return the line without additions of tools. `depth` limits the nesting of JSON and prefixes.
-
-    Prefixes of tools may come before or after prefixes that the parser reads. The latter are kept.
-    """
+    """Remove prefixes of tools before and after those that the parser reads. `depth` limits the nesting of JSON and prefixes."""
     if not line or (len(line) <= LINE_LIMIT and line[0] == " "):
         return line
     kept, rest = "", line

@@ -1,8 +1,5 @@
 """`vllm-operator plan`: the plan for a VLLMDeployment, with its reasons.
 
-The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in force, from its
-ControllerRevision. `--revision` shows the plan of a revision.
-
 Exit status: 0 planned, 1 refused (the reason is printed), 2 invalid input. With `--diff`, like `diff`: 0 no difference, 1 a difference, 2
 the comparison failed.
 """

@@ -1,8 +1,6 @@
 """`vllm-operator prime`: fill the caches of a VLLMDeployment before it serves, and wait until they are filled.
 
-It sets the annotation `vllm-operator.dev/prime` to the current cache key, and the operator fills the caches. The command can be interrupted
-at any time. The annotation has no effect with another cache key.
-
+It sets the annotation `vllm-operator.dev/prime` to the current cache key, which is without effect for another key.
 Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be read.
 """
 
@@ -52,11 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
-    """Request priming and print its progress until the caches are filled. Return the exit status.
-
-    After the first read, an outage of the API server only delays the command. Raises ClusterError if the object does not exist, or the
-    cluster refuses or does not answer the first request.
-    """
+    """Request priming and print its progress until the caches are filled. After the first read, an outage only delays it."""
     printed = requested = ""
     until = time.monotonic() + (timeout_seconds or PLAN_SECONDS)
     while True:

@@ -227,13 +227,9 @@ def _memory(plan: Manifest) -> str:
 
 def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manifest]]:
     """Return events with their times, newest first, and without a time last."""
-    timed = [(_time_of(event), event) for event in events]
+    paths = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime",), ("metadata", "creationTimestamp"))
+    timed = [(next(filter(None, (moment(event, *path) for path in paths)), None), event) for event in events]
     return sorted(timed, key=lambda pair: (pair[0] is None, -(pair[0].timestamp() if pair[0] else 0.0)))
-
-
-def _time_of(event: Manifest) -> datetime | None:
-    fields = (("lastTimestamp",), ("series", "lastObservedTime"), ("eventTime",), ("metadata", "creationTimestamp"))
-    return next((when for path in fields if (when := moment(event, *path)) is not None), None)
 
 
 def state_of(resource: Manifest) -> tuple[str, Style]:

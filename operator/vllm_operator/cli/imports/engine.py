@@ -16,6 +16,7 @@ _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server",
 _PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
 REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 """A reference to a variable: `$(NAME)` of Kubernetes, `$NAME` and `${NAME}` of a shell."""
+_BEFORE_PROGRAM = re.compile(r"exec\Z|[A-Za-z_]\w*=")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -110,11 +111,7 @@ def split_words(source: str, text: str) -> list[str]:
 
 
 def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
-    """Read the words of a container's command and args. Of a shell with a script, only the command that starts vLLM is read.
-
-    `variables` are those with a value, which references such as `$(PORT)` stand for. Raises ImportRefusedError if the words do not start a
-    vLLM server, or a variable has no known value.
-    """
+    """Read the words of a container's command and args; of a script, only the command that starts vLLM. Raises ImportRefusedError."""
     others: tuple[str, ...] = ()
     script = _script_of(words)
     if script is None:
@@ -148,17 +145,13 @@ def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
     joined = script.replace("\\\n", " ")
     commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
     try:
-        split = [(command, list(dropwhile(_is_before_program, shlex.split(command, comments=True)))) for command in commands]
+        split = [(command, list(dropwhile(_BEFORE_PROGRAM.match, shlex.split(command, comments=True)))) for command in commands]
     except ValueError as error:
         raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
     engines = [words for _, words in split if _starts_engine(words)]
     if len(engines) != 1:
         raise ImportRefusedError("the script of the container does not start vLLM with one command. Write this command without a shell")
     return engines[0], tuple(command for command, words in split if words != engines[0])
-
-
-def _is_before_program(word: str) -> bool:
-    return word == "exec" or re.match(r"[A-Za-z_]\w*=", word) is not None
 
 
 def _starts_engine(words: Sequence[str]) -> bool:

@@ -43,10 +43,7 @@ _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.c
 
 
 class PodParts:
-    """Parts of a Pod, sorted: GPUs and `spec.accelerator`, and what goes into `spec.podTemplate`.
-
-    What is dropped and translated goes into the report. Raises ImportRefusedError if the engine does not use an NVIDIA GPU.
-    """
+    """Parts of a Pod: GPUs, `spec.accelerator` and `spec.podTemplate`. Raises ImportRefusedError for an engine without NVIDIA GPUs."""
 
     def __init__(self, engine: Engine) -> None:
         pod, container = _with_free_names(engine.pod), _with_free_names(engine.container)

@@ -229,7 +229,7 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
 
 
 def _with_more_arguments(container: Manifest) -> tuple[Manifest, list[str]]:
-    """Return the container without KServe's variable with arguments, and the words in it. A command of the user does not get them."""
+    """Return the container without KServe's variable with arguments, and the words in it. A user's command does not get them."""
     variable = named(container, _MORE_ARGUMENTS, "env", key="name")
     if not variable or container.get("command"):
         return container, []
@@ -357,10 +357,7 @@ def _engine(manifest: Manifest, source: str, report: Report, **parts: Any) -> En
 
 
 def _pod_metadata(report: Report, manifest: Manifest, *sources: Manifest, selector: Collection[str] = ()) -> dict[str, dict[str, str]]:
-    """Return the labels and annotations of Pods, with the labels of the object for Kueue. Report labels that the operator cannot keep.
-
-    Those of `selector` are among them: the old object would count Pods that have them as its own.
-    """
+    """Return the labels and annotations of Pods, without labels of `selector`: the old object would count the Pods as its own."""
     labels, annotations = (
         {str(name): value for source in sources for name, value in mapping(source, field).items() if isinstance(value, str)}
         for field in ("labels", "annotations")

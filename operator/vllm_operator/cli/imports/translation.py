@@ -55,10 +55,7 @@ def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> 
 
 class _Translation:
     def __init__(self, engine: Engine, catalog: Catalog, model: str | None) -> None:
-        self.engine = engine
-        self.catalog = catalog
-        self.given_model = model
-        self.report = engine.report
+        self.engine, self.catalog, self.given_model, self.report = engine, catalog, model, engine.report
         self.spec: dict[str, Any] = {"model": {}, "engine": {}}
         self.table: VersionTable | None = None
         self.parts = PodParts(engine)
