@@ -111,11 +111,6 @@ class CacheContext:
         """Whether the PVC of the caches can be mounted on one node only."""
         return reading.is_one_node(self.access_modes)
 
-    @property
-    def is_bound_to_node(self) -> bool:
-        """Whether all Pods must run on one node because of the PVC of the caches or weights."""
-        return self.is_one_node or reading.is_one_node(self.weights_modes)
-
     @cached_property
     def replicas(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The replicas, each with the address of its caches."""

@@ -91,7 +91,9 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
     if state.commit is not None:
         record: Changes = {_record_name(context.resource, context.desired): state.commit}
         return FetchingPlan(state, record=record, superseded=superseded)
-    return FetchingPlan(state, None if _runs_in_place(context, pod, live) else job, superseded=superseded)
+    nodes = _nodes_of_users(context, live)  # the volume may be mounted there only
+    is_in_place = pod is not None and bool(pod.node) and not is_over(pod.manifest) and (not nodes or pod.node in nodes)
+    return FetchingPlan(state, None if is_in_place else job, superseded=superseded)
 
 
 def needs_gpu_nodes(context: CacheContext) -> bool:
@@ -215,13 +217,6 @@ def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str
         pod for _, pod in context.replicas if not is_over(pod.manifest) and not reading.text(pod.manifest, "metadata", "deletionTimestamp")
     )
     return sorted({pod.node for pod in pods if weights_claim(pod.manifest.get("spec")) == name} - {""})
-
-
-def _runs_in_place(context: CacheContext, pod: PodView | None, claim: Mapping[str, Any]) -> bool:
-    if pod is None or not pod.node or is_over(pod.manifest):
-        return False
-    nodes = _nodes_of_users(context, claim)
-    return not nodes or pod.node in nodes
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:

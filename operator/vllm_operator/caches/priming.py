@@ -135,7 +135,8 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step="Primer", because=because)) if insists else PrimingDecision()
-    if replaces_serving(context, address):
+    is_replaced = context.deployment is not None and context.live_address != address
+    if is_replaced and any(at != address and view.phase is Phase.READY for at, view in context.replicas):
         return PrimingDecision(fill_before_rollout(context, address))
     is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
     reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
@@ -202,8 +203,8 @@ def apply_priming(
             result.append(manifest)
             continue
         if priming.activity.step == "Primer":
-            beside = context.is_bound_to_node and priming.activity.held
-            primer = render_primer(manifest, beside_replicas=beside)
+            is_one_node = context.is_one_node or reading.is_one_node(context.weights_modes)
+            primer = render_primer(manifest, beside_replicas=is_one_node and priming.activity.held)
             result.append(artifacts.add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
         if not priming.activity.held:
             replicas = manifest["spec"]["replicas"] if priming.replicas is None else priming.replicas
@@ -222,13 +223,6 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
     is_being_filled = priming.activity.step == "Elsewhere" and context.live_address == context.address
     return min(live, desired) if is_being_filled else desired
-
-
-def replaces_serving(context: CacheContext, address: CacheAddress) -> bool:
-    """Return whether Pods that serve with caches in another directory will be replaced."""
-    if context.deployment is None or context.live_address == address:
-        return False
-    return any(at != address and view.phase is Phase.READY for at, view in context.replicas)
 
 
 def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheActivity:

@@ -105,10 +105,7 @@ def _why_not_damaged(observed: Observation, plan: Plan, candidate: _Candidate, k
 
 
 def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> bool:
-    """Return whether the damaged file can only be in the caches of the plan.
-
-    A start on a full volume writes such a file, and the next start of the same container crashes on it, even in a new directory.
-    """
+    """Return whether the damaged file can only be in the caches of the plan, as Python's bytecode."""
     signature = observed.knowledge.signatures.get(candidate.signature)
     variable = signature.cache_variable if signature is not None else None
     return candidate.run > 0 and any(planned.name == variable and planned.value for planned in plan.env)

@@ -193,10 +193,7 @@ def _status(
 
 
 def _better(observed: Observation, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
-    """Return the more informative description of a crash; the earlier one if both are equal.
-
-    A user-defined signature replaces itself, because its texts may have changed.
-    """
+    """Return the more informative description, else the earlier one. A user-defined signature may have changed, so it replaces itself."""
     if previous is None:
         return found
     before, now = _weight(observed, previous), _weight(observed, found)

@@ -132,13 +132,9 @@ def _measured(observed: Observation, plan: Plan) -> EngineMemory | None:
     for view in sorted(observed.pod_facts, key=lambda view: view.name):
         memory = view.state.memory if view.state is not None and view.is_current and view.has_caches_of(plan) else None
         if memory is not None and memory.weights_gib is not None and memory.kv_cache_gib is not None:
-            return _memory(round(memory.weights_gib * 1024), round(memory.kv_cache_gib * 1024))
+            return EngineMemory(weights_mebibytes=round(memory.weights_gib * 1024), kv_cache_mebibytes=round(memory.kv_cache_gib * 1024))
     before = _before(observed)
     return before.measured if before is not None else None
-
-
-def _memory(weights: int, kv_cache: int) -> EngineMemory:
-    return EngineMemory(weights_mebibytes=weights, kv_cache_mebibytes=kv_cache)
 
 
 def mismatches(plan: Plan | None, logged: Backends, names: LoggedNames) -> tuple[str, ...]:

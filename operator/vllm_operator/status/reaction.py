@@ -19,7 +19,7 @@ from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
-from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled, with_stalled
+from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -42,7 +42,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
     plan, finding = observed.outcome.plan, crashes.most_informative
     if finding is not None and finding.status.signature not in observed.knowledge.signatures:
         finding = None
-    remediation = with_stalled(observed.resource, _about_crash(observed, plan, finding), _newly_stalled(observed))
+    remediation = _with_stalled(observed, _about_crash(observed, plan, finding))
     listed = remediation.stalled_pods if remediation is not None else []
     is_stopped = remediation is not None and remediation.state == "Stopped"
     return Reaction(
@@ -62,10 +62,14 @@ def stall_restarts_left(observed: Observation) -> int | None:
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
 
 
-def _newly_stalled(observed: Observation) -> list[str]:
+def _with_stalled(observed: Observation, status: RemediationStatus | None) -> RemediationStatus | None:
     decided = current(observed.resource)
     listed = decided.stalled_pods if decided else []
-    return [view.name for view in observed.starting if view.is_stalled and view.name not in listed][: stall_restarts_left(observed) or 0]
+    pods = [view.name for view in observed.starting if view.is_stalled and view.name not in listed][: stall_restarts_left(observed) or 0]
+    if not pods:
+        return status
+    base = status or RemediationStatus(observed_generation=planned_generation(observed.resource))
+    return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})
 
 
 def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
@@ -82,7 +86,8 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     """Decide about a crash in force that the catalog knows. `plan` is the pinned plan without remedies."""
     resource, crash = observed.resource, finding.status
     kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
-    if kept.state == "Stopped" or _is_decided(kept, finding) or _is_superseded(kept, finding):
+    is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
+    if kept.state == "Stopped" or (is_same and not finding.during_start) or _is_superseded(kept, finding):
         return kept
     engine = Engine.of(resource.spec, remedied(plan, kept), observed.knowledge.versions)
     signature, remedy = observed.knowledge.signatures[crash.signature], observed.knowledge.remedies.get(crash.signature)
@@ -148,11 +153,6 @@ def _ends_every_start(observed: Observation, finding: Finding, kept: Remediation
     if observed.serving or not _is_permanent(observed, finding) or _is_superseded(kept, finding):
         return False
     return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
-
-
-def _is_decided(kept: RemediationStatus, finding: Finding) -> bool:
-    crash = finding.status
-    return not finding.during_start and (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
 
 
 def _is_permanent(observed: Observation, finding: Finding) -> bool:

@@ -245,14 +245,6 @@ def settled(resource: VLLMDeployment) -> RemediationStatus | None:
     return decided.model_copy(update={**cleared, "state": "Applied" if decided.applied else None})
 
 
-def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
-    """Add Pods to the list of Pods that are restarted because their start has stalled."""
-    if not pods:
-        return status
-    base = status or RemediationStatus(observed_generation=planned_generation(resource))
-    return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})
-
-
 def in_words(changes: Iterable[RemedyChange]) -> str:
     """Describe changes: `--max-model-len 5600`, `without --moe-backend`, `NCCL_NVLS_ENABLE=0`."""
     return ", ".join(map(_in_words, changes))

@@ -4,7 +4,7 @@ Conditions are derived from the plan, the cache and the start. Ready summarizes 
 previous status.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -56,13 +56,14 @@ def report(observed: Observation) -> Report:
     reaction = react(observed, crashes)
     block, block_held_until = startup.startup_status(observed)
     status = _status(observed, crashes, reaction, logged, block)
+    due = [when for when in (block_held_until, *_deadlines(observed, crashes)) if when is not None and when > observed.now]
     return Report(
         status=status,
         events=draft_events(observed, status, crashes, logged),
         restart_pods=reaction.restart_pods,
         start=start_clock(observed),
         warm_starts=saved_seconds(observed, status.cache),
-        requeue_after_seconds=_requeue_after(observed.now, [block_held_until, *_deadlines(observed, crashes)]),
+        requeue_after_seconds=max(_SOON, (min(due) - observed.now).total_seconds()) if due else None,
     )
 
 
@@ -110,11 +111,6 @@ def _selector(observed: Observation) -> str | None:
     chosen = reading.mapping(observed.deployment, "spec", "selector", "matchLabels")
     pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
     return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.previous.selector
-
-
-def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float | None:
-    due = [when for when in deadlines if when is not None and when > now]
-    return max(_SOON, (min(due) - now).total_seconds()) if due else None
 
 
 def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | None]:

@@ -107,7 +107,10 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
 def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, source_of: dict[str, str]) -> tuple[int, int]:
     """Fill the directory from an artifact, and return the number of files and their bytes. `source_of` are its digest and tag."""
     root, told = settings["root"], artifact.labels.get("cache.vllm.image/cache-size-bytes", "")
-    check_space(root, int(told) if told.isdecimal() and len(told) < 16 else 0)
+    volume = os.statvfs(root)
+    needed, free = int(told) if told.isdecimal() and len(told) < 16 else 0, volume.f_bavail * volume.f_frsize
+    if needed > free:
+        raise ArtifactError("NoSpace", f"The caches need {needed} bytes, and the volume has {free}.")
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
         with opened_root(root) as top, opened_folder(top, os.path.basename(staging)) as opened, registry.blob(artifact.digest) as source:
@@ -189,14 +192,6 @@ def remove_stale(root: str) -> None:
             if not name.startswith(STAGING) or os.path.islink(path) or time.time() - os.lstat(path).st_mtime < STALE_SECONDS:
                 continue
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
-
-
-def check_space(root: str, size: int) -> None:
-    """Raise ArtifactError if this many bytes do not fit on the volume."""
-    volume = os.statvfs(root)
-    free = volume.f_bavail * volume.f_frsize
-    if size > free:
-        raise ArtifactError("NoSpace", f"The caches need {size} bytes, and the volume has {free}.")
 
 
 def rejected(message: str) -> ArtifactError:

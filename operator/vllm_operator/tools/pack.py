@@ -194,7 +194,8 @@ def write_layer(
             for entry in inventory:
                 if entry.path == VLLM_FOLDER:
                     continue
-                name = layer_name(entry.path)
+                top, _, rest = entry.path.partition("/")
+                name = f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{entry.path}"
                 if others and name.startswith(f"{others}/"):
                     add(archive, Entry(others, True, 0, 0, True))
                     others = ""
@@ -206,12 +207,6 @@ def write_layer(
             add(archive, Entry(MANIFEST_PREFIX, True, 0, 0, True))
             add(archive, Entry(f"{MANIFEST_PREFIX}/manifest.json", False, len(index), 0, False), io.BytesIO(index))
     return packed.digest, packed.size, plain.digest
-
-
-def layer_name(path: str) -> str:
-    """Return the location of a path in the layer."""
-    top, _, rest = path.partition("/")
-    return f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{path}"
 
 
 def add(archive: tarfile.TarFile, entry: Entry, source: Any = None) -> None:
