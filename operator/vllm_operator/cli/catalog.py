@@ -23,7 +23,7 @@ from vllm_operator.catalog.startup import Change, Remedy, Signature, load_remedi
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
-from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as
+from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as, texts_in
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import NARROW, paragraph, table
 from vllm_operator.sizing.model_facts import resolve_facts
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show_catalog(arguments: argparse.Namespace) -> int:
     section = SECTIONS[arguments.section]
-    catalog = catalog_with(arguments.rules)
+    catalog = catalog_with(texts_in(arguments.rules))
     entries = section.entries(catalog)
     if arguments.id is not None:
         found = section.find(catalog, arguments.id)

@@ -65,12 +65,7 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
         raise invalid(f"the {KIND} {name_of(manifest)} is", problems) from error
 
 
-def catalog_with(path: str | None) -> Catalog:
-    """Load the catalog with the rules in a file, if one is given. Raises InputError if the file cannot be read or contains no rules."""
-    return catalog_with_texts(texts_in(path, None))
-
-
-def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
+def catalog_with(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
     """Load the catalog with the texts of ConfigMaps, by setting as in `ClusterObjects`. Report invalid entries on standard error."""
     catalog, problems = load_catalog(), list[str]()
     if rules := texts.get("rules"):
@@ -85,8 +80,8 @@ def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
     return catalog
 
 
-def texts_in(rules: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
-    """Read the texts for `catalog_with_texts` from files. Raises InputError if a file cannot be read, or has the wrong content."""
+def texts_in(rules: str | None, instance_types: str | None = None) -> dict[str, Mapping[str, str]]:
+    """Read the texts for `catalog_with` from files. Raises InputError if a file cannot be read, or has the wrong content."""
     found: dict[str, Mapping[str, str]] = {}
     if rules is not None:
         objects = read_objects(rules)

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_revision(arguments)
     texts = documents.texts_in(arguments.rules, arguments.instance_types)
     found = _read_live(arguments) if arguments.live else _read_files(arguments)
-    catalog = documents.catalog_with_texts({**found.texts, **texts})
+    catalog = documents.catalog_with({**found.texts, **texts})
     files = documents.read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
     resource = documents.parse_deployment(found.resource)
     merged = merge_preset_of(resource, found.objects)
@@ -151,7 +151,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     pinned = resource.status.pinned_plan
     state = "in force" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "not in force"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number_of(revision)}, {state}"
-    lines = [title, "", *_plan_lines(made, documents.catalog_with(arguments.rules))]
+    lines = [title, "", *_plan_lines(made, documents.catalog_with(documents.texts_in(arguments.rules)))]
     if before is not None:
         lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
         lines += _difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]

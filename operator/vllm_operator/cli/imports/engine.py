@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import dropwhile, pairwise
 from typing import Any
 
@@ -35,8 +35,7 @@ class Report:
 
     def sections(self) -> list[tuple[str, list[str]]]:
         """Return the parts with a title, each sentence once, without empty parts."""
-        parts = (("Kept", self.kept), ("Translated", self.translated), ("Dropped", self.dropped), ("Advice", self.advice))
-        return [(title, list(dict.fromkeys(sentences))) for title, sentences in parts if sentences]
+        return [(name.capitalize(), list(dict.fromkeys(sentences))) for name, sentences in asdict(self).items() if sentences]
 
 
 @dataclass(frozen=True, slots=True)
