@@ -41,7 +41,6 @@ MOST_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
 FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
 LEAST_CONTEXT = 4096
-"""Minimum context length that is recommended."""
 SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
 Refuse = Callable[[str | None, ParallelShape], str]
 """Returns why no engine starts on GPUs of an architecture in these sizes; empty if no reason is known."""

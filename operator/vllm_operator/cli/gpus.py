@@ -65,8 +65,11 @@ def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gp
     notes = [_NO_PODS] if holders is None else []
     notes += [_CLAIMS] if any(pool.claims for pool in inventory.pools) else []
     notes += [f"Unavailable: {_shortened(pool.nodes)} ({' and '.join(pool.problems)})." for pool in inventory.pools if pool.problems]
-    waiting = [_waiting(pod) for pod in all_pods or () if not text(pod, "spec", "nodeName") and requested_devices(pod)]
-    for note in (*notes, *waiting, *inventory.notes):
+    for pod in all_pods or ():
+        if not text(pod, "spec", "nodeName") and (requested := requested_devices(pod)):
+            asked = ", ".join(f"{amount} {resource}" for resource, amount in requested.items())
+            notes.append(f"Waiting for a node: {_user(pod)} ({asked}).")
+    for note in (*notes, *inventory.notes):
         lines += labelled("", note, style=Style.YELLOW, label_width=0, width=width)
     return lines
 
@@ -123,8 +126,3 @@ def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: 
         line(Span(kind, Style.BOLD), f": {total[kind]}" if holders is None else f": {free[kind]} of {total[kind]} free")
         for kind in sorted(total)
     ]
-
-
-def _waiting(pod: Mapping[str, Any]) -> str:
-    asked = ", ".join(f"{amount} {resource}" for resource, amount in requested_devices(pod).items())
-    return f"Waiting for a node: {_user(pod)} ({asked})."

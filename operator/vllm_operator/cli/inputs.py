@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable
 
 INPUT_ERROR_STATUS = 2
-"""Exit status of a command with invalid input."""
 STANDARD_INPUT = "-"
 SIZE_LIMIT = 256 * 1024 * 1024
 """Maximum bytes of a file. The nodes of a very large cluster and the log of any start fit; an endless file does not."""

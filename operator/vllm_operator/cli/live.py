@@ -21,7 +21,6 @@ from vllm_operator.kube.connection import MissingConnectionError, context_namesp
 Read = TypeVar("Read")
 Objects = list[dict[str, Any]]
 REDRAW_SECONDS = 2.0
-"""Delay between two screens."""
 OPERATOR_NAME = "vllm-operator"
 """Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
 CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}

@@ -134,8 +134,7 @@ async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
         if console is None:
             shown = ""
             async for lines in screens:
-                text = plain(lines)
-                if text != shown:
+                if (text := plain(lines)) != shown:
                     print(text, end="\n\n", flush=True)
                     shown = text
             return
