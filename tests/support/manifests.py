@@ -6,7 +6,7 @@ import yaml
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
+from vllm_operator.caches.key import with_cache_key
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.sizing.parallelism import ParallelShape
@@ -22,28 +22,19 @@ def read_case(folder: Path) -> tuple[VLLMDeployment, Plan]:
     case = yaml.safe_load((folder / "input.yaml").read_text("utf-8"))
     resource = VLLMDeployment.parse(case["resource"])
     unplanned = Plan.model_validate({"cacheKey": "", "toolsImage": TOOLS_IMAGE, **case["plan"]})
-    caches = plan_caches(resource, unplanned, case.get("cacheGeneration", 0))
-    return resource, unplanned.model_copy(update={"cache_key": caches.key, "env": [*unplanned.env, *caches.env]})
+    key = cache_key(resource, unplanned, case.get("cacheGeneration", 0))
+    env = load_catalog().caches.variables_of(unplanned.engine_version, unplanned.distribution)
+    return resource, unplanned.model_copy(update={"cache_key": key, "env": [*unplanned.env, *env]})
 
 
-def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CachePlan:
+def cache_key(resource: VLLMDeployment, plan: Plan, generation: int) -> str:
     parallelism, accelerator = resource.spec.parallelism, resource.spec.accelerator
-    origin = CacheOrigin(
-        version=plan.engine_version,
-        distribution=plan.distribution,
-        image=plan.image,
-        architecture=plan.architecture,
-        product=plan.product,
-        mig_profile=accelerator.mig.profile if accelerator and accelerator.mig else None,
-        parallel=str(
-            ParallelShape(
-                tensor=(parallelism and parallelism.tensor) or 1,
-                pipeline=(parallelism and parallelism.pipeline) or 1,
-                data=(parallelism and parallelism.data) or 1,
-                expert=parallelism is not None and parallelism.expert == "Enabled",
-            )
-        ),
-        user=run_as_user(resource.spec.pod_template),
-        generation=generation,
+    shape = ParallelShape(
+        tensor=(parallelism and parallelism.tensor) or 1,
+        pipeline=(parallelism and parallelism.pipeline) or 1,
+        data=(parallelism and parallelism.data) or 1,
+        expert=parallelism is not None and parallelism.expert == "Enabled",
     )
-    return plan_cache(origin, load_catalog().caches)
+    profile = accelerator.mig.profile if accelerator and accelerator.mig else None
+    user = run_as_user(resource.spec.pod_template)
+    return with_cache_key(plan, parallel=str(shape), mig_profile=profile, user=user, generation=generation).cache_key

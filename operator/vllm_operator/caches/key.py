@@ -9,7 +9,6 @@ Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are foll
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from vllm_operator.api.digests import digest
 from vllm_operator.api.plan import Plan, PlannedVariable
@@ -26,36 +25,30 @@ _OF_ARGUMENTS = "These flags change what is compiled and are not part of vLLM's 
 _OF_IMAGE = "Compiled files depend on paths, compilers and libraries of the image."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOrigin:
-    """Properties of the engine and GPU that filled a cache (None if unknown). Starts with equal properties may share it."""
+def with_cache_key(
+    plan: Plan, *, parallel: str, mig_profile: str | None = None, user: int | None = None, arguments: str | None = None, generation: int = 0
+) -> Plan:
+    """Return a plan with its cache key, which depends on its image and GPU, and the parts of the key.
 
-    version: str | None
-    distribution: Distribution
-    image: str
-    architecture: str | None = None
-    product: str | None = None  # GPU product as in the node label
-    mig_profile: str | None = None  # profile of a MIG slice; None for whole GPUs
-    parallel: str = "tp1"  # parallelism of one replica, such as `tp8` or `tp4-pp2-ep`
-    user: int | None = None  # user ID of the engine; None for the default of the image
-    arguments: str | None = None  # the result of `keyed_arguments`
-    generation: int = 0  # number of quarantined directories before this one
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """The directory on the PVC (`key`, valid as a label value), its parts with reasons, and the variables that direct every cache to it."""
-
-    key: str
-    parts: tuple[PlannedVariable, ...]
-    env: tuple[PlannedVariable, ...]
-
-
-def plan_cache(origin: CacheOrigin, caches: Caches) -> CachePlan:
-    """Derive the cache key and its variables. Equal arguments give equal results."""
-    parts = _parts(origin)
-    variables = caches.variables_of(origin.version, origin.distribution)
-    return CachePlan(key=_key(_readable(origin), parts), parts=parts, env=variables)
+    `parallel` is the parallelism of one replica, such as `tp8` or `tp4-pp2-ep`; `user` the user ID of the engine (None for the default of
+    the image); `arguments` the result of `keyed_arguments`; `generation` the number of quarantined directories before this one.
+    """
+    version = plan.engine_version.removeprefix("v") if plan.engine_version else None
+    parts = _parts(plan, version, parallel, mig_profile, user, arguments, generation)
+    readable = (
+        "nvllm" if plan.distribution is Distribution.NVLLM else "",
+        f"v{version}" if version else _UNKNOWN,
+        (plan.architecture or "").replace("_", ""),
+        _short_product(plan.product),
+        mig_profile or "",
+        parallel,
+        "" if user is None else f"u{user}",
+        f"g{generation}" if generation else "",
+    )
+    text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
+    digits = digest([[part.name, part.value] for part in parts], _DIGEST_LENGTH)
+    key = f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digits}"
+    return plan.model_copy(update={"cache_key": key, "cache_key_parts": parts})
 
 
 def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
@@ -91,50 +84,25 @@ def digest_of(image: str) -> str | None:
     return digest if at else None
 
 
-def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
+def _parts(
+    plan: Plan, version: str | None, parallel: str, mig_profile: str | None, user: int | None, arguments: str | None, generation: int
+) -> list[PlannedVariable]:
     """Return the parts of the key. Adding, removing or reordering parts changes all keys."""
-    digest = digest_of(origin.image)
+    digest = digest_of(plan.image)
     of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} The tag is used until a Pod reports the digest."
-    return (
-        _part("distribution", origin.distribution.value, "Builds of vLLM have different kernels."),
-        _part("version", _plain_version(origin), "A vLLM version does not read the caches of another one."),
-        _part("image", digest or origin.image, of_image),
-        _part("architecture", origin.architecture, "Kernels run on one GPU architecture only."),
-        _part("product", origin.product, "PyTorch refuses artifacts that were built on a GPU with another name."),
-        _part("migProfile", origin.mig_profile or "none", "A MIG slice has other limits than the whole GPU."),
-        _part("parallelism", origin.parallel, "Each rank has its own artifacts."),
-        *([_part("user", str(origin.user), "A user cannot change the files of another user.")] if origin.user is not None else []),
-        *([_part("arguments", origin.arguments, _OF_ARGUMENTS)] if origin.arguments else []),
-        _part("generation", str(origin.generation), "Raised when a damaged cache is quarantined."),
+    parts = (
+        ("distribution", plan.distribution.value, "Builds of vLLM have different kernels."),
+        ("version", version, "A vLLM version does not read the caches of another one."),
+        ("image", digest or plan.image, of_image),
+        ("architecture", plan.architecture, "Kernels run on one GPU architecture only."),
+        ("product", plan.product, "PyTorch refuses artifacts that were built on a GPU with another name."),
+        ("migProfile", mig_profile or "none", "A MIG slice has other limits than the whole GPU."),
+        ("parallelism", parallel, "Each rank has its own artifacts."),
+        *([("user", str(user), "A user cannot change the files of another user.")] if user is not None else []),
+        *([("arguments", arguments, _OF_ARGUMENTS)] if arguments else []),
+        ("generation", str(generation), "Raised when a damaged cache is quarantined."),
     )
-
-
-def _readable(origin: CacheOrigin) -> tuple[str, ...]:
-    version = _plain_version(origin)
-    return (
-        "nvllm" if origin.distribution is Distribution.NVLLM else "",
-        f"v{version}" if version else _UNKNOWN,
-        (origin.architecture or "").replace("_", ""),
-        _short_product(origin.product),
-        origin.mig_profile or "",
-        origin.parallel,
-        "" if origin.user is None else f"u{origin.user}",
-        f"g{origin.generation}" if origin.generation else "",
-    )
-
-
-def _plain_version(origin: CacheOrigin) -> str | None:
-    return origin.version.removeprefix("v") if origin.version else None
-
-
-def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
-    return PlannedVariable(name=name, value=value or _UNKNOWN, reason=reason)
-
-
-def _key(readable: tuple[str, ...], parts: tuple[PlannedVariable, ...]) -> str:
-    text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
-    digits = digest([[part.name, part.value] for part in parts], _DIGEST_LENGTH)
-    return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digits}"
+    return [PlannedVariable(name=name, value=value or _UNKNOWN, reason=reason) for name, value, reason in parts]
 
 
 def _short_product(product: str | None) -> str:

@@ -148,10 +148,6 @@ class WorkQueue(Generic[Key]):
         since = min((*first, math.inf if due is None else due))
         return max(0.0, self._clock() - max(since, self._handed_out_at))
 
-    def delayed(self) -> int:
-        """Return the number of delayed keys."""
-        return len(self._due)
-
     def _raise_priority(self, key: Key, priority: Priority) -> None:
         former = self._priorities.get(key, priority)
         self._priorities[key] = min(former, priority)

@@ -15,8 +15,7 @@ from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.caches.artifacts import rejected_artifacts
-from vllm_operator.caches.key import CacheOrigin, plan_cache
-from vllm_operator.catalog.caches import Caches
+from vllm_operator.caches.key import with_cache_key
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.node_labels import SHARED
@@ -116,29 +115,24 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
     return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
 
 
-def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:
+def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: int) -> Plan:
     """Return the pinned plan with the cache of this generation, otherwise unchanged: a damaged cache needs no new plan."""
     parts = {part.name: part.value for part in pinned.cache_key_parts}
     shape = resolve_shape(resource.spec)
     if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
         return pinned
-    origin = CacheOrigin(
-        version=pinned.engine_version,
-        distribution=pinned.distribution,
-        image=pinned.image,
-        architecture=pinned.architecture,
-        product=pinned.product,
-        mig_profile=pinned.mig_profile,
+    renewed = with_cache_key(
+        pinned,
         parallel=parts.get("parallelism") or str(shape.parallel),  # the operator may have chosen the size
+        mig_profile=pinned.mig_profile,
         user=run_as_user(resource.spec.pod_template),
         arguments=parts.get("arguments"),
         generation=generation,
     )
-    cache = plan_cache(origin, caches)
-    changed: dict[str, object] = {"cache_key": cache.key, "cache_key_parts": list(cache.parts)}
-    if pinned.cache_artifact is not None:
-        changed["cache_artifact"] = pinned.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})
-    return pinned.model_copy(update=changed)
+    if renewed.cache_artifact is None:
+        return renewed
+    artifact = renewed.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})
+    return renewed.model_copy(update={"cache_artifact": artifact})
 
 
 def gpu_in_use(pinned: Plan) -> InUse:

@@ -14,7 +14,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.claims import about_unknown_size, plan_weights
-from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
+from vllm_operator.caches.key import keyed_arguments, per_pod_notes, with_cache_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.notes import Note, notes_of, order
@@ -78,7 +78,7 @@ def plan(
         fresh = made.outcome()
     if pinned is None or not in_force:
         return fresh
-    kept = with_cache_generation(pinned, moved.resource, catalog.caches, cache_generation)
+    kept = with_cache_generation(pinned, moved.resource, cache_generation)
     return keep_plan(kept, fresh, catalog.gpus, resource.preset_change)
 
 
@@ -264,26 +264,12 @@ class _FreshPlan:
         resource, version, facts = self.resource, premises.version, premises.facts
         length = target.result.length or chosen.length
         ranking, name = self._ranking(premises), explanations.short_name(resource)
-        cache = plan_cache(
-            CacheOrigin(
-                version=version.version,
-                distribution=version.distribution,
-                image=target.fit.option.image,
-                architecture=target.pool.architecture,
-                product=target.pool.product,
-                mig_profile=target.pool.mig_profile,
-                parallel=str(premises.shape.parallel),
-                user=run_as_user(resource.spec.pod_template),
-                arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
-                generation=self.cache_generation,
-            ),
-            self.catalog.caches,
-        )
         weight_bytes = weight_bytes_of(resource.spec.model, facts, self.files, self.catalog)
         weights = plan_weights(resource, weight_bytes)
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
-        env = overrides.keep_first([*decision.env, *compatibility, *cache.env, *serving.plan_patience(deadline, version.table)])
+        of_caches = self.catalog.caches.variables_of(version.version, version.distribution)
+        env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *serving.plan_patience(deadline, version.table)])
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
@@ -314,7 +300,7 @@ class _FreshPlan:
             *overridden,
             *notes_of(Severity.INFO, about_unknown_size(resource, weights, weight_bytes)),
         ]
-        return Plan(
+        made = Plan(
             observed_generation=resource.metadata.generation,
             spec_digest=self.digest,
             catalog_version=self.catalog.version,
@@ -332,8 +318,7 @@ class _FreshPlan:
             count=target.shape.count,
             uuids=list(self.translation.uuids) or None,
             node_requirements=targets.node_requirements(target.pool, self.inventory, target.fit),
-            cache_key=cache.key,
-            cache_key_parts=list(cache.parts),
+            cache_key="",
             cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
@@ -353,4 +338,12 @@ class _FreshPlan:
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],
             notes=[text[:TEXT_LIMIT] for text in order(notes)][:NOTES_LIMIT],
+        )
+        return with_cache_key(
+            made,
+            parallel=str(premises.shape.parallel),
+            mig_profile=target.pool.mig_profile,
+            user=run_as_user(resource.spec.pod_template),
+            arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
+            generation=self.cache_generation,
         )
