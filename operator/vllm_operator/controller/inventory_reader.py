@@ -107,10 +107,7 @@ class InventoryCache:
         sees_all_pods: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create an empty cache. `read` gets the nodes, the ResourceSlices, and the NodePools as `node_pools`.
-
-        `sees_all_pods`: the operator may list the Pods of all namespaces.
-        """
+        """`read` gets nodes, ResourceSlices and `node_pools`. `sees_all_pods`: the operator may list the Pods of all namespaces."""
         self._client = client
         self._make = read
         self._sees_all_pods = sees_all_pods

@@ -65,8 +65,6 @@ FORBIDDEN_SECONDS = 60.0
 ENDED_TRIES = 8
 """Number of reads of an ended run's log, within about 40 s, that may be refused or return nothing. Under load, the
 kubelet lags behind the status of its Pod. Requests that do not reach the kubelet are not counted."""
-DETAIL_LIMIT = 500
-"""Maximum number of characters of an error to keep."""
 LATE_SECONDS = 2
 """A line that was written this long after the end of a run belongs to a later run. End times are whole seconds."""
 _AMOUNTS = (1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600)
@@ -311,11 +309,7 @@ class Follower:
         clock: Callable[[], float],
         former: "Follower | None" = None,
     ) -> None:
-        """Initialize.
-
-        `changed` is called after a change of `state`, `caught_up` or `unread`; `skipped` with the seconds of skipped log; `restarted` when
-        the log is read again, because the parser failed.
-        """
+        """`skipped` gets the seconds of skipped log. `restarted` is called when the log is read again, because the parser failed."""
         self._make_parser, self._client, self._slots, self._share = make_parser, client, slots, share
         self._changed, self._skipped, self._restarted, self._clock = changed, skipped, restarted, clock
         self.begun_at, self.former = clock(), former
@@ -325,7 +319,6 @@ class Follower:
         self._reset(run)
 
     def _reset(self, run: Run) -> None:
-        """Begin at the start of the log."""
         self.run = run
         self.caught_up = self._finished = False
         self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
@@ -448,13 +441,12 @@ class Follower:
         """Record why the log could not be read. Keep the first error of a kind, because its text may differ each time."""
         log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
         if self.unread is None or self.unread.problem is not problem:
-            self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
+            self.unread = UnreadLog(problem, str(error)[:500])
             if self.caught_up:
                 self._changed()
         return problem
 
     async def _read(self) -> Outcome:
-        """Open the log, and read it until it ends or there is a reason to close it."""
         is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
         follow = not (was_dead or was_due or is_scarce or isinstance(self._outcome, LogProblem))
@@ -491,7 +483,6 @@ class Follower:
         return Outcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else Outcome.END
 
     async def _stream(self, request: LogRequest) -> None:
-        """Read a log to its end, or until it grows faster than it is read."""
         pace = Pace(self._clock())
         async with self._client.stream_log(request) as pieces:
             self._is_open, self._quiet_since = True, self._clock()
@@ -556,7 +547,6 @@ class Follower:
             await self._sleep(left)
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait until the timeout or the next relevant event."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()

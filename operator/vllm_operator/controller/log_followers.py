@@ -38,12 +38,7 @@ class Followers:
         skipped: Callable[[str, float], None] = lambda namespace, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Initialize without followers.
-
-        `changed` is called with the key of a VLLMDeployment after a significant change in one of its logs; `restarted` when a log is read
-        again after a failure; `skipped` with a Pod's namespace and the seconds of its log that were skipped, because it grows too fast.
-        `streams` is the maximum number of open log streams. `clock` returns seconds.
-        """
+        """`streams` is the maximum number of open log streams. `skipped` gets a namespace and the seconds of skipped log of its Pod."""
         self._client = client
         self._make_parser = make_parser
         self._changed, self._restarted, self._skipped = changed, restarted, skipped

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
-from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.kube.client import Key
 from vllm_operator.logs.state import Stage
@@ -173,11 +173,8 @@ def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Co
     if start is not None:
         yield "start_timestamp_seconds", (), start.began.timestamp()
         yield "start_late_after_seconds", (), start.late_after_seconds
-    if status.cache is not None:
-        yield from _of_caches(status.cache)
-
-
-def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
+    if (cache := status.cache) is None:
+        return
     cold, warm = cache.cold_start_seconds, cache.warm_start_seconds
     of_artifact = cache.artifact.cold_start_seconds if cache.artifact is not None else None
     before = cold if cold is not None else of_artifact

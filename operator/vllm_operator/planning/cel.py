@@ -65,4 +65,3 @@ _FUNCTIONS: dict[str, Any] = {
     "replace": lambda text, old, new: celtypes.StringType(text.replace(old, new)),
     "optional": _optional,
 }
-"""Functions of Kubernetes and CEL extensions that the rules use."""

@@ -69,8 +69,6 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
 Setting = tuple[str | None, str | None]
 """A value and the reason for it."""
 NOTHING: Setting = (None, None)
-FIELDS_SHOWN = 8
-"""Maximum number of preset fields in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
             fields += [f"{name}.{part}" for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
         else:
             fields.append(name)
-    return few(fields, FIELDS_SHOWN)
+    return few(fields, 8)
 
 
 def _presets(old: PlannedPreset | None, new: PlannedPreset | None) -> list[Difference]:

@@ -27,8 +27,6 @@ from vllm_operator.pods.view import PodView
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
-_WORTH_READING = 200
-"""Minimum characters of a truncated message, even if that cuts a sentence."""
 DIFFERENCES_IN_MESSAGE = 4
 """Maximum differences in the condition. All are in `Outcome.drift`."""
 NEW_PLAN_SECONDS = 1.0
@@ -51,10 +49,7 @@ def reopened(pinned: Plan) -> Plan:
 
 
 def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> bool:
-    """Return whether a plan depends on free devices: a new plan with a choice between several kinds of GPUs.
-
-    `listed_pools` is the number of node pools that are not in the inventory.
-    """
+    """Return whether a new plan chooses between several kinds of GPUs, in the inventory or in `listed_pools` other node pools."""
     accelerator = resource.spec.accelerator or AcceleratorSpec()
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
         return False
@@ -71,13 +66,10 @@ def planned_generation(resource: VLLMDeployment) -> int:
     return resource.metadata.generation if made_for is None else made_for
 
 
-UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
-"""Fields of the spec that change no plan."""
-
-
 def digest_of(spec: VLLMDeploymentSpec) -> str:
     """Return a digest of the spec without the fields that no plan depends on."""
-    fields = {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
+    unplanned = ("replicas", "autoscaling", "networkPolicy", "gateway")
+    fields = {name: value for name, value in spec.to_json().items() if name not in unplanned}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -92,17 +84,14 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
-    """Return the pinned plan, with the differences from a new plan.
-
-    `fresh` is the result of planning today. `preset_change` says how the current preset differs from that of the plan; empty if equal.
-    """
+    """Return the pinned plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
     reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
     if fresh.refusal is not None and fresh.refusal.status is UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, message), pinned)
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
-        verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING))
+        verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=200))
         return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []

@@ -161,10 +161,6 @@ _ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _PREFIX = "#/components/schemas/"
 MOST = 50
 """Maximum number of unknown fields to find."""
-NAMED = 4
-"""Maximum number of fields in the message."""
-_LONGEST = 120
-"""Maximum length of a field in the message, in characters."""
 _DEEPEST = 32
 """Maximum depth of the search. The schema of Kubernetes is less deep."""
 
@@ -188,10 +184,7 @@ def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
 
 
 def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[str, ...]:
-    """Return the fields of `spec.podTemplate` that the API server does not know, each with a similar known one, at most `MOST`.
-
-    Any object is a valid template. Without a schema of the API server, the result is empty.
-    """
+    """Return up to `MOST` fields of any template that the API server does not know, with similar ones; none without a schema."""
     return tuple(islice(_unknown(template, _ROOT, "podTemplate", schema, _DEEPEST), MOST)) if schema is not None else ()
 
 
@@ -199,7 +192,7 @@ def refuse_unknown_fields(fields: Sequence[str]) -> Verdict | None:
     """Return the verdict about unknown fields; None if there are none."""
     if not fields:
         return None
-    message = f"The API server does not know these fields of a Pod: {few(fields, NAMED)}. Correct or remove them."
+    message = f"The API server does not know these fields of a Pod: {few(fields, 4)}. Correct or remove them."
     return Verdict(FALSE, Reason.INVALID_SPEC, message)
 
 
@@ -230,6 +223,6 @@ def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -
     for name, inner in mapping(value).items():
         place = f"{path}.{name}"
         if name not in fields:
-            yield place[:_LONGEST] + "".join(f" (did you mean {near}?)" for near in similar(str(name), fields))
+            yield place[:120] + "".join(f" (did you mean {near}?)" for near in similar(str(name), fields))
         elif (inner_type := fields[name]) is not None and levels > 0:
             yield from _unknown(inner, inner_type, place, schema, levels - 1)

@@ -58,7 +58,6 @@ def merge_preset(own: Fields, preset: Fields) -> Merged:
 
 
 def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
-    """Return the preset without fields that contradict the object."""
     taken = {name: dict(value) for name, value in preset.items() if isinstance(value, Mapping) and value}
     engine = mapping(own, "engine")
     if "engine" in taken:

@@ -74,8 +74,6 @@ _FACTS = {
     "routing": "the routing of the model's experts",
     "deepseek_heads": "the head sizes of the model",
 }
-_SETTING_LENGTH = 120
-"""Maximum characters of a user's flag or variable in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +100,7 @@ def choose_backends(
     model: str = "The model",
     allow_known_bad: bool = False,
 ) -> BackendDecision:
-    """Choose a backend for every component that the rules say something about.
-
-    `backends` are the user's pins, `model` the name of the model in messages. With `allow_known_bad`, a combination that is known to fail
-    is a note instead of a refusal.
-    """
+    """Choose the backend of every component with rules. With `allow_known_bad`, a combination that fails is noted, not refused."""
     given = backends.to_json() if backends is not None else {}
     asked = {component: given.get(field, AUTO) for component, field in FIELDS.items() if _has_choice(component, rule_input)}
     pinned = {component: name for component, name in asked.items() if name.lower() != AUTO}
@@ -251,7 +245,7 @@ class _Choosing:
         for each in invocations if _has_choice(component, self.rule_input) else ():
             if asked := each.asked(self.rule_input, self.table):
                 name = canonical(asked[0], invocations)
-                return Pin(component, name if name in each.backends(self.table) else asked[0], asked[1][:_SETTING_LENGTH])
+                return Pin(component, name if name in each.backends(self.table) else asked[0], asked[1][:120])
         return None
 
     def _follow_pin(self, pin: Pin) -> None:
@@ -282,7 +276,6 @@ class _Choosing:
         self._set(setting, f"{pin.where} is {pin.backend}.")
 
     def _missing(self, pin: Pin) -> str | None:
-        """Return what the model lacks, so that the pin has no effect; None if it lacks nothing."""
         attention = self.rule_input.attention
         if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
             return "has no experts"
@@ -353,7 +346,6 @@ class _Choosing:
         return f"{capital} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {advice}"
 
     def _unknown(self, pin: Pin, gap: str) -> Note:
-        """Return a note that the catalog does not know whether a pinned backend works, and why."""
         engine = f"{self.version.distribution.value} {self.version.version}"
         what = f"whether {engine} accepts {pin} here"
         if pin.setting is not None and pin.setting == pin.backend:
@@ -363,7 +355,6 @@ class _Choosing:
         return note("pin.unknown", what=what, gap=gap, advice=advice, architecture=on, version=self.table.version)
 
     def _gap(self, pin: Pin) -> str | None:
-        """Return which facts the catalog lacks about a pin; None if it lacks none."""
         kernel, selection = self._kernel(pin), self._selection(pin.component)
         answered = pin.backend in selection.accepts or pin.backend in selection.refuses
         if kernel is None and not answered and not self._is_covered(pin):
@@ -407,7 +398,6 @@ class _Choosing:
         return next((rule for rule in about if rule.when.holds(as_if, self.chosen, self.by_user)), None)
 
     def _alternative(self, pin: Pin) -> str:
-        """Return the backend without the pin, if known."""
         rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
         selection = self._selection(pin.component)
         is_engine = rule is None or rule.kind is RuleKind.ENGINE
@@ -430,7 +420,6 @@ class _Choosing:
     # --- answers of vLLM's selectors
 
     def _selection(self, component: Component) -> Selection:
-        """Return the answer of vLLM's selector for this model and GPU."""
         if component is Component.MOE:
             # the DeepGEMM variables that pins of other layers set affect experts too
             set_for_others = {name: self.env[name].value or "" for name in DEEP_GEMM if name in self.env}

@@ -97,10 +97,7 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
 def check_image(
     image: str | None, model: ModelSpec, version: ResolvedVersion | Verdict, images: Images, *, forced: bool
 ) -> ResolvedVersion | Verdict:
-    """Return the version with notes about the image of the user; or a verdict if it is not for NVIDIA GPUs, or cannot read the model.
-
-    With `forced`, an image for other devices is only noted.
-    """
+    """Add notes about the image; refuse it if it is for other devices than NVIDIA GPUs (unless `forced`), or cannot read the model."""
     devices = images.other_devices(image) if image else None
     notes = [note("image.other-platform", image=image, devices=devices)] if devices is not None else []
     if notes and not forced:
@@ -166,10 +163,7 @@ def image_options(given: str | None, resolved: ResolvedVersion, images: Images) 
 
 
 def fit_image(options: Sequence[ImageOption], pool: Pool, catalog: Catalog, *, forced: bool, compatible: bool) -> ImageFit:
-    """Return the first option without problem and note, else the first without problem, else the first.
-
-    `forced` and `compatible` are as in `Request`. A forced image is the last resort, because the annotation may have another reason.
-    """
+    """Return the first clean option, else the first without problem, else the first. A forced image is the last resort."""
     if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; among equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
     fits = [_fit(option, pool, catalog, forced=False, compatible=compatible) for option in options]

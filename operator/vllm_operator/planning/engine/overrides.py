@@ -204,7 +204,6 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
 
 
 def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
-    """Return the flags that a distribution has in addition to those of vLLM."""
     if distribution is Distribution.VLLM:
         return frozenset()
     invocations = (each for each in catalog.rules.invocations if distribution in each.when.members.get("distribution", ()))

@@ -57,10 +57,7 @@ WITH_FLAG = (0, 17, 0)
 def describe_rule_input(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> RuleInput:
-    """Describe a VLLMDeployment on GPUs of an architecture in the vocabulary of the rules.
-
-    `mig_profile` is the profile of the planned MIG slices. Default: the profile in the spec.
-    """
+    """Describe a VLLMDeployment on GPUs of an architecture. `mig_profile` is that of the planned slices; default: that in the spec."""
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     overrides = read_overrides(spec).expanded(version.table)
     arguments = {name: value or "" for name, value in overrides.arguments.items()}
@@ -173,10 +170,7 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
 
 
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
-    """Return the possible cases of the model's experts, the likeliest first; none if the table cannot answer.
-
-    `chosen` are the backends chosen so far, by component.
-    """
+    """Return the possible cases of the model's experts, the likeliest first; none if the table cannot answer."""
     known = load_questions()
     model = known.models.get(rule_input.family or "", rule_input.routing)
     setting, layout = _setting(rule_input), _layout(rule_input, chosen)

@@ -66,10 +66,7 @@ SHUTDOWN_FLAG = "--shutdown-timeout"
 def engine_arguments(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool, length: int | None
 ) -> list[PlannedArgument]:
-    """Return the flags that follow from the spec, as far as this version has them.
-
-    `chosen`: whether the operator chose the parallel sizes. `length` is the context length to set; None for the model's default.
-    """
+    """Return the flags of this version that follow from the spec. `chosen`: whether the operator chose the parallel sizes."""
     name, revision, many = served_name(spec.model), spec.model.revision, CHOSEN if chosen else "From spec.parallelism or spec.accelerator."
     shortened = spec.sizing is None or spec.sizing.context_length is None
     wanted = (
@@ -104,10 +101,7 @@ def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | 
 
 
 def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | None) -> PlannedRequests:
-    """Return the requests of the engine container. Resources that `spec.podTemplate` requests or limits are omitted.
-
-    `offload_gib` are the weights in the host's memory for each GPU (`--cpu-offload-gb`). Any template is valid input.
-    """
+    """Return the requests that any `spec.podTemplate` leaves to the operator. `offload_gib`: weights in host memory for each GPU."""
     ranks = max(gpus, 1)
     memory = SERVER_GIB + ranks * (GIB_PER_GPU + math.ceil(offload_gib))
     engine = named(template, CONTAINER, "spec", "containers", key="name")

@@ -20,8 +20,6 @@ from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blo
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.text.wording import count as counted
 
-ALTERNATIVES_LIMIT = 3
-"""Maximum number of alternatives in a message."""
 MODEL_NAME_LIMIT = 63
 """Maximum characters of a model name in a message."""
 LENGTH_FLAG = "--max-model-len"
@@ -84,10 +82,7 @@ def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate]) -> str:
-    """Return a message that a model does not fit, with the nearest alternatives and their commands.
-
-    `refused` is the best candidate that the spec allows; `others` are all GPUs and sizes of the cluster.
-    """
+    """Explain that a model does not fit on `refused`, the best allowed candidate, and which of `others` it fits on, with commands."""
     name, pool = short_name(resource), refused.pool
     alternatives = _shorter_context(resource, refused, sizing)
     alternatives += [_other_gpus(resource, each, refused) for each in _nearest(others)]
@@ -96,7 +91,7 @@ def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     alternatives += _smaller_weights(resource, refused, sizing)
     if not alternatives:
         alternatives = [say("alternative.add-nodes", whole="disable MIG on a node, or " if pool.mig_profile is not None else "", name=name)]
-    listed = "; or ".join(alternatives[:ALTERNATIVES_LIMIT])
+    listed = "; or ".join(alternatives[:3])
     return f"{name} does not fit on {devices(refused)}. {refused.result.made.limit} {listed[0].upper()}{listed[1:]}."
 
 

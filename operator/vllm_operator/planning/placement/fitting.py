@@ -128,7 +128,6 @@ class Sizing:
         return wanted or min(own or USEFUL_CONTEXT, USEFUL_CONTEXT)
 
     def _with_requests(self, result: FitResult, pool: Pool, parallel: ParallelShape, options: Options) -> FitResult:
-        """Add the number of requests in the KV cache, if the spec wants a number."""
         if self.concurrency <= 1:
             return result
         made = result.made

@@ -132,7 +132,6 @@ class Ranking:
                 return f"fits, but {self._disadvantage(each, chosen)}"
 
     def _disadvantage(self, each: Candidate, chosen: Candidate) -> str:
-        """Return why the chosen GPU is better than a free one on which the model fits."""
         pool, family = each.pool, self.gpus.architectures.get(each.pool.architecture or "")
         if each.shape.count > chosen.shape.count:
             return "more of them are needed"

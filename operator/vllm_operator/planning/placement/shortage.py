@@ -14,8 +14,6 @@ from vllm_operator.text.wording import listed
 
 KINDS_LIMIT = 6
 """Maximum number of kinds of nodes in a message."""
-PRODUCTS_LIMIT = 4
-"""Maximum number of products in a message, the most similar ones first."""
 
 
 def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
@@ -32,7 +30,9 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
         return (rejection.nearness, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
-    there = _described([rejection.pool for rejection in rejections], gpus, nearest.pool)
+    kinds = kinds_of_nodes([rejection.pool for rejection in rejections], gpus, nearest.pool)
+    more = len(kinds) - KINDS_LIMIT
+    there = "; ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
     if nearest.fit is not None:
         return f"No node can run the image: {nearest.fit.problem}. {nearest.fit.remedy} The cluster has {there}."
     asked = _asked(request, gpus, whole=nearest.obstacle is Obstacle.SLICED)
@@ -40,12 +40,6 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
     remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
-
-
-def _described(pools: Sequence[Pool], gpus: GPUs, nearest: Pool) -> str:
-    kinds = kinds_of_nodes(pools, gpus, nearest)
-    more = len(kinds) - KINDS_LIMIT
-    return "; ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
 
 
 def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> list[str]:
@@ -97,7 +91,6 @@ def _first_three(names: Sequence[str]) -> str:
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
-    """Return the architectures that would match the request, the most capable first."""
     found = {
         pool.architecture
         for rejection in rejections
@@ -111,14 +104,13 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
 
 
 def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
-    """Return the products of the nodes, the most similar to the requested ones first."""
 
     def likeness(name: str) -> float:
         one, others = name.lower(), [other.lower() for other in wanted.products or [""]]
         return max(difflib.SequenceMatcher(None, one, other).ratio() + (other in one) for other in others)
 
     names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
-    ordered = sorted(names, key=lambda name: (-likeness(name), name))[:PRODUCTS_LIMIT]
+    ordered = sorted(names, key=lambda name: (-likeness(name), name))[:4]
     return f" to what nodes have (label nvidia.com/gpu.product: {', '.join(ordered)})" if ordered else ""
 
 

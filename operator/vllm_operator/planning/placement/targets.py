@@ -193,7 +193,6 @@ def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapp
 
 
 def _replicas(pool: Pool, count: int, free: Mapping[Alike, Mapping[str, int]], inventory: Inventory) -> int | None:
-    """Return how many replicas with `count` devices fit on the free devices; None if unknown."""
     if pool.provider is not None:
         return 0
     if (inventory.allocated if pool.claims else inventory.used) is None:
