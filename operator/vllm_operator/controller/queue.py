@@ -76,7 +76,8 @@ class WorkQueue(Generic[Key]):
         self._dirty[key] = now
         self._due.pop(key, None)
         if key not in self._processing:
-            self._make_ready(key, now)
+            self._ready[self._priorities[key]][key] = now
+            self._changed.set()
 
     def add_after(self, key: Key, seconds: float, priority: Priority = Priority.CHANGE) -> None:
         """Add a key after a delay. If a key has several delays, the earliest counts."""
@@ -153,10 +154,6 @@ class WorkQueue(Generic[Key]):
         self._priorities[key] = min(former, priority)
         if priority < former and key in self._ready[former]:
             self._ready[priority][key] = self._ready[former].pop(key)
-
-    def _make_ready(self, key: Key, since: float) -> None:
-        self._ready[self._priorities.get(key, Priority.CHANGE)][key] = since
-        self._changed.set()
 
     def _delay(self, key: Key, due: float) -> None:
         if key in self._dirty or self._due.get(key, due + 1) <= due:

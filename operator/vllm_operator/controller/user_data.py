@@ -83,11 +83,7 @@ class KnownCrashes:
 
 @dataclass(slots=True)
 class UserData:
-    """Reads the ConfigMap `namespace/name` at intervals.
-
-    `use` replaces the entries in use with entries parsed from texts. `what` is `rules`, `signatures` or `instance_types`. `changed` is
-    called when the texts have changed in a running operator.
-    """
+    """Reads the ConfigMap `namespace/name` at intervals into `use`. `what` is `rules`, `signatures` or `instance_types`."""
 
     client: ClusterClient
     use: Callable[[Mapping[str, str]], UserEntries[Any]]

@@ -15,10 +15,7 @@ from vllm_operator.text.wording import count, few
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of planning one VLLMDeployment. `plan` is None if and only if `accepted` or `planned` is not True.
-
-    If `plan` is a pinned plan, `today` is the result of planning anew, and `drift` has one sentence for each difference.
-    """
+    """`plan` is None unless `accepted` and `planned` are True. For a pinned plan, `today` is a new one, and `drift` the differences."""
 
     accepted: Verdict
     planned: Verdict

@@ -95,11 +95,7 @@ class _Premises:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The GPUs to choose from, the best first, and their size.
-
-    `length`: the context to set. `compared`: all judged GPUs and sizes; `rejections`: all other GPUs. `sized`: whether the operator chose
-    the size.
-    """
+    """GPUs to choose from, the best first, among all `compared`; the context `length` to set; whether the operator chose the size."""
 
     premises: _Premises
     candidates: Sequence[Candidate]

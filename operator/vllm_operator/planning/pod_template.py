@@ -51,13 +51,7 @@ _CONTAINER = MergeRules(
     objects={"resources": MergeRules(lists={"claims": ("name",)})},
 )
 _POD = MergeRules(
-    lists={
-        "containers": ("name",),
-        "initContainers": ("name",),
-        "volumes": ("name",),
-        "imagePullSecrets": ("name",),
-        "resourceClaims": ("name",),
-    },
+    lists=dict.fromkeys(("containers", "initContainers", "volumes", "imagePullSecrets", "resourceClaims"), ("name",)),
     entries={"containers": _CONTAINER, "initContainers": _CONTAINER},
     added_to=frozenset({"tolerations"}),
 )

@@ -106,10 +106,7 @@ def _without(fields: Fields, *names: str) -> dict[str, Any]:
 
 
 def _merge(preset: Fields, own: Fields, rules: MergeRules, path: str, added: list[str]) -> dict[str, Any]:
-    """Merge objects, and add to `added` the paths of values that come from the preset.
-
-    Nulls of the object stay: in a Pod template they remove rendered fields.
-    """
+    """Merge objects; add paths from the preset to `added`. Nulls of the object stay: in a Pod template they remove rendered fields."""
     replaced = HANDLERS if HANDLERS & own.keys() else frozenset()
     merged: dict[str, Any] = {}
     for name, value in _without(preset, *replaced).items():

@@ -78,10 +78,7 @@ _FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class BackendDecision:
-    """The backends, and the settings that request them: those that this version knows and the user did not set.
-
-    If `refusal` is set, the combination is known to fail and nothing may start. `rules` are the IDs of the rules that applied.
-    """
+    """The backends and their settings. With `refusal`, nothing may start. `rules` are the IDs of the rules that applied."""
 
     choices: tuple[BackendChoice, ...] = ()
     env: tuple[PlannedVariable, ...] = ()

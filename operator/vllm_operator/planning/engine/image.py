@@ -36,10 +36,7 @@ _NUMBER = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedVersion:
-    """The vLLM version of an image, and the table of the catalog for it.
-
-    `table` is None for a version that is older than all known ones. Then only settings that are safe in every version are allowed.
-    """
+    """The vLLM version of an image. Without a table, it is older than all known ones: only settings of every version are allowed."""
 
     version: str
     table: VersionTable | None
@@ -134,10 +131,7 @@ class ImageOption:
 
 @dataclass(frozen=True, slots=True)
 class ImageFit:
-    """Compatibility of an image with the driver and the GPU of a pool.
-
-    `remedy` is the user's option if there is a problem. `compatibility`: the image's forward compatibility package must be loaded.
-    """
+    """Whether an image suits GPU and driver. `remedy` solves a problem; `compatibility`: load its forward compatibility package."""
 
     option: ImageOption
     problem: str | None = None

@@ -90,10 +90,7 @@ SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: froze
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The user's variables and flags. The value is None for a variable with `valueFrom` and for a flag without a value.
-
-    Flags are spelled `--like-this`. `replaces_arguments`: whether `spec.podTemplate` replaces the command line.
-    """
+    """The user's variables (None: `valueFrom`) and flags `--like-this` (None: no value), and what `podTemplate` replaces."""
 
     variables: Mapping[str, str | None]
     arguments: Mapping[str, str | None]
@@ -102,10 +99,7 @@ class Overrides:
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     def expanded(self, table: VersionTable | None) -> "Overrides":
-        """Return the overrides with the full name of each flag that is abbreviated unambiguously, as vLLM's parser allows.
-
-        Raises SpecError for an abbreviation of a flag for which the spec has a field.
-        """
+        """Return full names for unambiguous abbreviations of flags. Raises SpecError for a flag for which the spec has a field."""
         full = {flag: table.full_flag(flag) if table is not None else flag for flag in self.arguments}
         for flag, name in full.items():
             if name != flag and name in OWNED_FLAGS:

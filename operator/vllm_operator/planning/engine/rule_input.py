@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.reading import read_integer
-from vllm_operator.api.spec import (
-    Attention,
-    Distribution,
-    ParallelismSpec,
-    Quantization,
-    VLLMDeploymentSpec,
-)
+from vllm_operator.api.spec import Attention, Distribution, ParallelismSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import FACTS

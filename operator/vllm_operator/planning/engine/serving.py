@@ -128,10 +128,7 @@ def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: 
 
 
 def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVariable]:
-    """Return the variable that gives the engine as much time as the startup probe, if this version has one.
-
-    It is part of vLLM's key of compiled graphs, so a value that changed between starts would make every start cold.
-    """
+    """Return the variable with the time of the startup probe. It is part of vLLM's cache keys, so it must not change between starts."""
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
     return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason="Same time limit as the startup probe.")]

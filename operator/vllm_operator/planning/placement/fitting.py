@@ -54,10 +54,7 @@ class Headroom(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """The expected fit of a model on a GPU.
-
-    `length` is the context to set, if any. `held`: number of requests of `Sizing.request_length` in the KV cache, if the spec wants some.
-    """
+    """The expected fit. `length` is the context to set; `held` how many requests of `Sizing.request_length` the KV cache holds."""
 
     headroom: Headroom
     made: Estimate
@@ -179,10 +176,7 @@ class Sizing:
 
 
 def time_slice_utilization(pool: Pool, facts: MemoryFacts, release: Release) -> float | None:
-    """Return the fraction of a GPU's memory for one engine, as the value of the flag; None if Pods do not share the GPU.
-
-    The CUDA context of each engine lies outside of its budget.
-    """
+    """Return an engine's part of a shared GPU's memory as a fraction, less its CUDA context; None without time-slicing."""
     if pool.time_slices is None:
         return None
     context = facts.context_gib * MIB_PER_GIB / pool.memory_mebibytes if pool.memory_mebibytes else 0.0

@@ -51,11 +51,7 @@ class Ranking:
         return sorted(found, key=place)
 
     def choose(self, found: Sequence[Candidate], preferred: InUse | None, count: int | None) -> list[Candidate]:
-        """Return the candidates of the size to use, the best GPU first.
-
-        `found` are all candidates: sizes in ascending order, and in each the GPUs in the order of `find_candidates`. The GPU in use
-        (`preferred`) and its `count` stay if the model fits on it.
-        """
+        """Choose a size from `find_candidates`; return its GPUs, the best first. The GPU in use and its `count` stay if the model fits."""
         kept = [each for each in found if in_use_of(each.pool) == preferred and each.shape.count == count]
         own = [each for each in kept if each.result.headroom <= Headroom.TIGHT]
         for group, headrooms in itertools.product((own, found), USEFUL):
@@ -174,12 +170,8 @@ def describe_candidates(
 
     listed: dict[tuple[str, str], GPUCandidate] = {}
     for each in sorted(by_kind.values(), key=place):
-        gpu, count, verdict = (
-            f"{each.shape.count} x {gpu_name(each.title, each.pool)}"[:TEXT_LIMIT],
-            each.shape.count,
-            ranking.why(each, chosen)[:TEXT_LIMIT],
-        )
-        listed[gpu, verdict] = GPUCandidate(gpu=gpu, count=count, verdict=verdict)
+        gpu, verdict = f"{each.shape.count} x {gpu_name(each.title, each.pool)}"[:TEXT_LIMIT], ranking.why(each, chosen)[:TEXT_LIMIT]
+        listed[gpu, verdict] = GPUCandidate(gpu=gpu, count=each.shape.count, verdict=verdict)
     names = {gpu_name(each.title, each.pool) for each in by_kind.values()}
     for rejection in sorted(rejections, key=lambda each: (-each.nearness, each.pool.nodes, each.pool.resource)):
         gpu = gpu_name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)

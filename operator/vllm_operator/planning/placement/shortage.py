@@ -43,10 +43,7 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
 
 
 def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> list[str]:
-    """Return kinds of nodes, such as "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
-
-    The kind of `nearest` comes first, then the most frequent ones. All MIG slices of a node are one kind.
-    """
+    """Return kinds such as "2 nodes with 8x NVIDIA H100 80GB (sm_90)": that of `nearest`, then the most frequent ones."""
     devices: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
     for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
         amount, kind = f"{pool.count}x " if pool.count else "", f"{gpus.title(pool.product, pool.architecture)}{_remarks(pool)}"
