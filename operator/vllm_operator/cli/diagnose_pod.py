@@ -91,14 +91,13 @@ async def diagnose_pod(
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
     """Read the log of a run. If nothing could be read, raise the error of the last request."""
-    for wait in waits:
+    for wait in (*waits, None):
         try:
             return await _read_once(client, parser, request)
         except (ClusterError, LogUnavailableError):
-            if parser.state.lines:
+            if wait is None or parser.state.lines:
                 raise
             await asyncio.sleep(wait)
-    await _read_once(client, parser, request)
 
 
 async def _read_once(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:

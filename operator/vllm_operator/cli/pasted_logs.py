@@ -9,9 +9,9 @@ in one text (`kubectl logs --prefix`) are separated, because each is the log of 
 import codecs
 import html
 import json
+import posixpath
 import re
 from collections.abc import Callable
-from itertools import takewhile
 
 from vllm_operator.logs.lines import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, cleaned
 from vllm_operator.logs.parser import StartupParser
@@ -125,8 +125,7 @@ def _margin_of(filled: list[str]) -> str:
     """Return the prefix of every line that is not part of the log; empty if there is none."""
     if len(filled) < 3 or _MARGIN.fullmatch(filled[0][0]) is None:
         return ""
-    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
-    found = _MARGIN.match(shared)
+    found = _MARGIN.match(posixpath.commonprefix(filled))
     margin = found[0] if found is not None else ""
     if margin.isspace():  # Python also indents frames and source lines
         return "" if any(line.lstrip().startswith('File "') for line in filled if line[len(margin)] != " ") else margin

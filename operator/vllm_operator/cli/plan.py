@@ -160,7 +160,6 @@ def _show_revision(arguments: argparse.Namespace) -> int:
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, form: str | None) -> int:
-    """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
     differences = compare(pinned, fresh.plan) if fresh.plan else []
     if form:
         refusal = None if fresh.plan else refusal_of(fresh)

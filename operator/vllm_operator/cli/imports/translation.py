@@ -199,8 +199,7 @@ class _Translation:
         table = self.table
         if table is None:
             return True
-        is_flag = name.startswith("-")
-        if is_flag:
+        if is_flag := name.startswith("-"):
             is_known = table.knows_flag(name) or any(flag.startswith(name) for flag in table.flags)
         else:
             is_known = not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name)
