@@ -128,7 +128,10 @@ class InventoryCache:
         return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, or_last=max_age is None)
 
     async def held(self, *, insist: bool = True) -> HeldDevices | None:
-        """Return the devices in use; None if Pods may not be listed, or without `insist` and all namespaces. Raises other ClusterErrors."""
+        """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
+
+        Without `insist`, an operator that serves only some namespaces does not ask.
+        """
         if not (insist or self._sees_all_pods):
             return None
         try:

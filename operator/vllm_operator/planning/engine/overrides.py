@@ -90,7 +90,7 @@ SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: froze
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The user's variables (None: `valueFrom`) and flags `--like-this` (None: no value), and what `podTemplate` replaces."""
+    """The user's variables (None: `valueFrom`) and flags `--like-this` (None: no value), and whether a template replaces the flags."""
 
     variables: Mapping[str, str | None]
     arguments: Mapping[str, str | None]
