@@ -42,10 +42,7 @@ def plan_cache_actions(
     *,
     full: frozenset[str] = frozenset(),
 ) -> CacheActions:
-    """Decide what to do for the caches.
-
-    `manifests` are rendered with all replicas, `rules` say when `priming: Auto` primes, `full` are the crash signatures of a full volume.
-    """
+    """Decide what to do. `manifests` have all replicas, `rules` say when `priming: Auto` primes, `full` are signatures of a full volume."""
     if unowned := unowned_claims(manifests, context):
         return _without_unowned_claims(context, manifests, unowned)
     priming = decide_priming(context, rules)

@@ -362,7 +362,6 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container that pushes the packed caches, with the Secret for pushing."""
     secret = context.artifact.push_secret_ref if context.artifact else None
     settings = {
         **portability_settings(context.resource, context.plan, context.engine),

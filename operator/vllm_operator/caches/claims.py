@@ -50,9 +50,7 @@ UNKNOWN_WEIGHTS = 100 * GIBIBYTE
 _CLAIM = "PersistentVolumeClaim"
 _FIXED = {"accessModes": "access mode", "storageClassName": "storage class"}
 GRACE = timedelta(minutes=10)
-"""How long a record is valid before a Deployment of its VLLMDeployment mounts the PVC. A VLLMDeployment may name the PVC only through a
-preset.
-"""
+"""How long a record is valid before a Deployment of its VLLMDeployment, which may name the PVC only in a preset, mounts the PVC."""
 MAX_USERS = 50
 """Maximum number of records to read from one PVC."""
 _SUFFIXES = {"-cache": "cache", "-weights": "weights"}

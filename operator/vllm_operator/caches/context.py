@@ -19,9 +19,7 @@ from vllm_operator.pods.view import Phase, PodView
 
 Manifest = Mapping[str, Any]
 PRIMER_PATIENCE_SECONDS = 60
-"""How long a primer may wait for a GPU before the rollout continues without it. The scheduler needs seconds if a GPU is free. Waiting
-minutes for a new node must be requested by the user.
-"""
+"""How long a primer may wait for a GPU before the rollout continues. The scheduler needs seconds. A user may request minutes for a node."""
 
 
 @dataclass(frozen=True, kw_only=True)  # not slots: cached_property needs `__dict__`

@@ -168,7 +168,6 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
 
 
 def _makes_progress(context: CacheContext, view: PodView) -> bool:
-    """Return whether the Pod of a holder can still become Ready."""
     if view.phase not in _IN_PROGRESS or view.restarts >= HOLDER_RESTARTS:
         return False
     is_created = view.phase in (Phase.STARTING, Phase.READY)  # the startup probe ends a start that hangs
@@ -296,7 +295,6 @@ def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> Ca
 
 
 def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
-    """Return why no primer can run; None if one can."""
     if _is_for_one_pod(context):
         return ONE_POD
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")

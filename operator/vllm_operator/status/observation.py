@@ -280,7 +280,6 @@ def _read_pod(observed: Observation, pod: PodView) -> PodFacts:
 
 
 def _check_stall(observed: Observation, view: PodView, state: StartupState | None, stage: Stage) -> StallCheck | None:
-    """Check whether a start is stalled; None if the Pod's engine does not run or already serves, or if no sign of progress has a time."""
     since, now = last_sign(view, state, observed.now), observed.now
     if view.phase is not Phase.STARTING or view.container or since is None:
         return None
@@ -325,11 +324,8 @@ def draining_until(pod: Manifest) -> datetime | None:
 
 
 def read_requests(lines: Iterable[str]) -> int | None:
-    """Return the running and waiting requests of an engine, from the last log line with these numbers; None without one.
-
-    With data parallelism there is a line for each rank, or one for all.
-    """
-    ranks: dict[str, int] = {}
+    """Return the running and waiting requests of an engine, from the last log line with these numbers; None without one."""
+    ranks: dict[str, int] = {}  # with data parallelism, there is a line for each rank, or one for all
     for line in lines:
         if found := _LOGGED.search(line):
             number = int(found[3]) + int(found[4])

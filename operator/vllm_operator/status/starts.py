@@ -206,11 +206,8 @@ def _probe_seconds(view: PodFacts) -> int | None:
 
 
 def saved_seconds(observed: Observation, cache: CacheStatus | None) -> tuple[tuple[datetime, int], ...]:
-    """Return the end and the saved seconds of each warm start, oldest first, compared with a cold start with the same caches.
-
-    The cold start is one of this object, or of the one that published the artifact. Without one, nothing is returned.
-    """
-    known = (cache, cache.artifact) if cache is not None else ()
+    """Return the end and the saved seconds of each warm start, oldest first, compared with a cold start with the same caches."""
+    known = (cache, cache.artifact) if cache is not None else ()  # the cold start of this object, or of the one that published
     cold = next((each.cold_start_seconds for each in known if each is not None and each.cold_start_seconds is not None), None)
     if cold is None:
         return ()

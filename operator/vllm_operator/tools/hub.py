@@ -31,9 +31,7 @@ FORMATS = ("*.safetensors", "*.bin", "*.pt")
 """Formats of weights in the order in which vLLM prefers them (model_executor/model_loader/default_loader.py, `_prepare_weights`)."""
 OTHER_FORMATS = (*FORMATS, "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.ot", "*.tflite", "*.npz")
 SMALL_BYTES = 64 * 2**20
-"""Maximum size of files that are fetched in any format. Some models have parts in another format, such as the dense layers of embedding
-models.
-"""
+"""Maximum size of files that are fetched in any format. Dense layers of embedding models may have another format than the rest."""
 MARGIN_BYTES = 64 * 2**20
 """Space for small files and the metadata of the file system."""
 REPORT_SECONDS = 5.0
