@@ -15,7 +15,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,15 @@ from bench.phases import Turn, held_pods
 from testenv import Environment
 from testenv.nodes import gpu_node
 
-PHASES = ("burst", "ready", "steady", "update", "restart", "changes", "outage", "churn", "drift")
+PHASES: dict[str, Callable[[Turn, argparse.Namespace], Awaitable[None]]] = {
+    "burst": lambda turn, _: turn.burst(),
+    "ready": lambda turn, _: turn.ready(),
+    "steady": lambda turn, options: turn.steady(options.idle),
+    "update": lambda turn, _: turn.update(),
+    "restart": lambda turn, _: turn.restart(),
+    "outage": lambda turn, options: turn.outage(options.outage),
+    "churn": lambda turn, _: turn.churn(),
+}
 
 
 async def take_turn(contender: Contender, options: argparse.Namespace) -> list[Figure]:
@@ -51,20 +59,9 @@ async def take_turn(contender: Contender, options: argparse.Namespace) -> list[F
 
 
 async def run_phases(turn: Turn, options: argparse.Namespace) -> None:
-    actions = {
-        "burst": turn.burst,
-        "ready": turn.ready,
-        "steady": lambda: turn.steady(options.idle),
-        "update": turn.update,
-        "restart": turn.restart,
-        "changes": turn.restart_with_changes,
-        "outage": lambda: turn.outage(options.outage),
-        "churn": turn.churn,
-        "drift": turn.drift,
-    }
     for name in options.phases:
         began = time.monotonic()
-        await actions[name]()
+        await PHASES[name](turn, options)
         print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 

@@ -44,14 +44,14 @@ class Turn:
 
     async def burst(self) -> None:
         """All objects at once. The controllers stand still, so no Pod changes anything meanwhile."""
-        self._pause(CONTROLLERS)
+        self._environment.control_plane.pause_component(CONTROLLERS)
         async with self._phase("burst", self.names) as phase:
             await asyncio.gather(*map(self._create, self.names))
             await self._until_applied("create", self.names)
         created = self._own("create", "vllmdeployments")
         self._add_delays(phase, "object to Deployment", delays(created, self._theirs("deployments")))
-        self._add_delays(phase, "object to last write of its status", delays(created, self._statuses(), last=True))
-        self._resume(CONTROLLERS)
+        self._add_delays(phase, "object to last write of its status", delays(created, self._theirs("vllmdeployments/status"), last=True))
+        self._environment.control_plane.resume_component(CONTROLLERS)
 
     async def ready(self) -> None:
         """The Pods of all objects become Ready at once."""
@@ -60,7 +60,7 @@ class Turn:
         async with self._phase("ready", self.names) as phase:
             await asyncio.gather(*(self._make_ready(pod) for pod in pods))
         cause = [replace(request, name=_owner(request.name)) for request in self._own("patch", "pods/status")]
-        self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._statuses(), last=True))
+        self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._theirs("vllmdeployments/status"), last=True))
 
     async def steady(self, seconds: float) -> None:
         async with self._phase("steady", self.names):
@@ -70,7 +70,7 @@ class Turn:
         """Another version of the engine for all objects at once. New Pods become Ready at once."""
         await self._api.call("PATCH", f"/api/v1/namespaces/{NAMESPACE}", {"metadata": {"annotations": _pods_are("ok", "0")}}, MERGE)
         async with self._phase("update", self.names) as phase:
-            await asyncio.gather(*(self._update(name, VERSIONS[1]) for name in self.names))
+            await asyncio.gather(*map(self._update, self.names))
             await self._until_applied("patch", self.names)
             await self._until(self._is_rolled_out, "not all new Pods are Ready", pause=3)
         updated = self._own("patch", "vllmdeployments")
@@ -83,19 +83,6 @@ class Turn:
             began = time.monotonic()
             await self._contender.start(self._environment.kubeconfig)
             self._add(phase, "until it serves", "s", time.monotonic() - began)
-
-    async def restart_with_changes(self) -> None:
-        """The same, and a fifth of the objects was changed meanwhile."""
-        await self._contender.stop()
-        changed = self.names[: max(1, len(self.names) // 5)]
-        self._read()
-        await asyncio.gather(*(self._update(name, VERSIONS[0]) for name in changed))
-        async with self._phase("restart with changes", changed, fresh=True) as phase:
-            began = time.time()
-            await self._contender.start(self._environment.kubeconfig)
-            await self._until_applied("patch", changed, began=began)
-        applied = [request.answered - began for request in self._theirs("deployments")]
-        self._add(phase, "start of the process to last Deployment", "s", max(applied, default=None))
 
     async def outage(self, seconds: float) -> None:
         """The API server is killed, and comes back after a while. An object is created then."""
@@ -110,32 +97,16 @@ class Turn:
         found = delays(self._own("create", "vllmdeployments"), self._theirs("deployments"))
         self._add(phase, "object to Deployment", "s", found.get(name))
 
-    async def churn(self, seconds: float = 10.0, each_second: int = 5) -> None:
-        """Objects are created and deleted again, at a steady rate."""
-        names = [f"churn-{number:03}" for number in range(int(seconds * each_second))]
+    async def churn(self) -> None:
+        """Objects are created and deleted again, five each second."""
+        names = [f"churn-{number:03}" for number in range(50)]
         async with self._phase("churn", names) as phase:
             for name in names:
                 await self._create(name)
-                await asyncio.sleep(1 / each_second)
+                await asyncio.sleep(0.2)
             await self._until_applied("create", names)
             await asyncio.gather(*(self._api.call("DELETE", f"{OBJECTS}/{name}") for name in names))
         self._add_delays(phase, "object to Deployment", delays(self._own("create", "vllmdeployments"), self._theirs("deployments")))
-
-    async def drift(self) -> None:
-        """Somebody changes the image in a fifth of the Deployments."""
-        if self._contender.is_floor:
-            return
-        self._pause(CONTROLLERS)
-        drifted = self.names[: max(1, len(self.names) // 5)]
-        async with self._phase("drift", drifted) as phase:
-            await asyncio.gather(*map(self._drift, drifted))
-            await self._until(lambda: self._repaired() >= set(drifted), "not all changes were repaired")
-        changed = self._own("patch", "deployments")
-        self._add_delays(phase, "change to repair", delays(changed, self._theirs("deployments")))
-        self._resume(CONTROLLERS)
-
-    def _repaired(self) -> set[str]:
-        return set(delays(self._own("patch", "deployments"), self._theirs("deployments")))
 
     # ---- parts
 
@@ -182,16 +153,12 @@ class Turn:
                 raise TimeoutError(f"{self._contender.name}: {what} within {LIMIT_SECONDS:.0f} s")
             await asyncio.sleep(pause)
 
-    async def _until_applied(self, verb: str, names: Iterable[str], *, began: float = 0.0) -> None:
+    async def _until_applied(self, verb: str, names: Iterable[str]) -> None:
         wanted = set(names)
-
-        def done() -> bool:
-            theirs = [request for request in self._theirs("deployments") if request.answered >= began]
-            if began:
-                return wanted <= {request.name for request in theirs}
-            return wanted <= delays(self._own(verb, "vllmdeployments"), theirs).keys()
-
-        await self._until(done, f"not all of {len(wanted)} Deployments were applied")
+        await self._until(
+            lambda: wanted <= delays(self._own(verb, "vllmdeployments"), self._theirs("deployments")).keys(),
+            f"not all of {len(wanted)} Deployments were applied",
+        )
 
     async def _until_quiet(self) -> float:
         """Wait until the contender has written nothing for a while; return when it wrote last, as of the monotonic clock."""
@@ -233,13 +200,8 @@ class Turn:
     async def _create(self, name: str) -> None:
         await self._api.call("POST", OBJECTS, model(name, VERSIONS[0], **self._spec))
 
-    async def _update(self, name: str, version: str) -> None:
-        await self._api.call("PATCH", f"{OBJECTS}/{name}", {"spec": {"engine": {"version": version}}}, MERGE)
-
-    async def _drift(self, name: str) -> None:
-        containers = {"containers": [{"name": "vllm", "image": "example.org/somebody/else:1"}]}
-        body = {"spec": {"template": {"spec": containers}}}
-        await self._api.call("PATCH", f"{DEPLOYMENTS}/{name}", body, "application/strategic-merge-patch+json")
+    async def _update(self, name: str) -> None:
+        await self._api.call("PATCH", f"{OBJECTS}/{name}", {"spec": {"engine": {"version": VERSIONS[1]}}}, MERGE)
 
     def _own(self, verb: str, target: str) -> list[Request]:
         return of(self._requests, AGENT, target, verbs=(verb,))
@@ -247,21 +209,12 @@ class Turn:
     def _theirs(self, target: str) -> list[Request]:
         return of(self._requests, self._contender.agent, target, verbs=("patch", "create", "update"))
 
-    def _statuses(self) -> list[Request]:
-        return self._theirs("vllmdeployments/status")
-
     def _add(self, phase: str, name: str, unit: str, value: float | None) -> None:
         self.figures.append(Figure(phase, name, unit, value))
 
     def _add_delays(self, phase: str, name: str, found: dict[str, float]) -> None:
         for part in (0.5, 0.99):
             self._add(phase, f"{name}, p{part * 100:.0f}", "s", quantile(found.values(), part))
-
-    def _pause(self, component: str) -> None:
-        self._environment.control_plane.pause_component(component)
-
-    def _resume(self, component: str) -> None:
-        self._environment.control_plane.resume_component(component)
 
 
 def held_pods() -> dict[str, str]:
