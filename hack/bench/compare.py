@@ -26,19 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.contenders import Contender, floor, other_commit, remove_checkout, this_checkout
 from bench.figures import Figure, Row, summarize, table
-from bench.load import Api, prepare, spec_of
+from bench.load import Api, prepare
 from bench.phases import Turn, held_pods
 from testenv import Environment
 from testenv.nodes import gpu_node
 
-PHASES: dict[str, Callable[[Turn, argparse.Namespace], Awaitable[None]]] = {
-    "burst": lambda turn, _: turn.burst(),
-    "ready": lambda turn, _: turn.ready(),
-    "steady": lambda turn, options: turn.steady(options.idle),
-    "update": lambda turn, _: turn.update(),
-    "restart": lambda turn, _: turn.restart(),
-    "outage": lambda turn, options: turn.outage(options.outage),
-    "churn": lambda turn, _: turn.churn(),
+PHASES: dict[str, Callable[[Turn], Awaitable[None]]] = {
+    phase.__name__: phase for phase in (Turn.burst, Turn.ready, Turn.steady, Turn.update, Turn.restart, Turn.outage, Turn.churn)
 }
 
 
@@ -50,19 +44,15 @@ async def take_turn(contender: Contender, options: argparse.Namespace) -> list[F
             api = Api(environment, session)
             await prepare(api, contender.checkout, **held_pods())
             await contender.start(environment.kubeconfig)
-            turn = Turn(environment, api, contender, options.objects, spec_of(volumes=options.volumes))
+            turn = Turn(environment, api, contender, options.objects)
             try:
-                await run_phases(turn, options)
+                for name in options.phases:
+                    began = time.monotonic()
+                    await PHASES[name](turn)
+                    print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             finally:
                 await contender.stop()
     return turn.figures
-
-
-async def run_phases(turn: Turn, options: argparse.Namespace) -> None:
-    for name in options.phases:
-        began = time.monotonic()
-        await PHASES[name](turn, options)
-        print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 async def compare(contenders: Sequence[Contender], options: argparse.Namespace) -> list[tuple[str, list[Figure]]]:
@@ -105,9 +95,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--objects", type=int, default=200, help="VLLMDeployments (default: 200)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each contender; the table has the medians (default: 1)")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"some of {','.join(PHASES)}; burst is always the first")
-    parser.add_argument("--volumes", action="store_true", help="objects with PersistentVolumeClaims; without, with caches on the node")
-    parser.add_argument("--idle", type=float, default=15, help="seconds of the phase steady (default: 15)")
-    parser.add_argument("--outage", type=float, default=40, help="seconds of the phase outage (default: 40)")
     parser.add_argument(
         "--profile", type=Path, metavar="FOLDER", help="write profiles of the operators (cProfile), which doubles their CPU time"
     )
@@ -128,7 +115,7 @@ def main() -> None:
         other = other_commit(options.against, folder, options.profile) if options.against else None
         try:
             contenders += [other] if other is not None else []
-            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")], spec_of(volumes=options.volumes))]
+            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")])]
             turns = asyncio.run(compare(contenders, options))
         finally:
             if other is not None:

@@ -16,11 +16,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from bench.load import ROOT, model
+from bench.load import ROOT, VERSIONS, model
 
 TICKS = os.sysconf("SC_CLK_TCK")
-VERSIONS = ("0.20.1", "0.26.0")
-"""The version of the engine that objects are created with, and the one that they are updated to."""
 
 
 @dataclass(slots=True)
@@ -142,17 +140,17 @@ def remove_checkout(contender: Contender) -> None:
     subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(contender.checkout)], check=True)
 
 
-def floor(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> Contender:
-    """The floor, with the manifests that the operator of this checkout renders for objects with these fields."""
+def floor(folder: Path, nodes: Sequence[Any]) -> Contender:
+    """The floor, with the manifests that the operator of this checkout renders."""
     templates = folder / "templates.json"
-    templates.write_text(json.dumps(floor_templates(folder, nodes, spec)))
+    templates.write_text(json.dumps(floor_templates(folder, nodes)))
     command = [sys.executable, str(Path(__file__).parent / "floor.py"), "--kubeconfig", "KUBECONFIG", "--templates", str(templates)]
     return Contender("floor", command, ROOT, "bench-floor")
 
 
-def floor_templates(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> list[Any]:
+def floor_templates(folder: Path, nodes: Sequence[Any]) -> list[Any]:
     resource, items = folder / "object.yaml", folder / "nodes.yaml"
-    resource.write_text(json.dumps(model("name-to-replace", VERSIONS[0], **spec)))
+    resource.write_text(json.dumps(model("name-to-replace")))
     items.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(nodes)}))
     command = [sys.executable, "-m", "vllm_operator", "plan", "-f", str(resource), "--nodes", str(items), "-o", "json"]
     rendered = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

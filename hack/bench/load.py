@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent.parent
 GROUP = "/apis/vllm-operator.dev/v1alpha1"
 NAMESPACE = "bench"
 AGENT = "bench-load"
+VERSIONS = ("0.20.1", "0.26.0")
+"""The version of the engine that objects are created with, and the one that they are updated to."""
 
 
 class Api:
@@ -43,15 +45,15 @@ def peak_memory(pid: int) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-def model(name: str, version: str = "0.20.1", **spec: Any) -> Any:
-    spec = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": version}, **spec}
+def model(name: str) -> Any:
+    """An object with caches on the node."""
+    spec = {
+        "model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"},
+        "engine": {"version": VERSIONS[0]},
+        "cache": {"hostPath": "/var/cache/vllm"},
+    }
     metadata = {"name": name, "namespace": NAMESPACE}
     return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": spec}
-
-
-def spec_of(*, volumes: bool) -> dict[str, Any]:
-    """Fields of all objects: with PersistentVolumeClaims, or with caches on the node."""
-    return {} if volumes else {"cache": {"hostPath": "/var/cache/vllm"}}
 
 
 async def prepare(api: Api, checkout: Path = ROOT, **annotations: str) -> None:

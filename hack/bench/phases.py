@@ -6,19 +6,21 @@ its effect (the Deployment was applied). A phase ends when the contender has wri
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from bench.contenders import VERSIONS, Contender, cpu_of
+from bench.contenders import Contender, cpu_of
 from bench.figures import Figure, Request, delays, of, parse_requests, quantile, reads_each, writes_each, writes_of
-from bench.load import AGENT, GROUP, NAMESPACE, Api, model, peak_memory
+from bench.load import AGENT, GROUP, NAMESPACE, VERSIONS, Api, model, peak_memory
 from testenv import Environment
 
 QUIET_SECONDS = 6.0
 """After so long without a write a phase is over. The controllers count Pods for some seconds longer, which would add to the next phase."""
 LIMIT_SECONDS = 300.0
+IDLE_SECONDS = 15.0
+OUTAGE_SECONDS = 40.0
 OBJECTS = f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -29,9 +31,7 @@ CONTROLLERS = "kube-controller-manager"
 class Turn:
     """The phases of one contender, on a control plane of its own."""
 
-    def __init__(self, environment: Environment, api: Api, contender: Contender, objects: int, spec: Mapping[str, Any]) -> None:
-        """`spec` has fields of all objects beside the model and the version of the engine."""
-        self._spec = spec
+    def __init__(self, environment: Environment, api: Api, contender: Contender, objects: int) -> None:
         self.figures: list[Figure] = []
         self.names = [f"object-{number:04}" for number in range(objects)]
         self._environment, self._api, self._contender = environment, api, contender
@@ -62,9 +62,9 @@ class Turn:
         cause = [replace(request, name=_owner(request.name)) for request in self._own("patch", "pods/status")]
         self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._theirs("vllmdeployments/status"), last=True))
 
-    async def steady(self, seconds: float) -> None:
+    async def steady(self) -> None:
         async with self._phase("steady", self.names):
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(IDLE_SECONDS)
 
     async def update(self) -> None:
         """Another version of the engine for all objects at once. New Pods become Ready at once."""
@@ -84,11 +84,11 @@ class Turn:
             await self._contender.start(self._environment.kubeconfig)
             self._add(phase, "until it serves", "s", time.monotonic() - began)
 
-    async def outage(self, seconds: float) -> None:
+    async def outage(self) -> None:
         """The API server is killed, and comes back after a while. An object is created then."""
         plane = self._environment.control_plane
         await asyncio.to_thread(plane.stop_component, "kube-apiserver", kill=True)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(OUTAGE_SECONDS)
         await asyncio.to_thread(plane.start_component, "kube-apiserver")
         name = "after-outage"
         async with self._phase("outage", [name]) as phase:
@@ -198,7 +198,7 @@ class Turn:
         await self._api.call("PATCH", path, {"status": {"conditions": ready, "containerStatuses": containers}}, kind)
 
     async def _create(self, name: str) -> None:
-        await self._api.call("POST", OBJECTS, model(name, VERSIONS[0], **self._spec))
+        await self._api.call("POST", OBJECTS, model(name))
 
     async def _update(self, name: str) -> None:
         await self._api.call("PATCH", f"{OBJECTS}/{name}", {"spec": {"engine": {"version": VERSIONS[1]}}}, MERGE)
