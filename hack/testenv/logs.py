@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
@@ -83,8 +83,6 @@ class LogRequest:
 
 
 def _since(query: dict[str, str]) -> datetime | None:
-    if seconds := query.get("sinceSeconds"):
-        return datetime.now(UTC) - timedelta(seconds=int(seconds))
     moment = query.get("sinceTime")
     return datetime.fromisoformat(moment.replace("Z", "+00:00")).replace(microsecond=0) if moment else None
 
@@ -129,7 +127,7 @@ class _Formatter:
     """Turns records into the bytes of a stream: pieces of a line are joined, and only the first one is stamped."""
 
     def __init__(self, request: LogRequest) -> None:
-        self._request = request
+        self._timestamps = request.timestamps
         self._at_line_start = True
         self._left = request.limit_bytes
         self._since = request.since
@@ -144,7 +142,7 @@ class _Formatter:
                 return b""
             self._since = None  # what follows is later; reading its times would cost half of all
         text = record.text if record.partial else record.text + b"\n"
-        if self._request.timestamps and self._at_line_start:
+        if self._timestamps and self._at_line_start:
             text = shorten_timestamp(record.timestamp).encode() + b" " + text
         self._at_line_start = not record.partial
         if self._left is not None:
@@ -317,8 +315,6 @@ async def _send_text(writer: asyncio.StreamWriter, status: int, text: str) -> No
     writer.write(head.encode() + body)
     await writer.drain()
 
-
-# Keeping the log files in step with the simulated containers.
 
 _PODS = "/api/v1/pods"
 _RETRY_AFTER = 0.2

@@ -26,6 +26,7 @@ _DELETED = ".metadata.deletionTimestamp"
 _CONTAINER = ".status.containerStatuses[0]"
 _RESTARTS = f"{_CONTAINER}.restartCount | tostring"
 _HAS_ENDED = {"key": f"{_CONTAINER}.state.terminated.exitCode", "operator": "Exists"}
+_IS_RUNNING = {"key": f"{_CONTAINER}.state.running.startedAt", "operator": "Exists"}
 _IS_NOT_OVER = {"key": ".status.phase", "operator": "NotIn", "values": ["Succeeded", "Failed"]}
 _STARTED = {"event": {"type": "Normal", "reason": "Started", "message": "Container started"}}
 _AT_ONCE = {"durationMilliseconds": 300}
@@ -34,11 +35,7 @@ _AT_ONCE = {"durationMilliseconds": 300}
 def load_stages() -> list[dict[str, Any]]:
     """Returns every Stage: nodes, volumes and MIG from the data files, Pods from here."""
     documents = [stage for path in sorted(_DATA.glob("*.yaml")) for stage in yaml.safe_load_all(path.read_text())]
-    return [*documents, *_pod_stages()]
-
-
-def _pod_stages() -> list[dict[str, Any]]:
-    return [*_first_steps(), *_becoming_ready(), *_crashes(), *_restarts(), *_ends()]
+    return [*documents, *_first_steps(), *_becoming_ready(), *_crashes(), *_restarts(), *_ends()]
 
 
 def _first_steps() -> list[dict[str, Any]]:
@@ -47,7 +44,7 @@ def _first_steps() -> list[dict[str, Any]]:
     return [
         _stage(
             "pod-ready-at-once",
-            [_without("path"), _absent(".status.podIP")],
+            [_absent(_path("path")), _absent(".status.podIP")],
             [_status(podstatus.created("Running"), podstatus.first_conditions("True"), running)],
         ),
         _stage(
@@ -82,9 +79,10 @@ def _becoming_ready() -> list[dict[str, Any]]:
         _stage(
             "pod-become-ready",
             [
-                *_is_running(started=False),
+                _IS_RUNNING,
+                _is(f"{_CONTAINER}.started", "false"),
                 _with("path", "ok", "crash", "oom"),
-                _not("load", "hold"),
+                _not_value(_path("load"), "hold"),
                 _is(f"{_will_crash()} and {_crashes_while_loading()}", "false"),
             ],
             [_status(podstatus.ready_conditions("True"), goes_on)],
@@ -100,9 +98,9 @@ def _crashes() -> list[dict[str, Any]]:
         _stage(
             "pod-crash",
             [
-                *_is_running(),
+                _IS_RUNNING,
                 _with("path", "crash", "oom"),
-                _not("crash-after", "hold"),
+                _not_value(_path("crash-after"), "hold"),
                 _is(f"{_will_crash()} and (({_crashes_while_loading()} | not) == {_CONTAINER}.started)", "true"),
             ],
             [_status(podstatus.no_longer_ready(), ended)],
@@ -142,14 +140,10 @@ def _ends() -> list[dict[str, Any]]:
     return [
         _stage(
             "pod-complete",
-            [*_is_running(started=True), _is(".metadata.ownerReferences.[].kind", "Job")],
+            [_IS_RUNNING, _is(f"{_CONTAINER}.started", "true"), _is(".metadata.ownerReferences.[].kind", "Job")],
             [_status("phase: Succeeded", podstatus.ready_conditions("False", "PodCompleted"), completed)],
         ),
-        _stage(
-            "pod-delete",
-            [_exists(_DELETED)],
-            [{"delete": True}],
-        ),
+        _stage("pod-delete", [_exists(_DELETED)], [{"delete": True}]),
     ]
 
 
@@ -164,9 +158,6 @@ def _stage(
     return {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name}, "spec": spec}
 
 
-# Conditions. Values are compared as text: a number would never match, a boolean does.
-
-
 def _path(annotation: str) -> str:
     return f'.metadata.annotations["{ANNOTATION_PREFIX}{annotation}"]'
 
@@ -176,6 +167,7 @@ def _annotation(name: str, default: str) -> str:
 
 
 def _is(key: str, *values: str) -> dict[str, Any]:
+    """Values are compared as text: a number would never match, a boolean does."""
     return {"key": key, "operator": "In", "values": list(values)}
 
 
@@ -195,19 +187,6 @@ def _with(annotation: str, *values: str) -> dict[str, Any]:
     return _is(_path(annotation), *values) if values else _exists(_path(annotation))
 
 
-def _without(annotation: str) -> dict[str, Any]:
-    return _absent(_path(annotation))
-
-
-def _not(annotation: str, value: str) -> dict[str, Any]:
-    return _not_value(_path(annotation), value)
-
-
-def _is_running(*, started: bool | None = None) -> list[dict[str, Any]]:
-    running = _exists(f"{_CONTAINER}.state.running.startedAt")
-    return [running] if started is None else [running, _is(f"{_CONTAINER}.started", str(started).lower())]
-
-
 def _crashes_while_loading() -> str:
     return f'({_annotation("crash-phase", "loading")} == "loading")'
 
@@ -217,27 +196,23 @@ def _will_crash() -> str:
     return f"({crashing} and ({_annotation('crash-times', '999999')} | tonumber) > {_CONTAINER}.restartCount)"
 
 
-# Delays.
-
-
 def _seconds(annotation: str, default: str, *, since: str, relative_if: str = "false") -> dict[str, Any]:
-    expression = (
+    return _delay(
         f"({_annotation(annotation, default)} | tonumber) as $seconds"
         f' | if $seconds < 3 or {relative_if} then "\\($seconds)s" else (({since} | fromdate) + $seconds + 1 | todate) end'
     )
-    return {"durationMilliseconds": 0, "durationFrom": {"jq": {"expression": expression}}}
 
 
 def _back_off_delay() -> dict[str, Any]:
-    expression = (
+    return _delay(
         f"({_annotation('backoff', '10')} | tonumber) as $first | {_CONTAINER}"
         " | ([$first * pow(2; .restartCount - 1), 300] | min) as $seconds"
         ' | if $seconds < 3 then "\\($seconds)s" else ((.lastState.terminated.finishedAt | fromdate) + $seconds + 1 | todate) end'
     )
+
+
+def _delay(expression: str) -> dict[str, Any]:
     return {"durationMilliseconds": 0, "durationFrom": {"jq": {"expression": expression}}}
-
-
-# Steps.
 
 
 def _event(kind: str, reason: str, message: str) -> dict[str, Any]:
