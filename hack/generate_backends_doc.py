@@ -78,7 +78,8 @@ FAMILIES = (
 
 def pages() -> dict[str, str]:
     by_family = {f"backends/{family.name}.md": _of_family(family) for family in FAMILIES}
-    return {OVERVIEW: _overview(), f"backends/{EVERYWHERE}.md": _of_all(), **by_family}
+    everywhere = NOTE + OF_ALL + _all_rules(lambda entry: not _architectures(entry))
+    return {OVERVIEW: _overview(), f"backends/{EVERYWHERE}.md": everywhere, **by_family}
 
 
 def _overview() -> str:
@@ -99,10 +100,6 @@ def _of_family(family: Family) -> str:
         return bool(_architectures(entry) & set(family.architectures))
 
     return NOTE + OF_GPUS.format(title=family.title, products=products) + _all_rules(belongs)
-
-
-def _of_all() -> str:
-    return NOTE + OF_ALL + _all_rules(lambda entry: not _architectures(entry))
 
 
 def _architectures(entry: Mapping[str, Any]) -> set[str]:
@@ -137,8 +134,7 @@ def _versions() -> Iterator[str]:
 
 
 def _invocations(component: Component) -> Iterator[str]:
-    entries = [entry for entry in read_data("invocations.yaml") if entry["component"] == component.value]
-    if not entries:
+    if not (entries := [entry for entry in read_data("invocations.yaml") if entry["component"] == component.value]):
         return
     yield "How to request a backend:\n\n| when | settings |\n|---|---|"
     for entry in entries:
@@ -151,8 +147,7 @@ def _invocations(component: Component) -> Iterator[str]:
 
 
 def _kernels(component: Component) -> Iterator[str]:
-    entries = [entry for entry in read_data("kernels.yaml") if entry["component"] == component.value]
-    if not entries:
+    if not (entries := [entry for entry in read_data("kernels.yaml") if entry["component"] == component.value]):
         return
     yield "Where a backend works:\n\n| backend | works with | needs | source |\n|---|---|---|---|"
     for entry in entries:

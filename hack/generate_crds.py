@@ -23,11 +23,8 @@ class Dumper(yaml.SafeDumper):
 def render() -> dict[str, str]:
     """Return the manifests as they must be committed, by the name of the file."""
     definitions = [custom_resource_definition(), *map(preset_definition, PRESET_PLURALS)]
-    return {f"{definition['spec']['names']['plural']}.yaml": _render(definition) for definition in definitions}
-
-
-def _render(definition: dict[str, Any]) -> str:
-    return HEADER + yaml.dump(definition, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
+    options: dict[str, Any] = {"Dumper": Dumper, "sort_keys": False, "width": 120, "allow_unicode": True}
+    return {f"{each['spec']['names']['plural']}.yaml": HEADER + yaml.dump(each, **options) for each in definitions}
 
 
 def main() -> int:

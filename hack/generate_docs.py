@@ -99,14 +99,10 @@ def _type(schema: Schema) -> str:
 def _cell(schema: Schema) -> str:
     texts = [schema["description"]]
     if schema["type"] == "string":
-        texts += [_sentence(rule["message"]) for rule in _rules(schema)]
+        texts += [f"{rule['message'][:1].upper()}{rule['message'][1:]}." for rule in _rules(schema)]
     if "default" in schema:
         texts.append(f"Default: {schema['default']}.")
     return " ".join(texts).replace("|", "\\|")
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def conditions_reference() -> str:
@@ -138,13 +134,10 @@ def conditions_reference() -> str:
 def _documented(body: list[ast.stmt]) -> list[tuple[int, str, str]]:
     """String constants and the text below each: line, value, text."""
     found = []
-    for statement, below in pairwise(body):
-        match statement, below:
-            case (
-                ast.Assign(value=ast.Constant(value=str(value))),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found.append((statement.lineno, value, " ".join(text.split())))
+    for pair in pairwise(body):
+        match pair:
+            case ast.Assign(value=ast.Constant(value=str(value)), lineno=line), ast.Expr(value=ast.Constant(value=str(text))):
+                found.append((line, value, " ".join(text.split())))
     return found
 
 
@@ -167,16 +160,10 @@ def signatures_reference() -> str:
         "| name | kind | cause | remedy | vLLM | GPUs | automatic |\n|---|---|---|---|---|---|---|",
     ]
     for one in known:
-        automatic = "yes" if one.signature.id in remedies else ""
-        cells = (
-            f"`{one.signature.id}`",
-            one.signature.severity.value,
-            one.cause,
-            one.remedy,
-            one.signature.versions,
-            one.signature.architectures,
-        )
-        lines.append("| " + " | ".join(table_cell(cell) for cell in (*cells, automatic)) + " |")
+        signature, automatic = one.signature, "yes" if one.signature.id in remedies else ""
+        severity, where = signature.severity.value, (signature.versions, signature.architectures)
+        cells = (f"`{signature.id}`", severity, one.cause, one.remedy, *where, automatic)
+        lines.append("| " + " | ".join(map(table_cell, cells)) + " |")
     lines.append(
         "\n*kind*: `fatal` ends the engine. `degraded` and `benign` are not crashes; `vllm-operator diagnose` shows them. "
         "*automatic*: with `spec.remediation.mode: Auto`, the operator applies the remedy by itself, within these limits:\n"

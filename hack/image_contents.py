@@ -70,9 +70,10 @@ def bill_of_materials(debian: Path = DEBIAN) -> dict[str, object]:
             "name": distribution.metadata["Name"],
             "version": distribution.version,
             "purl": f"pkg:pypi/{distribution.metadata['Name'].lower().replace('_', '-')}@{distribution.version}",
-            **_licenses(distribution.metadata.get("License-Expression")),  # type: ignore[attr-defined]  # typed since Python 3.12
+            **({"licenses": [{"expression": expression}]} if expression else {}),
         }
         for distribution in importlib.metadata.distributions()
+        for expression in [distribution.metadata.get("License-Expression")]  # type: ignore[attr-defined]  # typed since Python 3.12
     ]
     components += _of_the_base(debian)
     return {
@@ -96,10 +97,6 @@ def _of_the_base(debian: Path) -> list[dict[str, object]]:
             purl = f"pkg:deb/debian/{name}@{quote(version)}?arch={architecture}"
             found.append({"type": "library", "name": name, "version": version, "purl": purl})
     return found
-
-
-def _licenses(expression: str | None) -> dict[str, object]:
-    return {"licenses": [{"expression": expression}]} if expression else {}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -74,25 +74,14 @@ def of(requests: Iterable[Request], agent: str, *targets: str, verbs: Iterable[s
     ]
 
 
-def writes_of(requests: Iterable[Request], agent: str) -> list[Request]:
-    """What a user agent wrote for objects; failed writes too, because they cost as much."""
-    return [
-        request
-        for request in requests
-        if request.agent.startswith(agent) and request.verb in WRITES and request.target not in INDEPENDENT_OF_OBJECTS
-    ]
+def asked_by(requests: Iterable[Request], agent: str, verbs: Collection[str]) -> list[Request]:
+    """What a user agent asked for objects; failed requests too, because they cost as much."""
+    return [it for it in requests if it.agent.startswith(agent) and it.verb in verbs and it.target not in INDEPENDENT_OF_OBJECTS]
 
 
-def writes_each(requests: Iterable[Request], agent: str, objects: int) -> dict[str, float]:
-    sent = writes_of(requests, agent)
-    return {target: count / objects for target, count in sorted(Counter(request.target for request in sent).items())}
-
-
-def reads_each(requests: Iterable[Request], agent: str, objects: int) -> dict[str, float]:
-    """Reads for each object, by resource; also those that found nothing."""
-    found = Counter(
-        it.target for it in requests if it.agent.startswith(agent) and it.verb in READS and it.target not in INDEPENDENT_OF_OBJECTS
-    )
+def for_each(requests: Iterable[Request], agent: str, verbs: Collection[str], objects: int) -> dict[str, float]:
+    """The number of requests for each object, by resource."""
+    found = Counter(request.target for request in asked_by(requests, agent, verbs))
     return {target: count / objects for target, count in sorted(found.items())}
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.contenders import Contender, cpu_of
-from bench.figures import Figure, Request, delays, of, parse_requests, quantile, reads_each, writes_each, writes_of
+from bench.figures import READS, WRITES, Figure, Request, asked_by, delays, for_each, of, parse_requests, quantile
 from bench.load import AGENT, GROUP, NAMESPACE, VERSIONS, Api, model, peak_memory
 from testenv import Environment
 
@@ -125,8 +125,8 @@ class Turn:
         self._reconciled = await self._contender.count("reconcile")
         if not self._contender.is_floor:
             self._add(name, "reconciliations of each object", "", (self._reconciled - reconciled) / count)
-        for what, each in (("writes", writes_each), ("reads", reads_each)):
-            found = each(self._requests, self._contender.agent, count)
+        for what, verbs in (("writes", WRITES), ("reads", READS)):
+            found = for_each(self._requests, self._contender.agent, verbs, count)
             for target, number in found.items():
                 self._add(name, f"{what} of {target} for each object", "", number)
             self._add(name, f"{what} for each object", "", sum(found.values()))
@@ -165,7 +165,7 @@ class Turn:
         began, skew = time.time(), time.time() - time.monotonic()
 
         def last() -> float:
-            return max((request.answered for request in writes_of(self._requests, self._contender.agent)), default=0.0)
+            return max((request.answered for request in asked_by(self._requests, self._contender.agent, WRITES)), default=0.0)
 
         await self._until(lambda: time.time() - max(began, last()) >= QUIET_SECONDS, "it does not stop to write")
         return last() - skew

@@ -85,29 +85,28 @@ def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start)
     by_name = {each["metadata"]["name"]: each for each in objects}
     scale = BAR / cold.seconds
     warm_begins = BEGINS + SECONDS + 0.6
+    remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|\.)")
+    way_out = _advice(by_name["llama"], "Planned", r"(Add [^.]+? to spec[\w.]+\w)")
     rows = [
         _started(0, "deepseek", f"first start, {_gpu(by_name['deepseek'])}", cold, scale, BEGINS),
         _started(1, "deepseek-again", "second start, warm caches", warm, scale, warm_begins),
-        _failed(2, by_name["tinyllama"], _remedy(by_name["tinyllama"]), BEGINS + 31 * SECONDS / cold.seconds),
-        _failed(3, by_name["llama"], _way_out(by_name["llama"]), BEGINS),
+        _failed(2, by_name["tinyllama"], remedy, BEGINS + 31 * SECONDS / cold.seconds),
+        _failed(3, by_name["llama"], way_out, BEGINS),
     ]
     height = TOP + ROW * len(rows)
+    title = (
+        f"Four VLLMDeployments: a first start that takes {duration(cold.seconds)}, a second one that takes {duration(warm.seconds)}, "
+        "a crash with its name and remedy, and a plan without a matching GPU"
+    )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
-        f"<title>{escape(_title(cold, warm))}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>\n{STYLE}\n</style>",
         f'<rect class="paper" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         *(line for row in rows for line in row),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _title(cold: Start, warm: Start) -> str:
-    return (
-        f"Four VLLMDeployments: a first start that takes {duration(cold.seconds)}, a second one that takes {duration(warm.seconds)}, "
-        "a crash with its name and remedy, and a plan without a matching GPU"
-    )
 
 
 def _started(row: int, name: str, note: str, start: Start, scale: float, begins: float) -> Iterator[str]:
@@ -134,7 +133,9 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
 
 def _failed(row: int, resource: Mapping[str, Any], advice: str, begins: float) -> Iterator[str]:
     y = TOP + ROW * row
-    yield from _names(y, resource["metadata"]["name"], _gpu(resource) or "asks for " + ", ".join(_asked(resource)))
+    yield from _names(
+        y, resource["metadata"]["name"], _gpu(resource) or "asks for " + ", ".join(resource["spec"]["accelerator"]["architectures"])
+    )
     yield _text(LEFT, y + 12, f"✘ {_condition(resource, 'Ready')['reason']}", "bad comes", begins)
     yield _text(LEFT, y + 33, advice, "comes", begins + 0.3)
 
@@ -163,18 +164,7 @@ def _gpu(resource: Mapping[str, Any]) -> str:
     return found[1] if found else ""
 
 
-def _asked(resource: Mapping[str, Any]) -> Sequence[str]:
-    architectures: Sequence[str] = resource["spec"]["accelerator"]["architectures"]
-    return architectures
-
-
-def _remedy(resource: Mapping[str, Any]) -> str:
-    """The first clause of what the condition Crashed says to do."""
-    found = re.search(r"What to do: ([^.]+?)(?:, which|\.)", _condition(resource, "Crashed")["message"])
-    return f"What to do: {found[1]}." if found else ""
-
-
-def _way_out(resource: Mapping[str, Any]) -> str:
-    """The first way out that the condition Planned names."""
-    found = re.search(r"(Add [^.]+? to spec[\w.]+\w)", _condition(resource, "Planned")["message"])
+def _advice(resource: Mapping[str, Any], type: str, pattern: str) -> str:
+    """What a condition says to do: the part of its message that the pattern has as a group."""
+    found = re.search(pattern, _condition(resource, type)["message"])
     return f"What to do: {found[1]}." if found else ""

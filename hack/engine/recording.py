@@ -1,6 +1,5 @@
 """A recorded first start, taken apart: what every start prints, and what is printed only while a cache is built."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,10 @@ class Recording:
 def find_recording(name: str) -> Path:
     """The file of a recording. Raises FileNotFoundError if there is none of this name."""
     found = (folder / f"{name}.log" for folder in FOLDERS)
-    return next((path for path in found if path.exists()), None) or _missing(name)
+    if path := next((path for path in found if path.exists()), None):
+        return path
+    known = sorted(path.stem for folder in FOLDERS if folder.exists() for path in folder.glob("*.log"))
+    raise FileNotFoundError(f"There is no recording {name}; there are: {', '.join(known)}")
 
 
 def read_first_start() -> Recording:
@@ -49,8 +51,3 @@ def read_first_start() -> Recording:
 
 def _cache_of(line: bytes) -> Cache | None:
     return next((cache for cache in CACHES if any(words.encode() in line for words in cache.told)), None)
-
-
-def _missing(name: str) -> Path:
-    known = sorted(path.stem for folder in FOLDERS if folder.exists() for path in folder.glob("*.log"))
-    raise FileNotFoundError(f"There is no recording {name}; there are: {os.pathsep.join(known)}")

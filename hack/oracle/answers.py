@@ -1,5 +1,6 @@
 """What vLLM says about one layer, and asking about each pin."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +31,14 @@ def attempt(take: Callable[[], str], reason: Callable[[Exception], str]) -> Aske
         return take(), None
     except Exception as error:
         return None, reason(error)
+
+
+def listed_reasons(error: Exception) -> str:
+    """The reasons that a selector of attention lists, without the names of the backends around them."""
+    text = " ".join(str(error).split())
+    found = re.search(r"Reason: \[(.*)\]", text, re.DOTALL)
+    reasons = re.findall(r"'([^']*)'|\"([^\"]*)\"", found[1]) if found else []
+    return "; ".join(one or other for one, other in reasons) or f"{type(error).__name__}: {text}"[:300]
 
 
 def answer(taken: Asked, pins: Mapping[str, Asked]) -> Answer:

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from oracle.answers import attempt
+from oracle.answers import attempt, listed_reasons
 
 DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
 PREFIX_HEADS = (128, 256)
@@ -27,7 +27,6 @@ ELSEWHERE = re.compile(
 )
 """Backends of other platforms, for encoders, of one model that names them itself, or of the engine before V1."""
 OTHER_KIND = re.compile(r"(^|; )(non-)?(MLA|sparse) not supported")
-REFUSALS = re.compile(r"Reason: \[(.*)\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,8 @@ class Selector:
         return found
 
     def _answer(self, case: Case) -> Answer:
-        pins = {backend.name: attempt(partial(self._ask, backend, case), _reason) for backend in self._backends}
-        path, _ = attempt(lambda: self._ask(None, case), _reason)
+        pins = {backend.name: attempt(partial(self._ask, backend, case), listed_reasons) for backend in self._backends}
+        path, _ = attempt(lambda: self._ask(None, case), listed_reasons)
         return Answer(
             takes=None if path is None else self._names.get(path, path.rpartition(".")[2]),
             accepts=tuple(name for name, (taken, _) in pins.items() if taken is not None),
@@ -154,11 +153,3 @@ def _path(backend: Any) -> str | None:
         return str(backend.get_path())
     except (AttributeError, ValueError):
         return None
-
-
-def _reason(error: Exception) -> str:
-    """The selector's own reasons, without the names around them."""
-    text = " ".join(str(error).split())
-    found = REFUSALS.search(text)
-    reasons = re.findall(r"'([^']*)'|\"([^\"]*)\"", found[1]) if found else []
-    return "; ".join(one or other for one, other in reasons) or f"{type(error).__name__}: {text}"[:300]

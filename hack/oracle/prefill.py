@@ -4,13 +4,12 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from oracle.answers import Answer, Asked, answer, attempt
+from oracle.answers import Answer, Asked, answer, attempt, listed_reasons
 from oracle.machine import cached_functions
 
 HEADS = ((128, 64, 128), (192, 64, 256))
 """Sizes of the nope, rope and value heads: of DeepSeek R1 and Kimi K2, and of GLM-4.7-Flash."""
 ELSEWHERE = re.compile(r"CPU|AITER|ROCM|ZEN|CUSTOM")
-REASONS = re.compile(r"Reason: \[(.*)\]", re.DOTALL)
 
 
 class Selector:
@@ -35,7 +34,7 @@ class Selector:
         def ask(backend: Any) -> Asked:
             for function in caches:
                 function.cache_clear()
-            return attempt(lambda: self._take(heads, backend), _reason)
+            return attempt(lambda: self._take(heads, backend), listed_reasons)
 
         return answer(ask(None), {name: ask(backend) for name, backend in self._backends.items()})
 
@@ -52,11 +51,3 @@ class Selector:
         with set_current_vllm_config(config):
             config.attention_config.mla_prefill_backend = backend
             return str(self._select(config).get_name())
-
-
-def _reason(error: Exception) -> str:
-    """The selector's own reasons, without the names around them."""
-    text = " ".join(str(error).split())
-    found = REASONS.search(text)
-    reasons = re.findall(r"'([^']*)'|\"([^\"]*)\"", found[1]) if found else []
-    return "; ".join(one or other for one, other in reasons) or f"{type(error).__name__}: {text}"[:300]

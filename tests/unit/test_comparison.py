@@ -8,16 +8,17 @@ import pytest
 
 from bench.compare import PHASES, parse_options
 from bench.figures import (
+    READS,
+    WRITES,
     Figure,
     Request,
     delays,
+    for_each,
     of,
     parse_requests,
     quantile,
-    reads_each,
     summarize,
     table,
-    writes_each,
 )
 
 OPERATOR = "vllm-operator/"
@@ -62,7 +63,7 @@ def test_a_request_for_a_log_counts_once_though_its_begin_and_its_end_are_logged
     started: set[str] = set()
     first = parse_requests([log("a", "ResponseStarted"), log("b", "ResponseStarted"), log("a", "ResponseComplete")], started)
     second = parse_requests([log("b", "ResponseComplete"), log("a", "ResponseStarted")], started)
-    assert reads_each([*first, *second], OPERATOR, 1) == {"pods/log": 3.0}
+    assert for_each([*first, *second], OPERATOR, READS, 1) == {"pods/log": 3.0}
 
 
 def test_writes_are_counted_for_each_object_and_not_what_the_operator_writes_for_itself() -> None:
@@ -76,7 +77,7 @@ def test_writes_are_counted_for_each_object_and_not_what_the_operator_writes_for
         asked("list", "deployments", "", 1),
         asked("patch", "deployments", "a", 1, agent=LOAD),
     ]
-    assert writes_each(requests, OPERATOR, 2) == {"deployments": 1.5, "vllmdeployments/status": 0.5}
+    assert for_each(requests, OPERATOR, WRITES, 2) == {"deployments": 1.5, "vllmdeployments/status": 0.5}
 
 
 def test_a_delay_ends_with_the_first_effect_after_its_cause() -> None:
