@@ -122,7 +122,7 @@ def containers(state: str, *, others: str, ready: bool = False, run: str = "0", 
 def terminated() -> str:
     """How the run ended; the parts that the annotations decide are worked out first."""
     oom = "exitCode: 137, reason: OOMKilled"
-    other = f"exitCode: 1, reason: {_quoted(_value('reason', 'Error'))}"
+    other = f"exitCode: {{{{ {_value('exit-code', '1')} }}}}, reason: {_quoted(_value('reason', 'Error'))}"
     is_oom = f'{{{{ if eq {_lookup("path")} "oom" }}}}'
     message = f"message: {_quoted(_value('message', ''))}"
     return "{terminated: {" + f"{_RUN_TIMES}, {message}, {is_oom}{oom}{{{{ else }}}}{other}{{{{ end }}}}" + "}}"
