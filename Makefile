@@ -131,12 +131,7 @@ release-notes: $(STAMP) ## Print the notes of a release; fails if the tag is not
 
 .PHONY: generate
 generate: $(STAMP) ## Regenerate the CRD and the reference pages
-	$(BIN)/python hack/generate_crds.py
-	$(BIN)/python hack/generate_docs.py
-	$(BIN)/python hack/generate_chart.py
-	$(BIN)/python hack/generate_dashboards.py
-	$(BIN)/python hack/generate_backends_doc.py
-	$(BIN)/python hack/generate_sizing_doc.py
+	$(BIN)/python hack/generate.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI

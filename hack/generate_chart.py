@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from vllm_operator import __version__
 from vllm_operator.controller.settings import MAY_BE_ZERO
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
-DEFINITIONS = CHART / "files"
-METADATA = CHART / "Chart.yaml"
-SCHEMA = CHART / "values.schema.json"
-README = CHART / "README.md"
+METADATA, SCHEMA, README = CHART / "Chart.yaml", CHART / "values.schema.json", CHART / "README.md"
 OWN_VALUES = frozenset(
     {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "integrations", "lease", "identity", "tools_image"}
 )
 """Settings that have a value of their own in the chart, or none because the chart needs them as they are."""
-HEADER = "| value | default | meaning |\n|---|---|---|\n"
+HEADER = "value | default | meaning"
 KEEP = """\
   annotations:
     # uninstalling the chart must not delete what users have made
@@ -31,26 +27,23 @@ KEEP = """\
 """
 
 
-def definitions() -> dict[str, str]:
-    """Return the CRDs as the chart installs them, by the name of the file: as they are, but kept when the chart goes."""
-    rendered = generate_crds.render()
-    return {
-        name: re.sub(r"(?m)^(metadata:\n  name: .*\n)", lambda found: found[1] + KEEP, text, count=1) for name, text in rendered.items()
-    }
+def files() -> dict[Path, str]:
+    schema = _schema()
+    version = re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", METADATA.read_text("utf-8"))
+    written = {SCHEMA: json.dumps(schema, indent=2) + "\n", README: _readme(schema), METADATA: version}
+    for file, text in generate_crds.files().items():
+        written[CHART / "files" / file.name] = re.sub(r"(?m)^(metadata:\n  name: .*\n)", lambda found: found[1] + KEEP, text, count=1)
+    return written
 
 
-def metadata(current: str) -> str:
-    return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", current)
-
-
-def schema(current: str) -> str:
-    content: dict[str, Any] = json.loads(current)
+def _schema() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(SCHEMA.read_text("utf-8"))
     content["properties"]["settings"]["properties"] = {
         name: {"description": f"{meaning} Default: {default}." if default != "" else meaning, **_type(name, default)}
         for name, default, meaning in generate_docs.settings_with_meanings()
         if name not in OWN_VALUES
     }
-    return json.dumps(content, indent=2) + "\n"
+    return content
 
 
 def _type(name: str, default: object) -> dict[str, Any]:
@@ -64,11 +57,10 @@ def _type(name: str, default: object) -> dict[str, Any]:
             return {"type": "string"}
 
 
-def readme(current: str) -> str:
-    schema = json.loads(SCHEMA.read_text("utf-8"))
+def _readme(schema: dict[str, Any]) -> str:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-    rows = [f"| `{name}` | {_shown(default)} | {meaning} |" for name, default, meaning in _values(schema, defaults)]
-    return current.partition(HEADER)[0] + HEADER + "\n".join(rows) + "\n"
+    rows = ((f"`{name}`", _shown(default), meaning) for name, default, meaning in _values(schema, defaults))
+    return README.read_text("utf-8").partition(f"| {HEADER} |\n")[0] + "\n".join(generate_docs.table(HEADER, rows)) + "\n"
 
 
 def _values(schema: dict[str, Any], defaults: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -87,16 +79,3 @@ def _shown(default: Any) -> str:
     if default in ("", [], {}):
         return ""
     return f"`{text}`" if len(text) < 60 else "as in values.yaml"
-
-
-def main() -> int:
-    SCHEMA.write_text(schema(SCHEMA.read_text("utf-8")), "utf-8")
-    README.write_text(readme(README.read_text("utf-8")), "utf-8")
-    for name, text in definitions().items():
-        (DEFINITIONS / name).write_text(text, "utf-8")
-    METADATA.write_text(metadata(METADATA.read_text("utf-8")), "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

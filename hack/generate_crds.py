@@ -1,6 +1,5 @@
 """Write crds/ from the API types: `make generate`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,7 @@ class Dumper(yaml.SafeDumper):
         return True
 
 
-def render() -> dict[str, str]:
-    """Return the manifests as they must be committed, by the name of the file."""
+def files() -> dict[Path, str]:
     definitions = [custom_resource_definition(), *map(preset_definition, PRESET_PLURALS)]
     options: dict[str, Any] = {"Dumper": Dumper, "sort_keys": False, "width": 120, "allow_unicode": True}
-    return {f"{each['spec']['names']['plural']}.yaml": HEADER + yaml.dump(each, **options) for each in definitions}
-
-
-def main() -> int:
-    for name, text in render().items():
-        (FOLDER / name).write_text(text, "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {FOLDER / f"{each['spec']['names']['plural']}.yaml": HEADER + yaml.dump(each, **options) for each in definitions}

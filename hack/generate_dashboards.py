@@ -5,7 +5,6 @@ the metrics of engines the labels `namespace`, `name` (of the VLLMDeployment) an
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,16 +189,5 @@ def _placed(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
         x += panel.width
 
 
-def render(uid: str) -> str:
-    return json.dumps(dashboard(uid), indent=1) + "\n"
-
-
-def main() -> int:
-    FOLDER.mkdir(exist_ok=True)
-    for uid in DASHBOARDS:
-        (FOLDER / f"{uid}.json").write_text(render(uid), "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    return {FOLDER / f"{uid}.json": json.dumps(dashboard(uid), indent=1) + "\n" for uid in DASHBOARDS}

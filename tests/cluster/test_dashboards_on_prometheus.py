@@ -1,7 +1,6 @@
 """The dashboards and the alerts of the chart on a real Prometheus, which scrapes the operator and engines of two versions."""
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,8 +27,7 @@ def queries(namespace: str, name: str) -> Iterator[tuple[str, str]]:
     """Panel and query of each target of each dashboard, with values for its variables."""
     values = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": namespace, "$name": name}
     for uid in generate_dashboards.DASHBOARDS:
-        written: dict[str, Any] = json.loads(generate_dashboards.render(uid))
-        for panel in written["panels"]:
+        for panel in generate_dashboards.dashboard(uid)["panels"]:
             for target in panel["targets"]:
                 yield f"{uid}: {panel['title']}", re.sub(r"\$\w+", lambda variable: values[variable[0]], target["expr"])
 

@@ -221,17 +221,6 @@ def test_the_table_in_the_docs_is_what_the_roles_grant() -> None:
     assert documented == granted
 
 
-def test_what_is_generated_is_up_to_date() -> None:
-    for name, text in generate_chart.definitions().items():
-        assert (generate_chart.DEFINITIONS / name).read_text("utf-8") == text, "run `make generate`"
-    current = generate_chart.METADATA.read_text("utf-8")
-    assert current == generate_chart.metadata(current), "run `make generate`"
-    current = generate_chart.SCHEMA.read_text("utf-8")
-    assert current == generate_chart.schema(current), "run `make generate`"
-    page = generate_chart.README.read_text("utf-8")
-    assert page == generate_chart.readme(page), "run `make generate`"
-
-
 def test_every_value_is_described() -> None:
     def undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:
         if not schema.get("description", "").strip().endswith("."):

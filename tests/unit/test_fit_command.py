@@ -182,10 +182,6 @@ def test_a_gpu_or_model_that_is_unknown_never_counts_as_fitting(capsys: pytest.C
     assert [each["outcome"] for each in made] == ["unknown", "unknown"]
 
 
-def test_the_table_in_the_docs_is_up_to_date() -> None:
-    assert page.PAGE.read_text("utf-8") == page.page(), "run `make generate` and commit docs/sizing.md"
-
-
 def test_no_recorded_engine_that_failed_is_said_to_start() -> None:
     wrong = [case["id"] for case, made in page.pairs() if made["outcome"] == "started" and case["measured"]["outcome"] != "started"]
     assert wrong == []

@@ -1,13 +1,15 @@
-"""The generated pages say what the code says, and the links in the docs lead somewhere."""
+"""The generated files say what the code says, and the links in the docs lead somewhere."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+import generate
 import generate_chart
 import generate_docs
 import site_pages
@@ -21,9 +23,10 @@ PAGES = [
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
 
 
-@pytest.mark.parametrize("path", generate_docs.PAGES, ids=lambda path: path.stem)
-def test_a_generated_page_is_up_to_date(path: Path) -> None:
-    assert path.read_text("utf-8") == generate_docs.PAGES[path](), f"run `make generate` and commit {path.name}"
+@pytest.mark.parametrize("generator", generate.GENERATORS, ids=lambda generator: generator.__name__)
+def test_what_is_generated_is_up_to_date(generator: ModuleType) -> None:
+    for path, text in generator.files().items():
+        assert path.read_text("utf-8") == text, f"run `make generate` and commit {path.name}"
 
 
 @pytest.mark.parametrize("path", PAGES)
