@@ -26,13 +26,34 @@ class Panel:
     width: int = WIDTH
 
 
-def rate(name: str, by: str, where: str = "") -> str:
-    return f"sum by ({by}) (rate({name}{where}[$__rate_interval]))"
+def total(name: str, by: str, where: str, function: str = "rate", over: str = "$__rate_interval") -> str:
+    return f"sum by ({by}) ({function}({name}{where}[{over}]))"
+
+
+def share(part: str, whole: str, where: str) -> str:
+    return f"sum(rate({part}{where}[$__rate_interval])) / sum(rate({whole}{where}[$__rate_interval]))"
+
+
+def percentile(part: float, name: str, by: str, where: str) -> str:
+    return f"histogram_quantile({part}, {total(f'{name}_bucket', by, where)})"
+
+
+def requests(by: str, where: str, legend: str) -> Panel:
+    states = ("running", "waiting")
+    return Panel("Requests", [(f"sum by ({by}) (vllm:num_requests_{state}{where})", f"{legend} {state}") for state in states])
+
+
+def number(title: str, query: str, legend: str) -> Panel:
+    return Panel(title, [(query, legend)], type="stat", width=6)
 
 
 OF_FLEET = '{namespace=~"$namespace"}'
 OBJECT = "namespace, name"
 LEGEND = "{{namespace}}/{{name}}"
+AGE = f"time() - vllm_operator_start_timestamp_seconds{OF_FLEET}"
+LATE = f"({AGE}) / vllm_operator_start_late_after_seconds{OF_FLEET}"
+SAVED, WARM = (total(f"vllm_operator_{name}_total", OBJECT, OF_FLEET, "increase", "$__range") for name in ("saved_seconds", "warm_starts"))
+FIRST_TOKEN = percentile(0.95, "vllm:time_to_first_token_seconds", f"{OBJECT}, le", OF_FLEET)
 
 
 def condition(type: str, status: str) -> str:
@@ -40,39 +61,21 @@ def condition(type: str, status: str) -> str:
 
 
 FLEET = (
-    Panel("VLLMDeployments", [(f"count({condition('Ready', 'True')}) or vector(0)", "ready")], type="stat", width=6),
-    Panel("Not ready", [(f"count({condition('Ready', 'False')}) or vector(0)", "not ready")], type="stat", width=6),
-    Panel("Crashed", [(f"count({condition('Crashed', 'True')}) or vector(0)", "crashed")], type="stat", width=6),
-    Panel("Ready replicas", [(f"sum(vllm_operator_ready_replicas{OF_FLEET})", "replicas")], type="stat", width=6),
+    number("VLLMDeployments", f"count({condition('Ready', 'True')}) or vector(0)", "ready"),
+    number("Not ready", f"count({condition('Ready', 'False')}) or vector(0)", "not ready"),
+    number("Crashed", f"count({condition('Crashed', 'True')}) or vector(0)", "crashed"),
+    number("Ready replicas", f"sum(vllm_operator_ready_replicas{OF_FLEET})", "replicas"),
     Panel("Why they are not ready", [(condition("Ready", "False"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
     Panel("Crashes", [(condition("Crashed", "True"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
-    Panel("Starts in progress", [(f"time() - vllm_operator_start_timestamp_seconds{OF_FLEET}", LEGEND)], "s"),
-    Panel(
-        "Starts in progress, share of the time after which they are late",
-        [(f"(time() - vllm_operator_start_timestamp_seconds{OF_FLEET}) / vllm_operator_start_late_after_seconds{OF_FLEET}", LEGEND)],
-        "percentunit",
-    ),
+    Panel("Starts in progress", [(AGE, LEGEND)], "s"),
+    Panel("Starts in progress, share of the time after which they are late", [(LATE, LEGEND)], "percentunit"),
     Panel("Last start", [(f"vllm_operator_start_seconds{OF_FLEET}", f"{LEGEND} {{{{caches}}}}")], "s"),
-    Panel(
-        "Seconds saved by warm starts",
-        [(f"sum by ({OBJECT}) (increase(vllm_operator_saved_seconds_total{OF_FLEET}[$__range]))", LEGEND)],
-        "s",
-    ),
-    Panel("Warm starts", [(f"sum by ({OBJECT}) (increase(vllm_operator_warm_starts_total{OF_FLEET}[$__range]))", LEGEND)]),
-    Panel("Generated tokens", [(rate("vllm:generation_tokens_total", OBJECT, OF_FLEET), LEGEND)], "short"),
-    Panel(
-        "Requests",
-        [
-            (f"sum by ({OBJECT}) (vllm:num_requests_running{OF_FLEET})", f"{LEGEND} running"),
-            (f"sum by ({OBJECT}) (vllm:num_requests_waiting{OF_FLEET})", f"{LEGEND} waiting"),
-        ],
-    ),
+    Panel("Seconds saved by warm starts", [(SAVED, LEGEND)], "s"),
+    Panel("Warm starts", [(WARM, LEGEND)]),
+    Panel("Generated tokens", [(total("vllm:generation_tokens_total", OBJECT, OF_FLEET), LEGEND)]),
+    requests(OBJECT, OF_FLEET, LEGEND),
     Panel("KV cache in use, fullest replica", [(f"max by ({OBJECT}) (vllm:kv_cache_usage_perc{OF_FLEET})", LEGEND)], "percentunit"),
-    Panel(
-        "Time to first token, 95th percentile",
-        [(f"histogram_quantile(0.95, {rate('vllm:time_to_first_token_seconds_bucket', f'{OBJECT}, le', OF_FLEET)})", LEGEND)],
-        "s",
-    ),
+    Panel("Time to first token, 95th percentile", [(FIRST_TOKEN, LEGEND)], "s"),
     Panel("Operator: age of its queue", [("vllm_operator_queue_age_seconds", "oldest key")], "s"),
 )
 
@@ -80,50 +83,32 @@ OF_ENGINE = '{namespace="$namespace",name="$name"}'
 
 
 def percentiles(name: str) -> list[tuple[str, str]]:
-    buckets = rate(f"{name}_bucket", "le", OF_ENGINE)
-    return [(f"histogram_quantile({quantile}, {buckets})", label) for quantile, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))]
+    return [(percentile(part, name, "le", OF_ENGINE), label) for part, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))]
 
 
-def mean(name: str) -> str:
-    return f"sum(rate({name}_sum{OF_ENGINE}[$__rate_interval])) / sum(rate({name}_count{OF_ENGINE}[$__rate_interval]))"
-
-
+TOKENS = [
+    (f"sum(rate(vllm:{name}_tokens_total{OF_ENGINE}[$__rate_interval]))", legend)
+    for name, legend in (("prompt", "prompt"), ("generation", "generated"))
+]
+PARTS = [
+    (share(f"vllm:request_{part}_time_seconds_sum", f"vllm:request_{part}_time_seconds_count", OF_ENGINE), part)
+    for part in ("queue", "prefill", "decode")
+]
+HITS = share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", OF_ENGINE)
 ENGINE = (
-    Panel("Ready replicas", [(f"vllm_operator_ready_replicas{OF_ENGINE}", "replicas")], type="stat", width=6),
+    number("Ready replicas", f"vllm_operator_ready_replicas{OF_ENGINE}", "replicas"),
     Panel("Conditions", [(f"vllm_operator_condition{OF_ENGINE}", "{{type}}={{status}} {{reason}}")], type="table", width=18),
-    Panel(
-        "Tokens per second",
-        [
-            (f"sum(rate(vllm:prompt_tokens_total{OF_ENGINE}[$__rate_interval]))", "prompt"),
-            (f"sum(rate(vllm:generation_tokens_total{OF_ENGINE}[$__rate_interval]))", "generated"),
-        ],
-    ),
-    Panel(
-        "Requests",
-        [
-            (f"sum by (pod) (vllm:num_requests_running{OF_ENGINE})", "{{pod}} running"),
-            (f"sum by (pod) (vllm:num_requests_waiting{OF_ENGINE})", "{{pod}} waiting"),
-        ],
-    ),
+    Panel("Tokens per second", TOKENS),
+    requests("pod", OF_ENGINE, "{{pod}}"),
     Panel("Time to first token", percentiles("vllm:time_to_first_token_seconds"), "s"),
     Panel("Time between tokens", percentiles("vllm:inter_token_latency_seconds"), "s"),
     Panel("Duration of requests", percentiles("vllm:e2e_request_latency_seconds"), "s"),
-    Panel("Parts of a request, mean", [(mean(f"vllm:request_{part}_time_seconds"), part) for part in ("queue", "prefill", "decode")], "s"),
+    Panel("Parts of a request, mean", PARTS, "s"),
     Panel("KV cache in use", [(f"max by (pod) (vllm:kv_cache_usage_perc{OF_ENGINE})", "{{pod}}")], "percentunit"),
-    Panel(
-        "Prompt tokens found in the prefix cache",
-        [
-            (
-                f"sum(rate(vllm:prefix_cache_hits_total{OF_ENGINE}[$__rate_interval])) / "
-                f"sum(rate(vllm:prefix_cache_queries_total{OF_ENGINE}[$__rate_interval]))",
-                "share",
-            )
-        ],
-        "percentunit",
-    ),
-    Panel("Finished requests", [(rate("vllm:request_success_total", "finished_reason", OF_ENGINE), "{{finished_reason}}")], "reqps"),
-    Panel("Preempted requests", [(rate("vllm:num_preemptions_total", "pod", OF_ENGINE), "{{pod}}")], "reqps"),
-    Panel("HTTP requests by status", [(rate("http_requests_total", "status", OF_ENGINE), "{{status}}")], "reqps"),
+    Panel("Prompt tokens found in the prefix cache", [(HITS, "share")], "percentunit"),
+    Panel("Finished requests", [(total("vllm:request_success_total", "finished_reason", OF_ENGINE), "{{finished_reason}}")], "reqps"),
+    Panel("Preempted requests", [(total("vllm:num_preemptions_total", "pod", OF_ENGINE), "{{pod}}")], "reqps"),
+    Panel("HTTP requests by status", [(total("http_requests_total", "status", OF_ENGINE), "{{status}}")], "reqps"),
     Panel("Stage of the start in progress", [(f"vllm_operator_startup_stage{OF_ENGINE}", "stage")]),
     Panel("Last start", [(f"vllm_operator_start_seconds{OF_ENGINE}", "{{caches}}")], "s"),
 )
