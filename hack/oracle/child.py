@@ -13,7 +13,7 @@ from oracle.machine import Machine
 
 def answer_all(vllm: Path, flashinfer: Path, components: Sequence[str], architectures: Sequence[str]) -> None:
     """Print a line for each component and architecture: everything is imported once; then a fork becomes a machine and is asked."""
-    machine = Machine((9, 0))
+    machine = Machine()
     machine.boot(vllm, flashinfer)
     selectors = {component: importlib.import_module(f"oracle.{component}").Selector() for component in components}
     for selector in selectors.values():

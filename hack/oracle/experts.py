@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 RANKS = 8
@@ -46,8 +46,8 @@ MODELS = (
     Model("GptOss", 2880, 2880, 128, 4, activation="swigluoai", bias=True),
 )  # fmt: skip
 """The sizes are those of well-known models, or multiples of all that a selector asks for."""
-UNUSUAL = {"NVFP4": "hidden"}
-"""Sizes that a selector asks for: a hidden size that is no multiple of 512."""
+UNUSUAL = tuple(replace(model, name=f"{model.name}-hidden", hidden=2688) for model in MODELS)
+"""The same with a hidden size that is no multiple of 512, for which the selector of NVFP4 asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,11 @@ class Case:
     setting: str
     layout: str
     model: Model
-    unusual: bool = False
 
     @property
     def name(self) -> str:
         """How a table names it; `planning` names its own questions in the same way."""
-        size = f"-{UNUSUAL[self.scheme.name]}" if self.unusual else ""
-        return f"{self.scheme.name}/{self.setting}/{self.layout}/{self.model.name}{size}"
+        return f"{self.scheme.name}/{self.setting}/{self.layout}/{self.model.name}"
 
 
 VARIANTS = re.compile(r"^BATCHED_|_BATCHED$|_(MXFP4|NVFP4)(_(BF16|MXFP8|FP8|MXFP4))?$|_MXINT4$|_UNFUSED$|_AFP8$")
@@ -114,10 +112,9 @@ def canonical(backend: str) -> str:
 
 def all_cases(layouts: tuple[str, ...]) -> Iterator[Case]:
     """Every question, for the layouts that a version has."""
-    models = {model.name: model for model in MODELS}
     for scheme in SCHEMES:
         for setting in SETTINGS if scheme.name in WITH_DEEP_GEMM else ("Unset",):
             for layout in layouts:
-                for name in scheme.models:
-                    for unusual in (False, True) if scheme.name in UNUSUAL else (False,):
-                        yield Case(scheme, setting, layout, models[name], unusual)
+                for model in (*MODELS, *UNUSUAL) if scheme.name == "NVFP4" else MODELS:
+                    if model.name.removesuffix("-hidden") in scheme.models:
+                        yield Case(scheme, setting, layout, model)

@@ -9,12 +9,13 @@ import os
 import re
 import traceback
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from oracle.answers import Answer, Asked, answer, attempt
-from oracle.machine import cached_functions
+from oracle.machine import cached_functions, forget
 
 WIDTH = 4096
 """Inputs and outputs of the layer: a multiple of every block and tile."""
@@ -26,37 +27,33 @@ def _compressed(kind: str, weights: Mapping[str, Any], inputs: Mapping[str, Any]
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {**scheme, "format": kind}}, "ignore": []}
 
 
-def _scheme(
-    bits: int, kind: str, strategy: str, *, dynamic: Any = False, symmetric: bool = True, group: int | None = None
-) -> dict[str, Any]:
-    scheme = {"num_bits": bits, "type": kind, "strategy": strategy, "dynamic": dynamic, "symmetric": symmetric}
-    return scheme | ({"group_size": group} if group else {})
+def _scheme(bits: int, kind: str, strategy: str, **given: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "strategy": strategy, "dynamic": False, "symmetric": True, **given}
+
+
+def _modelopt(algorithm: str, method: str, **given: Any) -> Mapping[str, Any]:
+    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": [], **given}
+    return {"quant_method": method, "quantization": quantization}
 
 
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "FP8/tensor": {"quant_method": "fp8", "activation_scheme": "static"},
     "FP8/token": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "FP8/modelopt": {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": []}},
+    "FP8/modelopt": _modelopt("FP8", "modelopt"),
     "FP8/compressed": _compressed("float-quantized", _scheme(8, "float", "channel"), _scheme(8, "float", "token", dynamic=True)),
     "FP8/compressed-tensor": _compressed("float-quantized", _scheme(8, "float", "tensor"), _scheme(8, "float", "tensor")),
     "FP8Block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "NVFP4/modelopt": {
-        "quant_method": "modelopt_fp4",
-        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": [], "group_size": 16},
-    },
+    "NVFP4/modelopt": _modelopt("NVFP4", "modelopt_fp4", group_size=16),
     "NVFP4/compressed": _compressed(
         "nvfp4-pack-quantized",
-        _scheme(4, "float", "tensor_group", group=16),
-        _scheme(4, "float", "tensor_group", group=16, dynamic="local"),
+        _scheme(4, "float", "tensor_group", group_size=16),
+        _scheme(4, "float", "tensor_group", group_size=16, dynamic="local"),
     ),
-    "MXFP8/modelopt": {
-        "quant_method": "modelopt_mxfp8",
-        "quantization": {"quant_algo": "MXFP8", "kv_cache_quant_algo": None, "exclude_modules": []},
-    },
+    "MXFP8/modelopt": _modelopt("MXFP8", "modelopt_mxfp8"),
     "MXFP8/mxfp8": {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32]},
-    "MXFP4/compressed": _compressed("mxfp4-pack-quantized", _scheme(4, "float", "group", group=32), None),
+    "MXFP4/compressed": _compressed("mxfp4-pack-quantized", _scheme(4, "float", "group", group_size=32), None),
     "INT8/compressed": _compressed("int-quantized", _scheme(8, "int", "channel"), _scheme(8, "int", "token", dynamic=True)),
-    "INT4/compressed": _compressed("pack-quantized", _scheme(4, "int", "group", group=128), None),
+    "INT4/compressed": _compressed("pack-quantized", _scheme(4, "int", "group", group_size=128), None),
     "INT4/gptq": {
         "quant_method": "gptq",
         "bits": 4,
@@ -75,29 +72,18 @@ NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
 ELSEWHERE = frozenset({"auto", "aiter", "xpu", "xpu_woq", "zentorch", "rocm"})
 """Values of --linear-backend for other platforms."""
 KERNELS = (
-    (r"flashinfer.*deepgemm", "DEEPGEMM"),  # DeepGEMM, and FlashInfer's variant of it for few tokens
-    (r"flashinfer.*cutedsl", "FLASHINFER_CUTEDSL"),
-    (r"flashinfer.*trtllm", "FLASHINFER_TRTLLM"),
-    (r"flashinfer.*cudnn", "FLASHINFER_CUDNN"),
-    (r"flashinfer.*b12x", "FLASHINFER_B12X"),
-    (r"flashinfer", "FLASHINFER_CUTLASS"),
-    (r"deepgemm", "DEEPGEMM"),
-    (r"b12x", "B12X"),
-    (r"cutlass", "CUTLASS"),
-    (r"marlin", "MARLIN"),
-    (r"humming", "HUMMING"),
-    (r"machete", "MACHETE"),
-    (r"allspark", "ALLSPARK"),
-    (r"exllama", "EXLLAMA"),
-    (r"conch", "CONCH"),
-    (r"bitblas", "BITBLAS"),
-    (r"fbgemm", "FBGEMM"),
-    (r"emulation", "EMULATION"),
-    (r"triton|w8a8blockfp8matmul", "TRITON"),
-    (r"torch", "TORCH"),
+    *("FLASHINFER_DEEPGEMM", "FLASHINFER_CUTEDSL", "FLASHINFER_TRTLLM", "FLASHINFER_CUDNN", "FLASHINFER_B12X", "FLASHINFER"),
+    *("DEEPGEMM", "B12X", "CUTLASS", "MARLIN", "HUMMING", "MACHETE", "ALLSPARK", "EXLLAMA", "CONCH", "BITBLAS", "FBGEMM", "EMULATION"),
+    *("TRITON", "W8A8_BLOCK_FP8_MATMUL", "TORCH"),
 )
-"""Our names for classes and functions, the first that is found."""
-NAMES = {"DEEP_GEMM": "DEEPGEMM"}
+"""The words of which the name of a class or function has some; the first that it has all of counts."""
+NAMES = {
+    "DEEP_GEMM": "DEEPGEMM",
+    "FLASHINFER_DEEPGEMM": "DEEPGEMM",  # FlashInfer's variant of it for few tokens
+    "FLASHINFER": "FLASHINFER_CUTLASS",
+    "W8A8_BLOCK_FP8_MATMUL": "TRITON",
+}
+"""Our names, where they are others."""
 PREAMBLE = re.compile(r"^(\w+Error|AssertionError): |Failed to find a kernel that can implement the [\w -]+ linear layer\. Reasons:\s*")
 
 
@@ -109,13 +95,14 @@ class Selector:
         from vllm.config.kernel import LinearBackend
 
         self._torch = torch
+        self._caches: list[Any] = []
         self._flag = [value for value in typing.get_args(LinearBackend) if value not in ELSEWHERE]
 
     def import_backends(self) -> None:
         """Make each layer once, so that everything is imported."""
         for written in FORMATS.values():
             with contextlib.suppress(Exception):
-                self._take(written)
+                self._take(written, {})
 
     def answer_all(self) -> dict[str, Answer]:
         """Answer for every format, and for FP8 with blocks also without DeepGEMM."""
@@ -133,31 +120,26 @@ class Selector:
             pins["FLASHINFER_CUTLASS"] = ("FLASHINFER_CUTLASS", None)
         return answer(ask("auto"), pins)
 
-    def _take(self, written: Mapping[str, Any], environment: Mapping[str, str] | None = None, backend: str = "auto") -> str:
+    def _take(self, written: Mapping[str, Any], environment: Mapping[str, str], backend: str = "auto") -> str:
         """Make the layer's method and its weights, and say which kernel it took."""
         from vllm.config import VllmConfig, set_current_vllm_config
+        from vllm.distributed import parallel_state
         from vllm.model_executor.layers.linear import LinearBase
 
         torch = self._torch
         config = VllmConfig()
         dtype = torch.bfloat16 if _capability() >= 80 else torch.float16
-        object.__setattr__(
-            config,
-            "model_config",
-            SimpleNamespace(
-                dtype=dtype, quantization_config=None, hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(model_type="")
-            ),
-        )
+        text = SimpleNamespace(model_type="")
+        known = SimpleNamespace(dtype=dtype, quantization_config=None, hf_config=SimpleNamespace(), hf_text_config=text)
+        object.__setattr__(config, "model_config", known)
         if backend != "auto":
             config.kernel_config.linear_backend = backend
-        before = dict(os.environ)
-        os.environ.update(environment or {})
-        for function in getattr(self, "_caches", ()):
-            function.cache_clear()
+        forget(self._caches)
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
+        one_rank = patch.object(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))  # which layers ask for
         try:
-            with set_current_vllm_config(config), torch.device("meta"), _one_rank():
+            with patch.dict(os.environ, environment), set_current_vllm_config(config), torch.device("meta"), one_rank:
                 quantization = _quantization(written)
                 if (needed := quantization.get_min_capability()) > _capability():
                     raise ValueError(
@@ -175,20 +157,6 @@ class Selector:
                 return _kernel(method, layer)
         finally:
             torch.set_default_dtype(default)
-            os.environ.clear()
-            os.environ.update(before)
-
-
-@contextlib.contextmanager
-def _one_rank() -> Iterator[None]:
-    """Tensor parallelism of one rank, which layers ask for."""
-    import vllm.distributed.parallel_state as parallel
-
-    before, parallel._TP = parallel._TP, SimpleNamespace(rank_in_group=0, world_size=1)
-    try:
-        yield
-    finally:
-        parallel._TP = before
 
 
 def _kernel(method: Any, layer: Any) -> str:
@@ -229,9 +197,9 @@ def _capability() -> int:
 
 def _name(theirs: str) -> str:
     plain = theirs.lower().replace("_", "").replace("-", "")
-    for pattern, name in KERNELS:
-        if re.search(pattern, plain):
-            return name
+    for words in KERNELS:
+        if re.search(words.lower().replace("_", ".*"), plain):
+            return NAMES.get(words, words)
     raise NotImplementedError(f"{theirs} is no kernel that is known")
 
 

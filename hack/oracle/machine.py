@@ -4,7 +4,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +44,10 @@ REQUIRED = {"humming-kernels": "humming", "tokenspeed-mla": "tokenspeed_mla"}
 """Packages that are in the image if the wheel requires them, with their modules."""
 KERNELS = "vllm.vllm_flash_attn.cute"
 """Kernels in Python that a wheel may hold. Selectors ask only whether they can be imported."""
-GIB = 2**30
+MEMORY = 140 * 2**30
+"""Of a GPU, in bytes."""
+CUDA = "13.0"
+"""Of the image."""
 
 
 def _from(capability: int) -> Callable[[int], bool]:
@@ -71,11 +74,9 @@ CONSTANTS = {
 
 @dataclass(slots=True)
 class Machine:
-    """What is made up: the compute capability (see `become`), the memory of a GPU in bytes, and the CUDA version of the image."""
+    """A machine with GPUs of one compute capability; see `become`."""
 
-    capability: tuple[int, int]
-    memory: int = 140 * GIB
-    cuda: str = "13.0"
+    capability: tuple[int, int] = (9, 0)
 
     def boot(self, vllm: Path, flashinfer: Path) -> None:
         """Make this process one that runs on such a machine, with the Python files of vLLM and FlashInfer out of folders."""
@@ -85,7 +86,7 @@ class Machine:
         required = [module for package, module in REQUIRED.items() if f"Requires-Dist: {package}" in metadata]
         if (vllm / KERNELS.replace(".", "/")).is_dir():
             required.append(KERNELS)
-        TextPackages([flashinfer], ["flashinfer"], (*EXTENSIONS, *IN_THE_IMAGE, *required)).install()
+        TextPackages(flashinfer, "flashinfer", (*EXTENSIONS, *IN_THE_IMAGE, *required)).install()
         self._make_up_cuda()
         _make_up_operators()
         self._make_up_platform()
@@ -94,8 +95,7 @@ class Machine:
     def become(self, capability: tuple[int, int]) -> None:
         """Have other GPUs from now on, and forget what vLLM found out about those before."""
         self.capability = capability
-        for function in cached_functions():
-            function.cache_clear()
+        forget(cached_functions())
         modules = [module for name, module in sys.modules.items() if name.startswith("vllm")]
         for name, predicate in CONSTANTS.items():
             for module in modules:
@@ -107,7 +107,7 @@ class Machine:
             major=self.capability[0],
             minor=self.capability[1],
             name="NVIDIA",
-            total_memory=self.memory,
+            total_memory=MEMORY,
             multi_processor_count=132,
             warp_size=32,
             max_threads_per_multi_processor=2048,
@@ -141,7 +141,7 @@ class Machine:
         }
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer())
-        torch.version.cuda = self.cuda
+        torch.version.cuda = CUDA
         NoDevice().__enter__()  # until this process ends
 
     def _make_up_platform(self) -> None:
@@ -152,7 +152,7 @@ class Machine:
         answers: dict[str, Callable[[], Any]] = {
             "get_device_capability": lambda: DeviceCapability(*self.capability),
             "get_device_name": lambda: "NVIDIA",
-            "get_device_total_memory": lambda: self.memory,
+            "get_device_total_memory": lambda: MEMORY,
             "is_fully_connected": lambda: True,
             "log_warnings": lambda: None,
         }
@@ -163,6 +163,11 @@ class Machine:
 def cached_functions() -> list[Any]:
     """The functions of vLLM that keep what they found out."""
     return [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper and one.__module__.startswith("vllm")]
+
+
+def forget(functions: Iterable[Any]) -> None:
+    for function in functions:
+        function.cache_clear()
 
 
 def _answer_from_text(flashinfer: Path) -> None:

@@ -10,17 +10,17 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
+from unittest.mock import patch
 
 from oracle.answers import Answer, Asked, answer, attempt
-from oracle.experts import RANKS, SCHEMES, SETTINGS, UNUSUAL, Case, Model, all_cases, canonical
-from oracle.machine import cached_functions
+from oracle.experts import RANKS, SCHEMES, SETTINGS, Case, Model, all_cases, canonical
+from oracle.machine import cached_functions, forget
 
 OTHER_PLATFORMS = re.compile(r"^(mori|rocm|rdna|aiter|flydsl|xpu|cpu|zentorch)")
 IN_THE_MODEL = frozenset({"deep_gemm_mega_moe", "flashinfer_moe_ep_cutedsl", "flashinfer_moe_ep_mega_deep_gemm"})
@@ -51,8 +51,7 @@ class Selector:
         self._parallel = {layout: self._spread(layout) for layout in self._layouts}
         _make_up_humming()
         self._given: Any = None
-        self._caches: list[Any] = []
-        self._layers: dict[tuple[str, str, str, bool], Any] = {}
+        self._layers: dict[tuple[str, str, str], Any] = {}
 
     def import_backends(self) -> None:
         """Import the modules of all experts: selectors do that when they are asked."""
@@ -61,12 +60,13 @@ class Selector:
     def answer_all(self) -> dict[str, Answer]:
         from vllm.config import VllmConfig, set_current_vllm_config
 
-        self._caches, self._layers = cached_functions(), {}
+        caches, self._layers = cached_functions(), {}
         self._given = VllmConfig()
         found = {}
         with set_current_vllm_config(self._given):
             for setting, variables in SETTINGS.items():
-                with self._environment(variables):
+                with patch.dict(os.environ, variables):
+                    forget(caches)  # what vLLM found out with others
                     for case in all_cases(self._layouts):
                         if case.setting == setting:
                             pins = {_pinned(name): self._ask(case, name) for name in self._flags(case)}
@@ -74,19 +74,7 @@ class Selector:
         return found
 
     def _flags(self, case: Case) -> list[str]:
-        return [name for name in self._flag if name not in IN_THE_MODEL or case.model.name != "DeepSeekV4"]
-
-    @contextmanager
-    def _environment(self, variables: Mapping[str, str]) -> Iterator[None]:
-        """Set variables, and forget what vLLM found out with others."""
-        os.environ |= variables
-        _forget(self._caches)
-        try:
-            yield
-        finally:
-            for name in variables:
-                del os.environ[name]
-            _forget(self._caches)
+        return [name for name in self._flag if name not in IN_THE_MODEL or not case.model.name.startswith("DeepSeekV4")]
 
     def _ask(self, case: Case, pin: str = "auto") -> Asked:
         """The backend, or the reason why there is none. A backend that is a variant of the pin is the pin."""
@@ -108,7 +96,7 @@ class Selector:
             return None if name is None else getattr(self._keys, name)
 
         def config() -> Any:
-            same = (scheme.name, case.layout, case.model.name, case.unusual)
+            same = (scheme.name, case.layout, case.model.name)
             if same not in self._layers:
                 self._layers[same] = self._layer(case, parallel)
             layer = self._layers[same]
@@ -153,11 +141,10 @@ class Selector:
 
     def _layer(self, case: Case, parallel: Any) -> Any:
         model, dtype = case.model, self._torch.bfloat16
-        unusual = UNUSUAL.get(case.scheme.name) if case.unusual else None
         known = {
             "num_experts": model.experts,
             "experts_per_token": model.top_k,
-            "hidden_dim": 2688 if unusual == "hidden" else model.hidden,
+            "hidden_dim": model.hidden,
             "intermediate_size": 1024 * parallel.tp_size,
             "num_local_experts": model.experts // parallel.ep_size,
             "num_logical_experts": model.experts,
@@ -181,11 +168,6 @@ class Selector:
         if "e_score_correction_bias" in given:
             given["e_score_correction_bias"] = self._torch.zeros(model.experts)
         return self._make_router(top_k=model.top_k, global_num_experts=model.experts, renormalize=True, **given).routing_method_type
-
-
-def _forget(caches: Iterable[Any]) -> None:
-    for function in caches:
-        function.cache_clear()
 
 
 def _find(selector: str) -> Any:

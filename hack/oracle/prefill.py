@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oracle.answers import Answer, Asked, answer, attempt, listed_reasons
-from oracle.machine import cached_functions
+from oracle.machine import cached_functions, forget
 
 HEADS = ((128, 64, 128), (192, 64, 256))
 """Sizes of the nope, rope and value heads: of DeepSeek R1 and Kimi K2, and of GLM-4.7-Flash."""
@@ -32,8 +32,7 @@ class Selector:
 
     def _answer(self, heads: tuple[int, int, int], caches: list[Any]) -> Answer:
         def ask(backend: Any) -> Asked:
-            for function in caches:
-                function.cache_clear()
+            forget(caches)
             return attempt(lambda: self._take(heads, backend), listed_reasons)
 
         return answer(ask(None), {name: ask(backend) for name, backend in self._backends.items()})

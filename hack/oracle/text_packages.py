@@ -55,12 +55,10 @@ class _Module(types.ModuleType):
 
 
 class TextPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of these packages by their text in folders; `present` are modules without any, such as extensions, with all names."""
+    """Finds modules of a package by their text in a folder; `present` are modules without any, such as extensions, with all names."""
 
-    def __init__(self, folders: Sequence[Path], names: Sequence[str], present: Sequence[str]) -> None:
-        self._folders = folders
-        self._names = set(names)
-        self._present = set(present)
+    def __init__(self, folder: Path, package: str, present: Sequence[str]) -> None:
+        self._folder, self._package, self._present = folder, package, present
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
@@ -68,7 +66,7 @@ class TextPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not self._is_present(fullname) and (fullname.partition(".")[0] not in self._names or self._file(fullname) is None):
+        if not self._is_present(fullname) and (fullname.partition(".")[0] != self._package or self._file(fullname) is None):
             return None
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         spec.origin = str(self._file(fullname) or "a module without text")
@@ -85,6 +83,5 @@ class TextPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return any(fullname == name or fullname.startswith(f"{name}.") for name in self._present)
 
     def _file(self, fullname: str) -> Path | None:
-        place = fullname.replace(".", "/")
-        candidates = (folder / f"{place}{end}" for folder in self._folders for end in ("/__init__.py", ".py"))
+        candidates = (self._folder / f"{fullname.replace('.', '/')}{end}" for end in ("/__init__.py", ".py"))
         return next((file for file in candidates if file.is_file()), None)

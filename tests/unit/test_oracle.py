@@ -39,7 +39,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "textual_kernels/__init__.py").write_text("raise RuntimeError('it runs')\ndef attend(): pass\n")
     (tmp_path / "textual_kernels/deep/__init__.py").write_text("")
     (tmp_path / "textual_kernels/deep/gemm.py").write_text("class Wrapper: pass\n")
-    finder = TextPackages([tmp_path], ["textual_kernels"], ["textual_extension"])
+    finder = TextPackages(tmp_path, "textual_kernels", ["textual_extension"])
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
