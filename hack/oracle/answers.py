@@ -15,8 +15,8 @@ class Answer:
     """Pins that it follows."""
     refuses: Mapping[str, str] = field(default_factory=dict)
     """Pins on which it raises, each with its reason."""
-    ignores: Mapping[str, str] = field(default_factory=dict)
-    """Pins in place of which it silently takes another backend, with that."""
+    ignores: Mapping[str, str] | None = field(default_factory=dict)
+    """Pins in place of which it silently takes another backend, with that; None if there can be none."""
     raises: str | None = None
     """Why it raises without a pin."""
 

@@ -3,13 +3,13 @@
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from oracle.answers import attempt, listed_reasons
+from oracle.answers import Answer, attempt, listed_reasons
 
 DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
 PREFIX_HEADS = (128, 256)
@@ -49,18 +49,6 @@ class Case:
             return f"Dense/{self.head_size}/{self.cache}{marks}"
         heads = "-".join(map(str, self.dims)) if self.dims else self.query_heads
         return f"{self.kind}/{heads}/{self.cache}"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a selector says: the backend that it takes by itself (None: it raises), those that it accepts, and why not others.
-
-    Backends for another kind of attention are left out of `refuses`: why they do not fit needs no table.
-    """
-
-    takes: str | None
-    accepts: tuple[str, ...]
-    refuses: Mapping[str, str]
 
 
 def all_cases() -> Iterator[Case]:
@@ -112,12 +100,14 @@ class Selector:
         return found
 
     def _answer(self, case: Case) -> Answer:
+        """Refusals of backends for another kind of attention are left out: why they do not fit needs no table."""
         pins = {backend.name: attempt(partial(self._ask, backend, case), listed_reasons) for backend in self._backends}
         path, _ = attempt(lambda: self._ask(None, case), listed_reasons)
         return Answer(
             takes=None if path is None else self._names.get(path, path.rpartition(".")[2]),
             accepts=tuple(name for name, (taken, _) in pins.items() if taken is not None),
             refuses={name: reason for name, (_, reason) in pins.items() if reason is not None and not OTHER_KIND.search(reason)},
+            ignores=None,
         )
 
     def _dtype(self) -> Any:

@@ -1,9 +1,10 @@
-"""Finding where wheels, tables and rules differ. See `differences` for what becomes of it."""
+"""Where wheels and tables differ. See `checking` for what becomes of it."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from oracle.differences import Difference, Kind
 from oracle.tables import Answers, expand, merge, release
 from oracle.trees import cases_below, find, normalize
 
@@ -11,6 +12,27 @@ TREES = frozenset({"moe"})
 """Components whose tables are trees, because their layers have many properties."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 NOTHING: Mapping[str, Any] = {"takes": None, "accepts": [], "refuses": {}, "ignores": {}, "raises": None}
+
+
+class Kind(StrEnum):
+    ANSWER = "Answer"
+    """A selector of the wheel answers otherwise than the committed table."""
+    MISSING = "Missing"
+    """The committed table has no answer, or does not know which backend the selector takes."""
+    RULE = "Rule"
+    """A rule names another default than the committed table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference. `case` is the question: `*` for all, `BF16/*` for all below `BF16`. `detail` is what each side says."""
+
+    kind: Kind
+    component: str
+    version: str
+    architecture: str
+    case: str
+    detail: str = ""
 
 
 def find_changed(component: str, version: str, asked: Mapping[str, Answers], table: Mapping[str, Any]) -> list[Difference]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from oracle.differences import Difference, Kind
-from oracle.finding import TREES
+from oracle import attention, gemm
+from oracle.finding import TREES, Difference, Kind
 from oracle.tables import release as numbers
 from oracle.trees import find
 from vllm_operator.api.spec import Attention, Quantization
@@ -17,7 +17,6 @@ from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import SPARSE_CACHE_AS_GIVEN
 
-SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 ATTENTIONS = {
     "Dense": ("GQA", Component.ATTENTION),
     "MLA": ("MLA", Component.MLA_DECODE),
@@ -74,33 +73,25 @@ def _questions(component: str, version: VersionTable, architecture: str) -> Iter
 
 
 def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
-    for cache in ("auto", "fp8_e4m3"):
-        dense = replace(
-            plain,
-            attention=Attention.GQA,
-            attention_sinks=False,
-            image_prefix=False,
-            mixture_of_experts=False,
-            quantization=Quantization.BF16,
-        )
-        if cache != "auto":
-            dense = replace(dense, arguments={"--kv-cache-dtype": cache})
-        for size in (64, 80, 96, 112, 128, 192, 256):
-            yield f"Dense/{size}/{cache}", replace(dense, head_size=size)
-        for size in (128, 256):
-            yield f"Dense/{size}/{cache}/prefix", replace(dense, head_size=size, image_prefix=True, family="gemma-3")
-        yield f"Dense/64/{cache}/sinks", replace(dense, head_size=64, attention_sinks=True, family="gpt-oss")
-        for heads in (16, 128):
-            yield f"MLA/{heads}/{cache}", replace(_latent(plain, "MLA", cache), heads_per_rank=heads)
-    for cache in SPARSE_CACHE_TYPES if plain.release >= SPARSE_CACHE_AS_GIVEN else ("auto", "fp8_ds_mla"):
-        for heads in (16, 128):
-            yield f"SparseMLA/{heads}/{cache}", replace(_latent(plain, "SparseMLA", cache), heads_per_rank=heads, family="deepseek-v3.2")
+    dense = replace(
+        plain, attention=Attention.GQA, attention_sinks=False, image_prefix=False, mixture_of_experts=False, quantization=Quantization.BF16
+    )
+    sparse_cache = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla") if plain.release >= SPARSE_CACHE_AS_GIVEN else ("auto", "fp8_ds_mla")
+    for case in attention.all_cases():
+        if case.cache not in (sparse_cache if case.kind == "SparseMLA" else ("auto", "fp8_e4m3")) or case.dims:
+            continue
+        if case.kind == "Dense":
+            family = "gemma-3" if case.prefix else "gpt-oss" if case.sinks else None
+            asked = replace(dense, head_size=case.head_size, image_prefix=case.prefix, attention_sinks=case.sinks, family=family)
+        else:
+            latent = _latent(plain, case.kind)
+            asked = replace(latent, heads_per_rank=case.query_heads, family="deepseek-v3.2" if case.kind == "SparseMLA" else None)
+        yield case.name, replace(asked, arguments={} if case.cache == "auto" else {"--kv-cache-dtype": case.cache})
 
 
-def _latent(plain: RuleInput, kind: str, cache: str) -> RuleInput:
-    arguments = {} if cache == "auto" else {"--kv-cache-dtype": cache}
+def _latent(plain: RuleInput, kind: str) -> RuleInput:
     heads: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128)}
-    return replace(plain, attention=Attention(kind), quantization=Quantization.FP8_BLOCK, arguments=arguments, **heads, **EXPERTS)
+    return replace(plain, attention=Attention(kind), quantization=Quantization.FP8_BLOCK, **heads, **EXPERTS)
 
 
 def _prefill(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
@@ -111,16 +102,10 @@ def _prefill(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
 
 def _gemm(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
     dense = replace(plain, attention=Attention.GQA, head_size=128, mixture_of_experts=False)
-    schemes = {
-        "FP8": ("tensor", "token", "modelopt", "compressed", "compressed-tensor"),
-        "NVFP4": ("modelopt", "compressed"),
-        "MXFP8": ("modelopt", "mxfp8"),
-        "INT8": ("compressed",),
-        "INT4": ("compressed", "gptq", "awq"),
-    }
-    for quantization, names in schemes.items():
-        for name in names:
-            yield f"{quantization}/{name}", replace(dense, quantization=Quantization(quantization), quantization_scheme=name)
+    for name in gemm.FORMATS:
+        quantization, _, published = name.partition("/")
+        if published and quantization != "MXFP4":
+            yield name, replace(dense, quantization=Quantization(quantization), quantization_scheme=published)
     block = replace(dense, quantization=Quantization.FP8_BLOCK)
     yield "FP8Block", block
     yield "FP8Block/no-deep-gemm", replace(block, environment={"VLLM_USE_DEEP_GEMM": "0"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""The answers on one architecture, by the name of the case; see `attention.Answer`."""
+"""The answers on one architecture, by the name of the case; see `answers.Answer`."""
 ERROR = re.compile(r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup|Key|Assertion)Error")
 ABSENT = re.compile(r"failed to import|was built without|None of the modules|object at 0x")
 """Refusals that come from the made-up machine and not from the selector: a package is known by its text only, or an extension
@@ -66,12 +66,10 @@ def write(table: Mapping[str, Any], path: Path) -> None:
 def _compact(answer: Mapping[str, Any], reasons: "Numbered") -> dict[str, Any]:
     refused = without_the_machine(answer["refuses"])
     raises = selectors_own(answer.get("raises") or "")
-    more = {
-        "ignores": dict(sorted(answer.get("ignores", {}).items())),
-        "raises": None if raises is None else reasons.number(raises),
-    }
+    ignores = answer.get("ignores")
+    more = {"ignores": dict(sorted((ignores or {}).items())), "raises": None if raises is None else reasons.number(raises)}
     return {
-        "takes": answer["takes"] if len(refused) == len(answer["refuses"]) or "ignores" in answer else None,
+        "takes": answer["takes"] if len(refused) == len(answer["refuses"]) or ignores is not None else None,
         "accepts": sorted(answer["accepts"]),
         "refuses": {name: reasons.number(text) for name, text in refused.items()},
         **{key: value for key, value in more.items() if value not in ({}, None)},
