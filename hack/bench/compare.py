@@ -68,20 +68,12 @@ async def compare(contenders: Sequence[Contender], options: argparse.Namespace) 
 
 def as_json(rows: Sequence[Row], turns: Sequence[tuple[str, Sequence[Figure]]], options: argparse.Namespace) -> str:
     first = next(iter(rows[0].values)) if rows else ""
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
     content: dict[str, Any] = {
-        "machine": machine,
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "objects": options.objects,
         "rounds": options.rounds,
         "measurements": [
-            {
-                "phase": row.phase,
-                "name": row.name,
-                "unit": row.unit,
-                "values": row.values,
-                "ratios": {other: row.ratio(first, other) for other in row.values if other != first},
-            }
-            for row in rows
+            asdict(row) | {"ratios": {other: row.ratio(first, other) for other in row.values if other != first}} for row in rows
         ],
         "turns": [{"contender": name, "figures": [asdict(figure) for figure in figures]} for name, figures in turns],
     }

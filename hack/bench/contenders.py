@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 from bench.load import ROOT, VERSIONS, model
 
@@ -44,7 +43,7 @@ class Contender:
     async def start(self, kubeconfig: Path) -> None:
         """Start, and wait until it serves."""
         self._starts += 1
-        command = [part.replace("KUBECONFIG", str(kubeconfig)) for part in self.command]
+        command = list(self.command)
         if self.profile is not None and not self.is_floor:
             self.profile.mkdir(parents=True, exist_ok=True)
             command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
@@ -81,9 +80,8 @@ class Contender:
         if not self.port:
             return 0.0
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
-            return sum(
-                float(value) for value in re.findall(rf"^vllm_operator_{metric}_total\S* (\S+)$", await response.text(), re.MULTILINE)
-            )
+            found = re.findall(rf"^vllm_operator_{metric}_total\S* (\S+)$", await response.text(), re.MULTILINE)
+        return sum(map(float, found))
 
     def pid(self) -> int:
         assert self.process is not None
@@ -144,7 +142,7 @@ def floor(folder: Path, nodes: Sequence[Any]) -> Contender:
     """The floor, with the manifests that the operator of this checkout renders."""
     templates = folder / "templates.json"
     templates.write_text(json.dumps(floor_templates(folder, nodes)))
-    command = [sys.executable, str(Path(__file__).parent / "floor.py"), "--kubeconfig", "KUBECONFIG", "--templates", str(templates)]
+    command = [sys.executable, str(Path(__file__).parent / "floor.py"), str(templates)]
     return Contender("floor", command, ROOT, "bench-floor")
 
 
@@ -160,5 +158,4 @@ def floor_templates(folder: Path, nodes: Sequence[Any]) -> list[Any]:
         owner = {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "name": "NAME", "uid": "UID", "controller": True}
         manifest["metadata"]["ownerReferences"] = [owner]
     text = json.dumps(wanted).replace("name-to-replace", "NAME").replace(VERSIONS[0], "VERSION")
-    found: list[Any] = yaml.safe_load(text)
-    return found
+    return list(json.loads(text))

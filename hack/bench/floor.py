@@ -3,9 +3,9 @@
 It plans nothing, reports nothing, and corrects nothing. No operator that creates these two objects can be much faster on the same machine.
 """
 
-import argparse
 import asyncio
 import json
+import os
 import ssl
 import sys
 from collections import OrderedDict
@@ -23,13 +23,15 @@ OBJECTS = "/apis/vllm-operator.dev/v1alpha1/vllmdeployments"
 
 
 class Floor:
-    def __init__(self, kubeconfig: Path, templates: list[Any], session: aiohttp.ClientSession) -> None:
+    """The file of templates has a JSON list of manifests, with NAME, UID and VERSION in them."""
+
+    def __init__(self, kubeconfig: Path, templates: Path, session: aiohttp.ClientSession) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
         cluster = config["clusters"][0]["cluster"]
         self._server, self._session = cluster["server"], session
         self._ssl = ssl.create_default_context(cafile=cluster["certificate-authority"])
         self._headers = {"Authorization": f"Bearer {config['users'][0]['user']['token']}", "User-Agent": AGENT}
-        self._templates = [json.dumps(template) for template in templates]
+        self._templates = [json.dumps(template) for template in json.loads(templates.read_text())]
         self._waiting: OrderedDict[str, Any] = OrderedDict()
         self._done: dict[str, Any] = {}
         self._news = asyncio.Condition()
@@ -116,12 +118,8 @@ class Floor:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--templates", type=Path, required=True, help="JSON list of manifests, with NAME, UID and VERSION")
-    options = parser.parse_args()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=100)) as session:
-        await Floor(options.kubeconfig, json.loads(options.templates.read_text()), session).run()
+        await Floor(Path(os.environ["KUBECONFIG"]), Path(sys.argv[1]), session).run()
 
 
 if __name__ == "__main__":

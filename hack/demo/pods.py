@@ -32,19 +32,6 @@ class Role:
     crashes: bool = False
 
 
-class Roles:
-    def __init__(self) -> None:
-        self._known = {s.name: Role(s.recording, s.crashes) for s in SITUATIONS if s.recording}
-        self._seen: set[str] = set()
-
-    def of(self, instance: str) -> Role:
-        if role := self._known.get(instance):
-            return role
-        first = instance not in self._seen
-        self._seen.add(instance)
-        return Role(RECORDINGS / ("llama-bf16-cold.log" if first else "llama-bf16-warm.log"))
-
-
 class Player:
     """Watches the Pods of a namespace and plays each run of their containers once."""
 
@@ -53,7 +40,7 @@ class Player:
         self._log_root = log_root
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._speed = speed
-        self._roles = Roles()
+        self._roles = {s.name: Role(s.recording, s.crashes) for s in SITUATIONS if s.recording}
         self._cast: dict[str, Role] = {}
         self._runs: dict[tuple[str, int], asyncio.Task[None]] = {}
 
@@ -72,7 +59,8 @@ class Player:
             return
         uid = pod["metadata"]["uid"]
         if uid not in self._cast:
-            self._cast[uid] = self._roles.of(instance)
+            self._cast[uid] = self._roles.get(instance, Role(RECORDINGS / "llama-bf16-cold.log"))
+            self._roles.setdefault(instance, Role(RECORDINGS / "llama-bf16-warm.log"))
             await self._prepare(pod, self._cast[uid])
         for container in pod["status"].get("containerStatuses", [])[:1]:
             run = (uid, container["restartCount"])

@@ -32,9 +32,7 @@ class Situation:
 def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     """Compiled with visible progress, and serves."""
     seen = histories["deepseek"]
-    yield from want_condition(seen, "Ready", "True")
-    yield from want_condition(seen, "Planned", "True", "Resolved")
-    yield from want_condition(seen, "CacheWarm", "False", "Miss")
+    yield from want_conditions(seen, Ready="True", Planned="True/Resolved", CacheWarm="False/Miss")
     plan = seen.status.get("pinnedPlan", {})
     yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
     yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")
@@ -51,18 +49,17 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
 def check_second_start(histories: dict[str, History]) -> Iterator[str]:
     """Shares the first one's cache, and was much faster."""
     first, seen = histories["deepseek"], histories["deepseek-again"]
-    yield from want_condition(seen, "Ready", "True")
-    yield from want_condition(seen, "CacheWarm", "True", "Hit")
-    yield from want("the state of the cache", seen.status.get("cache", {}).get("state"), "Warm")
-    yield from want("the key of the cache", seen.status.get("cache", {}).get("key"), first.status.get("cache", {}).get("key"))
+    yield from want_conditions(seen, Ready="True", CacheWarm="True/Hit")
+    key, cache = first.status.get("cache", {}).get("key"), seen.status.get("cache", {})
+    yield from want("the state of the cache", cache.get("state"), "Warm")
+    yield from want("the key of the cache", cache.get("key"), key)
     if seen.elapsed(0) > SLOWEST_WARM_START * first.elapsed(0):
         yield f"the second start took {seen.elapsed(0):.1f} s, the first one {first.elapsed(0):.1f} s: that is not warm"
 
 
 def check_crash(histories: dict[str, History]) -> Iterator[str]:
     seen = histories["tinyllama"]
-    yield from want_condition(seen, "Crashed", "True", "MigUuidNotInteger")
-    yield from want_condition(seen, "Ready", "False")
+    yield from want_conditions(seen, Crashed="True/MigUuidNotInteger", Ready="False")
     crash = seen.status.get("lastCrash", {})
     yield from want("the signature of the crash", crash.get("signature"), "MigUuidNotInteger")
     for text in ("excerpt", "command", "pod"):
@@ -74,8 +71,7 @@ def check_crash(histories: dict[str, History]) -> Iterator[str]:
 
 def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
     seen = histories["llama"]
-    yield from want_condition(seen, "Planned", "False", "NoMatchingGPU")
-    yield from want_condition(seen, "Ready", "False", "NoMatchingGPU")
+    yield from want_conditions(seen, Planned="False/NoMatchingGPU", Ready="False/NoMatchingGPU")
     yield from want_words(seen, "Ready", "sm_103", "sm_90", "sm_100", "sm_120", "sm_121", "accelerator.architectures")
     if seen.stages:
         yield f"nothing was to be started, but these stages were seen: {', '.join(seen.stages)}"
@@ -114,14 +110,16 @@ def want(what: str, seen: object, wanted: object) -> Iterator[str]:
         yield f"{what} is {seen!r} and should be {wanted!r}"
 
 
-def want_condition(history: History, type: str, status: str, reason: str | None = None) -> Iterator[str]:
-    seen = history.condition(type)
-    if not seen:
-        yield f"the condition {type} is not set"
-        return
-    yield from want(f"the condition {type}", seen["status"], status)
-    if reason:
-        yield from want(f"the reason of {type}", seen["reason"], reason)
+def want_conditions(history: History, **wanted: str) -> Iterator[str]:
+    """Complain about conditions that are not as wanted: a status, or a status and a reason."""
+    for type, both in wanted.items():
+        status, _, reason = both.partition("/")
+        if not (seen := history.condition(type)):
+            yield f"the condition {type} is not set"
+            continue
+        yield from want(f"the condition {type}", seen["status"], status)
+        if reason:
+            yield from want(f"the reason of {type}", seen["reason"], reason)
 
 
 def want_words(history: History, type: str, *words: str) -> Iterator[str]:

@@ -4,7 +4,6 @@ The oracles of vLLM (vllm/model_executor/layers/fused_moe/oracle) are asked as t
 model decides elsewhere is not answered.
 """
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -220,15 +219,8 @@ def _model_config(model: Model) -> Any:
 
 
 def _wants_float32(model: Model) -> bool:
-    if model.source is None:
-        return False
-    spec = importlib.util.find_spec(f"vllm.model_executor.models.{model.source}")
-    return spec is not None and spec.origin is not None and "router_logits_dtype=torch.float32" in _text(spec.origin)
-
-
-@functools.cache
-def _text(path: str) -> str:
-    return Path(path).read_text()
+    spec = None if model.source is None else importlib.util.find_spec(f"vllm.model_executor.models.{model.source}")
+    return spec is not None and spec.origin is not None and "router_logits_dtype=torch.float32" in Path(spec.origin).read_text()
 
 
 def _reason(error: Exception) -> str:

@@ -17,11 +17,7 @@ from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import SPARSE_CACHE_AS_GIVEN
 
-ATTENTIONS = {
-    "Dense": ("GQA", Component.ATTENTION),
-    "MLA": ("MLA", Component.MLA_DECODE),
-    "SparseMLA": ("SparseMLA", Component.SPARSE_ATTENTION),
-}
+ATTENTIONS = {"Dense": Component.ATTENTION, "MLA": Component.MLA_DECODE, "SparseMLA": Component.SPARSE_ATTENTION}
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "Tensor": {},
     "Tensor8": {"tensor": 8, "expert_tensor": 8},
@@ -59,7 +55,7 @@ def _taken(component: str, table: Mapping[str, Any], version: str, architecture:
 def _said(component: str, case: str, version: VersionTable, asked: RuleInput, rules: Rules) -> tuple[str, ...]:
     """The default that the rules name, with its alternatives; nothing if they choose something else or are silent."""
     decision = choose_backends(ResolvedVersion(version.version, version, ""), asked, rules)
-    wanted = ATTENTIONS[case.partition("/")[0]][1] if component == "attention" else Component.MOE if component == "moe" else None
+    wanted = ATTENTIONS[case.partition("/")[0]] if component == "attention" else Component.MOE if component == "moe" else None
     wanted = wanted or next(each for each, name in SELECTOR_TABLES.items() if name == component)
     for choice in decision.choices:
         if choice.component == wanted and choice.chosen_by == "Engine":
@@ -76,6 +72,7 @@ def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
     dense = replace(
         plain, attention=Attention.GQA, attention_sinks=False, image_prefix=False, mixture_of_experts=False, quantization=Quantization.BF16
     )
+    latent = replace(plain, quantization=Quantization.FP8_BLOCK, deepseek_heads=True, mla_dims=(128, 64, 128), **EXPERTS)
     sparse_cache = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla") if plain.release >= SPARSE_CACHE_AS_GIVEN else ("auto", "fp8_ds_mla")
     for case in attention.all_cases():
         if case.cache not in (sparse_cache if case.kind == "SparseMLA" else ("auto", "fp8_e4m3")) or case.dims:
@@ -84,14 +81,9 @@ def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
             family = "gemma-3" if case.prefix else "gpt-oss" if case.sinks else None
             asked = replace(dense, head_size=case.head_size, image_prefix=case.prefix, attention_sinks=case.sinks, family=family)
         else:
-            latent = _latent(plain, case.kind)
-            asked = replace(latent, heads_per_rank=case.query_heads, family="deepseek-v3.2" if case.kind == "SparseMLA" else None)
+            family = "deepseek-v3.2" if case.kind == "SparseMLA" else None
+            asked = replace(latent, attention=Attention(case.kind), heads_per_rank=case.query_heads, family=family)
         yield case.name, replace(asked, arguments={} if case.cache == "auto" else {"--kv-cache-dtype": case.cache})
-
-
-def _latent(plain: RuleInput, kind: str) -> RuleInput:
-    heads: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128)}
-    return replace(plain, attention=Attention(kind), quantization=Quantization.FP8_BLOCK, **heads, **EXPERTS)
 
 
 def _prefill(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
