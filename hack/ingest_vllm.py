@@ -14,7 +14,6 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +63,17 @@ class Wheel:
             if re.fullmatch(rf"{re.escape(folder)}[^/]+\.py", name):
                 yield ast.parse(self._read(name))
 
-    def metadata(self) -> dict[str, list[str]]:
+    def metadata(self) -> str:
         name = next(name for name in self._names if name.endswith(".dist-info/METADATA"))
-        message = HeaderParser().parsestr(self._read(name))
-        return {key: message.get_all(key, []) for key in message}
+        return self._read(name).partition("\n\n")[0]
 
     def has(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._names)
 
 
-def _requirement(metadata: dict[str, list[str]], name: str) -> str | None:
-    for line in metadata.get("Requires-Dist", []):
-        match = re.match(rf"{re.escape(name)}\s*==\s*([0-9][^\s;,)]*)\s*$", line)
-        if match:
-            return match[1]
-    return None
+def _requirement(metadata: str, name: str) -> str | None:
+    found = re.search(rf"(?m)^Requires-Dist: {name} *== *([0-9][^\s;,)]*) *$", metadata)
+    return found[1] if found else None
 
 
 def _backends(wheel: Wheel) -> dict[str, list[str]]:
@@ -91,26 +86,19 @@ def _backends(wheel: Wheel) -> dict[str, list[str]]:
 def _flags(wheel: Wheel) -> dict[str, list[str]]:
     flags: dict[str, list[str]] = {}
     for name in FLAG_FILES:
-        source = wheel.source(name)
-        if source:
-            flags |= flags_of_calls(source)
-            flags |= flags_of_fields(source, ("BaseFrontendArgs", "FrontendArgs"))
+        if source := wheel.source(name):
+            flags |= flags_of_calls(source) | flags_of_fields(source, ("BaseFrontendArgs", "FrontendArgs"))
     return dict(sorted(flags.items()))
 
 
-def _version(path: Path, metadata: dict[str, list[str]]) -> str:
+def _version(path: Path, metadata: str) -> str:
     """The version without its local part. It becomes the name of a file, so it has to be one."""
-    text = next(iter(metadata.get("Version", [])), "").partition("+")[0]
+    text = metadata.partition("\nVersion: ")[2].partition("\n")[0].partition("+")[0]
     try:
         Version(text)
     except InvalidVersion:
         raise SystemExit(f"{path} has no version that can be read: {text[:100]!r}") from None
     return text
-
-
-def _cuda(variable: dict[str, Any]) -> str | None:
-    match = re.search(r"\d+\.\d+", str(variable.get("default", "")))
-    return match[0] if match else None
 
 
 def ingest(path: Path) -> dict[str, Any]:
@@ -121,8 +109,9 @@ def ingest(path: Path) -> dict[str, Any]:
         raise SystemExit(f"{path} holds no vllm/envs.py: is this a vLLM wheel?")
     known = variables(envs)
     configs = {flag: field_names(source, cls) for flag, (name, cls) in CONFIGS.items() if (source := wheel.source(name))}
+    cuda = re.search(r"\d+\.\d+", str(known.get("VLLM_MAIN_CUDA_VERSION", {}).get("default", "")))
     bundle = {
-        "cuda": _cuda(known.get("VLLM_MAIN_CUDA_VERSION", {})),
+        "cuda": cuda[0] if cuda else None,
         "torch": _requirement(metadata, "torch"),
         "flashinfer": _requirement(metadata, "flashinfer-python"),
         "flashinferCubins": _requirement(metadata, "flashinfer-cubin") is not None,

@@ -137,7 +137,7 @@ def check_wheels(*options: str) -> None:
         for lock in (LOCK_OF_BUILD, LOCK):
             with tempfile.TemporaryDirectory() as folder:
                 wanted = ["--quiet", "--dest", folder, "--requirement", str(lock)]
-                _run([sys.executable, "-m", "pip", "download", *wanted, *chosen, *platforms, *options], dict(os.environ))
+                _run([sys.executable, "-m", "pip", "download", *wanted, *chosen, *platforms, *options])
 
 
 def build(folder: Path, *, digest: str = "") -> list[Path]:
@@ -145,8 +145,8 @@ def build(folder: Path, *, digest: str = "") -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if left := sorted(path.name for path in folder.iterdir()):
         raise ReleaseError(f"{folder} is not empty: remove {', '.join(left)}.")
-    environment = os.environ | {"SOURCE_DATE_EPOCH": str(int(_committed_at().timestamp()))}
-    _run([sys.executable, "-m", "hatchling", "build", "--directory", str(folder)], environment)
+    epoch = str(int(_committed_at().timestamp()))
+    _run([sys.executable, "-m", "hatchling", "build", "--directory", str(folder)], SOURCE_DATE_EPOCH=epoch)
     _helm("package", CHART, "--destination", folder)
     (folder / "install.yaml").write_text(install_manifest(digest), "utf-8")
     (folder / f"{NAME}-{__version__}.cdx.json").write_text(bill_of_materials(LOCK.read_text("utf-8")), "utf-8")
@@ -162,12 +162,11 @@ def _committed_at() -> datetime:
 
 
 def _helm(*arguments: str | Path) -> str:
-    program = ensure_binaries(["helm"])["helm"]
-    return _run([str(program), *map(str, arguments)], dict(os.environ))
+    return _run([str(ensure_binaries(["helm"])["helm"]), *map(str, arguments)])
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def _run(command: list[str], **environment: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

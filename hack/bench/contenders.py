@@ -28,7 +28,6 @@ class Contender:
     command: Sequence[str]
     checkout: Path
     agent: str
-    says_ready: bytes = b"serving"
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     port: int = 0
@@ -44,7 +43,7 @@ class Contender:
         """Start, and wait until it serves."""
         self._starts += 1
         command = list(self.command)
-        if self.profile is not None and not self.is_floor:
+        if self.profile is not None:
             self.profile.mkdir(parents=True, exist_ok=True)
             command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
         if self._starts == 1 and not self.is_floor:
@@ -63,7 +62,7 @@ class Contender:
         async for line in process.stderr:
             if found := re.search(rb"metrics on port (\d+)", line):
                 self.port = int(found[1])
-            if self.says_ready in line:
+            if b"serving" in line:
                 ready.set()
             if b"Request attempt" not in line and (self.is_floor or b"ERROR" in line or b"Traceback" in line):
                 print(f"{self.name}: {line.decode(errors='replace').rstrip()}", file=sys.stderr)

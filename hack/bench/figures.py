@@ -64,14 +64,9 @@ def _seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-def of(requests: Iterable[Request], agent: str, *targets: str, verbs: Iterable[str] = WRITES) -> list[Request]:
-    """The requests of one user agent that succeeded, to these resources (any if none is given), with these verbs."""
-    wanted = frozenset(verbs)
-    return [
-        request
-        for request in requests
-        if request.code < 400 and request.verb in wanted and request.agent.startswith(agent) and (not targets or request.target in targets)
-    ]
+def of(requests: Iterable[Request], agent: str, target: str, verbs: Collection[str] = WRITES) -> list[Request]:
+    """The requests of one user agent to a resource that succeeded, with these verbs."""
+    return [it for it in requests if it.code < 400 and it.verb in verbs and it.agent.startswith(agent) and it.target == target]
 
 
 def asked_by(requests: Iterable[Request], agent: str, verbs: Collection[str]) -> list[Request]:

@@ -13,7 +13,7 @@ from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
 from demo.history import History
 from demo.record import is_compiling, record
 from demo.screen import Lines, draw
-from demo.situations import SITUATIONS, Situation, failures
+from demo.situations import SITUATIONS, failures
 from testenv.binaries import BuildError
 from testenv.controlplane import ControlPlaneError
 from testenv.processes import ProcessGroup
@@ -73,8 +73,8 @@ class Show:
         return time.monotonic() - self._began
 
     def _apply_next(self) -> None:
-        ready = (situation for situation in self._waiting if self._may_start(situation))
-        situation = next(ready, None)
+        settled = {None, *(name for name, history in self.histories.items() if history.settled_at is not None)}
+        situation = next((each for each in self._waiting if each.after in settled), None)
         if situation is None or self._now - self._applied_last < APPLY_EVERY:
             return
         self._waiting.remove(situation)
@@ -84,12 +84,6 @@ class Show:
         )
         self._cluster.kubectl("apply", "-f", str(situation.manifest))
         self.histories[situation.name] = History(situation.name)
-
-    def _may_start(self, situation: Situation) -> bool:
-        if situation.after is None:
-            return True
-        before = self.histories.get(situation.after)
-        return before is not None and before.settled_at is not None
 
     def _look(self) -> None:
         for resource in self._cluster.resources():

@@ -50,14 +50,10 @@ CUDA = "13.0"
 """Of the image."""
 
 
-def _from(capability: int) -> Callable[[int], bool]:
-    return lambda asked: asked >= capability
-
-
 PREDICATES: Mapping[str, Callable[[int], bool]] = {
     # csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, built for CUDA 12.8 and newer
-    "cutlass_scaled_mm_supports_fp8": _from(89),
-    "cutlass_scaled_mm_supports_block_fp8": _from(90),
+    "cutlass_scaled_mm_supports_fp8": lambda asked: asked >= 89,
+    "cutlass_scaled_mm_supports_block_fp8": lambda asked: asked >= 90,
     "cutlass_group_gemm_supported": lambda asked: 90 <= asked < 110,
     # csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
     "cutlass_scaled_mm_supports_fp4": lambda asked: 100 <= asked < 130,
