@@ -18,16 +18,21 @@ def _called(node: ast.AST) -> str:
     return ast.unparse(node.func).rsplit(".", 1)[-1] if isinstance(node, ast.Call) else ""
 
 
+def _assigned(source: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Module-level names with their values."""
+    for node in source.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name), *_], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                yield name, value
+
+
 def literals(source: ast.Module) -> dict[str, list[str]]:
     """Module-level `Name = Literal[...]`; names that a literal refers to are resolved within the module."""
     found: dict[str, list[str]] = {}
-    for node in source.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            name, value = node.target.id, node.value
-        else:
-            continue
+    for name, value in _assigned(source):
         if isinstance(value, ast.Subscript) and ast.unparse(value.value).rsplit(".", 1)[-1] in ("Literal", "Union"):
             names = [leaf.id for leaf in ast.walk(value.slice) if isinstance(leaf, ast.Name) and leaf.id in found]
             found[name] = _strings(value.slice) + [item for other in names for item in found[other]]
@@ -66,14 +71,11 @@ def flags_of_fields(source: ast.Module, classes: tuple[str, ...]) -> dict[str, l
 
 
 def _registered(source: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for node in source.body:
-        if isinstance(node, ast.AnnAssign | ast.Assign):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            value = node.value
-            if ast.unparse(target) == "environment_variables" and isinstance(value, ast.Dict):
-                for key, entry in zip(value.keys, value.values, strict=True):
-                    if isinstance(key, ast.Constant):
-                        yield str(key.value), entry
+    for name, value in _assigned(source):
+        if name == "environment_variables" and isinstance(value, ast.Dict):
+            for key, entry in zip(value.keys, value.values, strict=True):
+                if isinstance(key, ast.Constant):
+                    yield str(key.value), entry
 
 
 def _values(entry: ast.expr) -> list[str]:

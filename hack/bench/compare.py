@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.contenders import Contender, floor, other_commit, remove_checkout, this_checkout
+from bench.contenders import Contender, floor, other_commit, this_checkout
 from bench.figures import Figure, Row, summarize, table
 from bench.load import Api, prepare
 from bench.phases import Turn, held_pods
@@ -101,17 +102,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    with tempfile.TemporaryDirectory(prefix="vllm-operator-bench-") as temporary:
-        folder = Path(temporary)
+    with tempfile.TemporaryDirectory(prefix="vllm-operator-bench-") as temporary, ExitStack() as stack:
         contenders = [this_checkout(options.profile)]
-        other = other_commit(options.against, folder, options.profile) if options.against else None
-        try:
-            contenders += [other] if other is not None else []
-            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")])]
-            turns = asyncio.run(compare(contenders, options))
-        finally:
-            if other is not None:
-                remove_checkout(other)
+        if options.against:
+            contenders.append(stack.enter_context(other_commit(options.against, Path(temporary), options.profile)))
+        if not options.no_floor:
+            contenders.append(floor(Path(temporary), [gpu_node("h100-sxm", "gpu")]))
+        turns = asyncio.run(compare(contenders, options))
     rows = summarize(turns)
     print(as_json(rows, turns, options) if options.output == "json" else table(rows, [contender.name for contender in contenders]))
 

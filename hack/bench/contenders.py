@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ def this_checkout(profile: Path | None = None) -> Contender:
     return Contender("here", command, ROOT, "vllm-operator/", environment=OPERATOR_ENVIRONMENT, profile=profile)
 
 
-def other_commit(commit: str, folder: Path, profile: Path | None) -> Contender:
+@contextmanager
+def other_commit(commit: str, folder: Path, profile: Path | None) -> Iterator[Contender]:
     """The operator of another commit, in a git worktree below the folder.
 
     It runs in a virtual environment of its own if that commit has locked other dependencies.
@@ -123,18 +125,17 @@ def other_commit(commit: str, folder: Path, profile: Path | None) -> Contender:
     sha = subprocess.run([*git, "rev-parse", "--short", commit], check=True, capture_output=True, text=True).stdout.strip()
     checkout = folder / sha
     subprocess.run([*git, "worktree", "add", "--quiet", "--detach", "--force", str(checkout), sha], check=True)
-    locked = Path("requirements/runtime.txt")
-    python = sys.executable
-    if (checkout / locked).read_bytes() != (ROOT / locked).read_bytes():
-        subprocess.run([sys.executable, "-m", "venv", str(checkout / ".venv")], check=True)
-        python = str(checkout / ".venv/bin/python")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(checkout / locked)], check=True)
-    environment = {**OPERATOR_ENVIRONMENT, "PYTHONPATH": str(checkout / "operator")}
-    return Contender(sha, [python, "-m", "vllm_operator", "run"], checkout, "vllm-operator/", environment=environment, profile=profile)
-
-
-def remove_checkout(contender: Contender) -> None:
-    subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(contender.checkout)], check=True)
+    try:
+        locked = Path("requirements/runtime.txt")
+        python = sys.executable
+        if (checkout / locked).read_bytes() != (ROOT / locked).read_bytes():
+            subprocess.run([sys.executable, "-m", "venv", str(checkout / ".venv")], check=True)
+            python = str(checkout / ".venv/bin/python")
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(checkout / locked)], check=True)
+        environment = {**OPERATOR_ENVIRONMENT, "PYTHONPATH": str(checkout / "operator")}
+        yield Contender(sha, [python, "-m", "vllm_operator", "run"], checkout, "vllm-operator/", environment=environment, profile=profile)
+    finally:
+        subprocess.run([*git, "worktree", "remove", "--force", str(checkout)], check=True)
 
 
 def floor(folder: Path, nodes: Sequence[Any]) -> Contender:

@@ -6,7 +6,6 @@ asked for reduced motion, shows the last frame.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -59,43 +58,38 @@ text { font: 15px system-ui, sans-serif; fill: #1f2328 }
 @keyframes come { from { opacity: 0 } }"""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start that became ready: its stages with their seconds, in their order."""
-
-    stages: tuple[tuple[Stage, float], ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.stages)
+Start = Sequence[tuple[Stage, float]]
+"""A start that became ready: its stages with their seconds, in their order."""
 
 
 def start_of_log(state: StartupState) -> Start:
     """Return the start in a log. All its lines have times."""
-    times = [since for _, since in state.entered]
-    ends = [*times[1:], state.last_line_at]
+    ends = [*(since for _, since in state.entered[1:]), state.last_line_at]
     pairs = zip(state.entered, ends, strict=True)
-    return Start(
-        tuple((stage, (end - since).total_seconds()) for (stage, since), end in pairs if since and end and stage is not Stage.READY)
-    )
+    return [(stage, (end - since).total_seconds()) for (stage, since), end in pairs if since and end and stage is not Stage.READY]
+
+
+def seconds_of(start: Start) -> float:
+    return sum(seconds for _, seconds in start)
 
 
 def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start) -> str:
     """Draw the last frame of the demo's objects `deepseek`, `deepseek-again`, `tinyllama` and `llama`, with how it came about."""
     by_name = {each["metadata"]["name"]: each for each in objects}
-    scale = BAR / cold.seconds
+    scale = BAR / seconds_of(cold)
     warm_begins = BEGINS + SECONDS + 0.6
     remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|\.)")
     way_out = _advice(by_name["llama"], "Planned", r"(Add [^.]+? to spec[\w.]+\w)")
     rows = [
         _started(0, "deepseek", f"first start, {_gpu(by_name['deepseek'])}", cold, scale, BEGINS),
         _started(1, "deepseek-again", "second start, warm caches", warm, scale, warm_begins),
-        _failed(2, by_name["tinyllama"], remedy, BEGINS + 31 * SECONDS / cold.seconds),
+        _failed(2, by_name["tinyllama"], remedy, BEGINS + 31 * SECONDS / seconds_of(cold)),
         _failed(3, by_name["llama"], way_out, BEGINS),
     ]
     height = TOP + ROW * len(rows)
+    first, second = (duration(seconds_of(start)) for start in (cold, warm))
     title = (
-        f"Four VLLMDeployments: a first start that takes {duration(cold.seconds)}, a second one that takes {duration(warm.seconds)}, "
+        f"Four VLLMDeployments: a first start that takes {first}, a second one that takes {second}, "
         "a crash with its name and remedy, and a plan without a matching GPU"
     )
     lines = [
@@ -114,7 +108,7 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
     yield from _names(y, name, note)
     speed = SECONDS / BAR
     x = float(LEFT)
-    for stage, seconds in start.stages:
+    for stage, seconds in start:
         width = seconds * scale
         if width < 0.05:
             continue
@@ -128,7 +122,7 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
             yield _text(x + width / 2, y + 17, label, "stage comes", shown, extra=' fill="#1f2328" style="fill:#1f2328;{}"')
         x += width
     done = begins + (x - LEFT) * speed
-    yield _text(x + 12, y + 18, f"{duration(start.seconds)}  ✔ serves", "good comes", done)
+    yield _text(x + 12, y + 18, f"{duration(seconds_of(start))}  ✔ serves", "good comes", done)
 
 
 def _failed(row: int, resource: Mapping[str, Any], advice: str, begins: float) -> Iterator[str]:

@@ -185,19 +185,12 @@ def _four_bits(group: int) -> Any:
     return QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group)
 
 
-class GemmType(Enum):
-    """Humming's enumeration, of which the names are known and the values are what vLLM compares."""
-
-    INDEXED = "indexed"
-    GROUPED_CONTIGUOUS = "grouped_contiguous"
-    GROUPED_MASKED = "grouped_masked"
-
-
 def _make_up_humming() -> None:
     """Give Humming, of which only the names are known, the values that vLLM compares."""
     if importlib.util.find_spec("vllm.utils.humming") is not None:
         humming: Any = importlib.import_module("vllm.utils.humming")
-        humming.GemmType = GemmType
+        kinds = {"INDEXED": "indexed", "GROUPED_CONTIGUOUS": "grouped_contiguous", "GROUPED_MASKED": "grouped_masked"}
+        humming.GemmType = Enum("GemmType", kinds)
 
 
 def _exchanges() -> list[str]:
