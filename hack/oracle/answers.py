@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What vLLM says about one layer."""
-
     takes: str | None
     """The backend that it takes by itself; None if it raises."""
     accepts: tuple[str, ...] = ()

@@ -28,6 +28,8 @@ EXCHANGE = "allgather_reducescatter"
 """The default of `--all2all-backend`."""
 FLAG_NAMES = {"deep_gemm": "DEEPGEMM", "deep_gemm_mega_moe": "DEEPGEMM_MEGA_MOE", "cutlass": "VLLM_CUTLASS"}
 """As catalog/data/invocations.yaml names them."""
+GemmType = Enum("GemmType", {"INDEXED": "indexed", "GROUPED_CONTIGUOUS": "grouped_contiguous", "GROUPED_MASKED": "grouped_masked"})
+"""Of Humming, of which only the names are known: the values that vLLM compares."""
 
 
 class Selector:
@@ -186,11 +188,9 @@ def _four_bits(group: int) -> Any:
 
 
 def _make_up_humming() -> None:
-    """Give Humming, of which only the names are known, the values that vLLM compares."""
     if importlib.util.find_spec("vllm.utils.humming") is not None:
         humming: Any = importlib.import_module("vllm.utils.humming")
-        kinds = {"INDEXED": "indexed", "GROUPED_CONTIGUOUS": "grouped_contiguous", "GROUPED_MASKED": "grouped_masked"}
-        humming.GemmType = Enum("GemmType", kinds)
+        humming.GemmType = GemmType
 
 
 def _exchanges() -> list[str]:
