@@ -76,7 +76,7 @@ KERNELS = (
     *("DEEPGEMM", "B12X", "CUTLASS", "MARLIN", "HUMMING", "MACHETE", "ALLSPARK", "EXLLAMA", "CONCH", "BITBLAS", "FBGEMM", "EMULATION"),
     *("TRITON", "W8A8_BLOCK_FP8_MATMUL", "TORCH"),
 )
-"""The words of which the name of a class or function has some; the first that it has all of counts."""
+"""Words in names of classes and functions. The first entry counts that fits: those of FlashInfer before others, general ones last."""
 NAMES = {
     "DEEP_GEMM": "DEEPGEMM",
     "FLASHINFER_DEEPGEMM": "DEEPGEMM",  # FlashInfer's variant of it for few tokens
