@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from generate_backends_doc import DOCS, FAMILIES, files
+from generate_backends_doc import FAMILIES, files
+from generate_docs import DOCS
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rules import load_rules
 
