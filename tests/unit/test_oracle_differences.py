@@ -71,6 +71,7 @@ def test_each_committed_line_has_a_reason() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(600)  # one and a half minutes of CPU for experts: all versions, architectures and layers
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_each_difference_between_tables_and_rules_has_a_reason_and_each_reason_a_difference(component: str) -> None:
     _, problems = compare({}, load_tables([component]))
