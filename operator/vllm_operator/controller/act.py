@@ -53,7 +53,7 @@ class ActionResult:
     revision: str | None = None
     """The name of the plan."""
     jobs: list[Manifest] = field(default_factory=list)
-    """Live Jobs that have not finished and have no Pod, or no Pod that is bound to a node."""
+    """Live Jobs that have no Pod, or no Pod that is bound to a node. They may have failed."""
     applied: Applied = field(default_factory=Applied)
     exposure: Exposure = NO_EXPOSURE
     scaling: tuple[ObjectProblem, ...] = ()

@@ -1,8 +1,8 @@
 """Apply the desired children of a VLLMDeployment: write only what differs, and only what the operator owns.
 
-Whether a child is up to date, the API server stores with it (`managed_fields`), so a restart of the operator writes nothing. Otherwise the
-child is applied (server-side apply), which corrects drift and keeps the fields of other managers. A child that was found up to date is
-checked again only after it or its desired manifest has changed.
+The API server stores with each child what shows whether it is up to date (`managed_fields`), so a restart of the operator writes nothing.
+A child that is not up to date is applied (server-side apply), which corrects drift and keeps the fields of other managers. A child that was
+found up to date is checked again only after it or its desired manifest has changed.
 
 The operator never takes over an object of the same name that it did not create.
 """
@@ -55,7 +55,7 @@ class Applied:
     """For each Deployment, the first applied field of its Pod template that is missing or has another value."""
     written: int = 0
     waiting: bool = False
-    """A child of an earlier object of this name is being deleted."""
+    """A child is being deleted, for example one of an earlier object of this name."""
     failure: ClusterError | None = None
     """The retryable error that ended applying. Earlier writes stay."""
 
@@ -73,7 +73,7 @@ class Applier:
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Apply the desired objects, and prune children that are not desired.
 
-        A retryable error ends applying, and is in `failure`. `live` are the children that were found by label.
+        A retryable error ends applying, and is in `failure`. `live` are the children that were found.
         """
         result = Applied()
         found = {_identity(child): child for child in live}
@@ -243,7 +243,7 @@ async def annotate_claim(
 ) -> Manifest:
     """Set annotations of a PersistentVolumeClaim, or remove them where the value is None; return the result.
 
-    `disowned` are the positions of owner references to remove. Several VLLMDeployments may share the claim, and a user may have created it.
+    `disowned` are the positions of owner references to remove. Several VLLMDeployments may share the PVC, and a user may have created it.
     So a separate field manager writes only these fields, and only if the claim has not changed since it was read: otherwise, Conflict.
     """
     metadata = claim["metadata"]

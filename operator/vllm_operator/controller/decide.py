@@ -30,7 +30,7 @@ from vllm_operator.status.remedies import carried_out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to write."""
+    """What to write before events and status."""
 
     outcome: Outcome
     actions: CacheActions
@@ -50,7 +50,7 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
-    """Decide about one VLLMDeployment. Some of the known crashes mean a full volume."""
+    """Decide about one VLLMDeployment. `crashes` says which crashes mean that a volume is full."""
     resource, cache = snapshot.resource, snapshot.resource.status.cache
     make_plan = partial(
         plan,

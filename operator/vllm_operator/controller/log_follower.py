@@ -8,7 +8,7 @@ If more logs are needed than may be open at the same time, they take turns. Whil
 followed, so that its connection is free for the next log.
 
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
-times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
+times of its lines show this, so `Follower.note_end` checks it once the end of the run is known.
 
 The API server prefixes each line with an RFC 3339 time and a space. Observed behavior of a kubelet (v1.35.4):
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LINE_BYTES = 64 * 1024
 """Length above which a line is parsed in pieces."""
 REPLAY_BYTES = 64 * 1024 * 1024
-"""Number of bytes of an ended run's log that are read. No start writes this much."""
+"""Maximum number of bytes of an ended run's log that are read. No start writes this much."""
 STEP_PERCENT = 5
 """Progress that is reported without waiting for `INTERVAL_SECONDS`."""
 INTERVAL_SECONDS = 10.0
@@ -76,7 +76,7 @@ _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an engine container."""
+    """One run of a container of an engine, or of a Job that fetches weights."""
 
     namespace: str
     pod: str

@@ -111,7 +111,7 @@ class Followers:
         await asyncio.gather(*(follower.task for follower in all_followers), return_exceptions=True)
 
     def _read_missed(self, key: Key, uid: str, pod: Manifest) -> None:
-        """Read a log again if its follower failed, or read the log of another run."""
+        """Read the log of an ended run again if its end was not read, or if its follower may have read the log of another run."""
         followers = self._runs[key]
         for run_key in [run_key for run_key in followers if run_key[0] == uid]:
             follower = followers[run_key]

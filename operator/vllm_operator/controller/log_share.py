@@ -1,9 +1,9 @@
 """What all logs share: a number of open streams, and a part of the event loop's time for parsing.
 
 Users control the size of logs. The event loop also renews the Lease and answers probes. So all logs together get a share of its time (a
-token bucket), in steps of a few milliseconds, and other tasks run between two steps. If several logs wait, the namespace with the least
-recent use is served first, and within it the log with the least recent use: a Pod that logs without end delays first itself, then the Pods
-of its namespace, and the log of a start that writes a hundred lines is read at once.
+token bucket), in steps of a few milliseconds, and other tasks run between two steps. If several logs wait, the namespace that used the
+least time recently is served first, and within it the log that used the least: a Pod that logs without end delays first itself, then the
+Pods of its namespace, and the log of a start that writes a hundred lines is read at once.
 
 `Pace` detects a log that grows faster than it is read. Reading then continues near its end.
 """
@@ -170,7 +170,7 @@ class LogShare:
         self._parsed(took)
 
     def _next(self, now: float) -> _Turn:
-        """Return the turn with the least recent use, by namespace and then by log; the first one of equals."""
+        """Return the turn of the log that used the least time recently, by namespace and then by log; the first one of equals."""
         self._namespaces = {name: use for name, use in self._namespaces.items() if use.at(now) > FORGOTTEN_SECONDS}
         used = {name: use.at(now) for name, use in self._namespaces.items()}
         first = min((turn.account.namespace for turn in self._waiting), key=lambda name: used.get(name, 0.0))

@@ -83,13 +83,13 @@ class Snapshot:
     """The same, parsed, with the plan in force and with its preset."""
     now: datetime
     children: tuple[Manifest, ...] = ()
-    """The objects with the operator's labels and the name of the VLLMDeployment. They may have another owner (`ownership`)."""
+    """The objects with its labels, which may have another owner (`ownership`), and its Deployments and Service without these labels."""
     pods: tuple[PodView, ...] = ()
     """The Pods, including those of its primer and Jobs."""
     revisions: tuple[Manifest, ...] = ()
     """The ControllerRevisions with its plans, possibly without their data."""
     removals: tuple[Removal, ...] = ()
-    """Cleaning Jobs and finished Pods that block the deletion of a PVC."""
+    """Jobs of the operator and finished Pods that block the deletion of a PVC."""
     claims: Mapping[str, Manifest] = field(default_factory=dict)
     """The live PVCs that its Pods mount or could mount, by name."""
     claim_users: Mapping[str, tuple[ClaimUser, ...]] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.status.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, DrainingPod, draining_until, last_sign, read_requests
 
 HOLDERS_SECONDS = 15.0
-"""Interval between reads of other Pods that keep a claim, which no watch reports."""
+"""Interval between reads of other Pods that keep a PVC, which no watch reports."""
 METRICS_MISSING_SECONDS = 300.0
 """Delay until the metrics API is requested again after it was missing or forbidden."""
 METRICS_OUTAGE_SECONDS = 30.0
@@ -95,7 +95,7 @@ class StartReader:
         )
 
     async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
-        """Return the Pods that keep claims from being deleted, by claim name."""
+        """Return the Pods that keep PVCs from being deleted, by the name of the PVC."""
         names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
         pods = await self._client.find(kube.POD, namespace) if names else ()
         orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]

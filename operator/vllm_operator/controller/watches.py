@@ -2,7 +2,7 @@
 
 kopf provides list and watch, bookmarks, reconnection and the detection of dead connections. kopf's other handlers are not used: they write
 annotations and finalizers, and retry independently of the queue. Two settings keep the CPU time of an event low (0.3 to 0.5 ms):
-`_NoDiffBase`, and an object's task ends soon after its last event instead of keeping the object for 5 s.
+`_NoDiffBase`, and `IDLE_SECONDS` instead of kopf's 5 s.
 
 Nodes are not watched, because they are large and change with every heartbeat.
 """
@@ -46,7 +46,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 @dataclass(slots=True, kw_only=True)
 class Watches:
-    """Watches of the operator."""
+    """A kopf operator that watches these kinds."""
 
     kinds: Sequence[Kind]
     configuration: Callable[[], Configuration]

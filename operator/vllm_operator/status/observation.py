@@ -167,7 +167,7 @@ def _template(pod: PodView | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A snapshot of one VLLMDeployment, and what follows from it. Pods without a name are omitted, because no message could name them."""
+    """What is known about one VLLMDeployment, and what follows. Pods without a name are omitted, because no message could name them."""
 
     resource: VLLMDeployment  # as read, with its last written status
     outcome: Outcome  # of planning its current generation
@@ -213,7 +213,7 @@ class Observation:
 
     @property
     def messages(self) -> Messages:
-        """The messages."""
+        """The templates of conditions and events."""
         return self.knowledge.messages
 
     @cached_property

@@ -2,8 +2,8 @@
 
 A decision is written to the status first. The next reconciliation carries it out from there (`remedies`), so an operator that exits in
 between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by the same reconciliation,
-right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation of the spec. After giving
-up, only a change of the spec starts a new attempt, so there are no loops.
+right after the status is written. Remedies are applied on top of the pinned plan, and end when the spec changes in a field that a plan
+depends on. After giving up, only such a change starts a new attempt, so there are no loops.
 """
 
 from dataclasses import dataclass

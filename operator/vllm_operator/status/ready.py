@@ -63,7 +63,7 @@ def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecove
 
 
 def reportable(observed: Observation, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Return the verdicts as conditions. Progressing refers to Crashed if it has nothing to add."""
+    """Return the verdicts to report: Progressing refers to Crashed if it has nothing to add."""
     crash, progress = judged.get(CRASHED), judged[PROGRESSING]
     is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
     if is_only_crash and progress.reason in (Reason.START_FAILED, Reason.STOPPED):

@@ -2,7 +2,7 @@
 
 A remedy in the catalog is for all versions and models. Its values can be templates over values from the log line of the crash. A change is
 exact if the vLLM version knows it, if it has a value, and if it differs from the current value. Applied remedies change the pinned plan
-until the next generation of the spec.
+until the spec changes in a field that a plan depends on.
 
 `engine.args` and `engine.env` are lists, which a merge patch would replace. A suggested command is therefore a JSON patch. It names the
 index in the list and first tests that the list still has the same entry. If the spec has changed since, the API server refuses the command.
