@@ -105,6 +105,20 @@ async def test_a_missing_crd_is_named_and_waited_for(world: World) -> None:
     assert world.readiness
 
 
+async def test_an_api_server_that_denies_all_for_a_moment_after_its_start_ends_nothing(world: World) -> None:
+    world.start()
+    await world.until(lambda: world.watched)
+    world.cluster.denied = {("watch", "pods"), ("watch", "services")}
+    world.preconditions.recheck()
+    await world.until(lambda: any("watch pods" in name for name in world.readiness.missing))
+    world.cluster.denied = set()
+    await world.until(lambda: world.readiness)
+    assert not world.ends
+    world.cluster.denied = {("watch", "pods")}
+    world.preconditions.recheck()
+    await world.until(lambda: world.ends)  # a permission that stays away
+
+
 async def test_a_missing_permission_is_named_and_the_rest_is_watched(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.cluster.denied = {("watch", "pods"), ("get", "pods/log")}
     world.start()

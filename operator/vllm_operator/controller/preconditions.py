@@ -20,6 +20,8 @@ RETRY_SECONDS = 2.0
 """Delay between attempts while a precondition is missing, and minimum delay between checks after a refused request."""
 CHECK_SECONDS = 60.0
 """Interval between checks while all preconditions are met."""
+LOST_CHECKS = 3
+"""Consecutive checks without a watched kind before the operator exits: a new API server denies everything until it has read the roles."""
 REVIEWS = 8
 """Permissions that are checked concurrently."""
 
@@ -113,20 +115,23 @@ class Preconditions:
 
     async def watch(self, kinds: Sequence[Kind]) -> None:
         """Check at intervals, and after the API server has refused a request. Raises WatchesOutdated if `kinds` are not those to watch."""
+        lost = 0
         while True:
             # a minimum, because the API server may refuse many requests
             await asyncio.sleep(self.retry_seconds)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.retry_seconds if self.readiness.missing else self.check_seconds):
+                async with asyncio.timeout(self.retry_seconds if self.readiness.missing or lost else self.check_seconds):
                     await self._recheck_due.wait()
-            is_due = self._recheck_due.is_set() or any(name.startswith("permission ") for name in self.readiness.missing)
+            is_due = lost > 0 or self._recheck_due.is_set() or any(name.startswith("permission ") for name in self.readiness.missing)
             try:
                 await self._run(self._check_crd, *([self._check_permissions] if is_due else []))
             except _Missing as error:
                 raise WatchesOutdated("the CRD is gone") from error
             except ClusterError:
                 continue  # the readiness reports it, and the watches survive an outage
-            if set(self._kinds()) != set(kinds):
+            found = set(self._kinds())
+            lost = lost + 1 if set(kinds) - found else 0
+            if found - set(kinds) or lost >= LOST_CHECKS:
                 raise WatchesOutdated("the kinds that the operator may watch have changed")
 
     def recheck(self) -> None:
