@@ -293,7 +293,7 @@ def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
             path, wanted, present, fields = f"{path}/spec", value.get("spec"), (present or {}).get("spec"), (fields or {}).get("f:spec")
         is_same = (
             fields is not None
-            and managed_fields.owns_exactly(fields, wanted)
+            and managed_fields.find_difference(fields, wanted) is None
             and managed_fields.find_unkept(fields, wanted, present) is None
         )
         if not is_same or any(pointer.startswith(f"{path}/") for pointer in additions):

@@ -12,6 +12,7 @@ Format of the record: https://kubernetes.io/docs/reference/using-api/server-side
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,8 +22,11 @@ from vllm_operator.api.digests import digest
 from vllm_operator.api.reading import read_quantity
 from vllm_operator.kube.client import Manifest
 
+Path = tuple[str, ...]
 Fields = Mapping[str, Any]
 """Fields in the format `fieldsV1`. Empty: a value with one owner as a whole."""
+
+log = logging.getLogger(__name__)
 
 SCALER = "kube-controller-manager"
 """Field manager that writes `replicas` through the scale subresource for a HorizontalPodAutoscaler."""
@@ -46,7 +50,10 @@ def needs_apply(digested: Manifest, child: Manifest) -> bool:
         return True
     metadata = {name: value for name, value in digested["metadata"].items() if name in _RECORDED_METADATA}
     rest = {name: value for name, value in digested.items() if name not in ("apiVersion", "kind", "metadata", "status")}
-    return not owns_exactly(fields, {"metadata": metadata, **rest})
+    difference = find_difference(fields, {"metadata": metadata, **rest})
+    if difference is not None:
+        log.debug("%s %s differs at %s", digested["kind"], digested["metadata"]["name"], ".".join(difference))
+    return difference is not None
 
 
 def find_applied(child: Manifest) -> Fields | None:
@@ -58,18 +65,24 @@ def find_applied(child: Manifest) -> Fields | None:
     return None
 
 
-def owns_exactly(fields: Fields, desired: Any) -> bool:
-    """Return whether each owned field is desired, and each desired field is owned."""
+def find_difference(fields: Fields, desired: Any) -> Path | None:
+    """Return the path of a field that is desired and not owned, or owned and not desired; None if there is none."""
     if not fields:
-        return True
-    items = _Items(desired)
-    places = {name: items.find(name) for name in fields if name != "."}
-    if None in places.values() or not set(items.places()) <= set(places.values()):
-        return False
-    return all(owns_exactly(fields[name], desired[place]) for name, place in places.items())
+        return None
+    items, found = _Items(desired), set()
+    for name, inner in fields.items():
+        if name == ".":
+            continue
+        place = items.find(name)
+        if place is None:
+            return (name,)
+        found.add(place)
+        if inner and (difference := find_difference(inner, desired[place])) is not None:
+            return (str(place), *difference)
+    return next(((str(place),) for place in items.places() if place not in found), None)
 
 
-def find_unkept(fields: Fields, desired: Any, live: Any) -> tuple[str, ...] | None:
+def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
     """Return the path of an applied field that a feature gate or a webhook has removed or changed; None if there is none.
 
     Maps and lists of maps that are owned as a whole count as kept: the API server adds defaults to them.
