@@ -79,7 +79,6 @@ CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourcecl
 RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 NODE_POOL = Kind("karpenter.sh/v1", "NodePool", "nodepools", namespaced=False)
-DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 PRESET = Kind(labels.API_VERSION, "VLLMPreset", "vllmpresets")
 CLUSTER_PRESET = Kind(labels.API_VERSION, "ClusterVLLMPreset", "clustervllmpresets", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
