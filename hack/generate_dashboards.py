@@ -1,7 +1,8 @@
 """Write the dashboards of the chart: one of all VLLMDeployments, one of a single engine. `make generate`.
 
 They ask only for metrics that every version of vLLM in the catalog has, and for those of the operator. The PodMonitor of the chart gives
-the metrics of engines the labels `namespace`, `name` (of the VLLMDeployment) and `pod`.
+the metrics of engines the labels `namespace`, `name` (of the VLLMDeployment) and `pod`. Queries about VLLMDeployments aggregate the labels
+of the operator's Pod away: around a takeover, two Pods report the same objects.
 """
 
 import json
@@ -47,36 +48,44 @@ def number(title: str, query: str, legend: str) -> Panel:
     return Panel(title, [(query, legend)], type="stat", width=6)
 
 
+def latest(name: str, by: str, where: str) -> str:
+    return f"max by ({by}) (vllm_operator_{name}{where})"
+
+
 OF_FLEET = '{namespace=~"$namespace"}'
 OBJECT = "namespace, name"
 LEGEND = "{{namespace}}/{{name}}"
-AGE = f"time() - vllm_operator_start_timestamp_seconds{OF_FLEET}"
-LATE = f"({AGE}) / vllm_operator_start_late_after_seconds{OF_FLEET}"
+AGE = f"time() - {latest('start_timestamp_seconds', OBJECT, OF_FLEET)}"
+LATE = f"({AGE}) / {latest('start_late_after_seconds', OBJECT, OF_FLEET)}"
 SAVED, WARM = (total(f"vllm_operator_{name}_total", OBJECT, OF_FLEET, "increase", "$__range") for name in ("saved_seconds", "warm_starts"))
 FIRST_TOKEN = percentile(0.95, "vllm:time_to_first_token_seconds", f"{OBJECT}, le", OF_FLEET)
 
 
+LEADER = "time() - max by (namespace, pod) (vllm_operator_leader_since_timestamp_seconds > 0)"
+
+
 def condition(type: str, status: str) -> str:
-    return f'vllm_operator_condition{{namespace=~"$namespace",type="{type}",status="{status}"}}'
+    return latest("condition", f"{OBJECT}, reason", f'{{namespace=~"$namespace",type="{type}",status="{status}"}}')
 
 
 FLEET = (
     number("VLLMDeployments", f"count({condition('Ready', 'True')}) or vector(0)", "ready"),
     number("Not ready", f"count({condition('Ready', 'False')}) or vector(0)", "not ready"),
     number("Crashed", f"count({condition('Crashed', 'True')}) or vector(0)", "crashed"),
-    number("Ready replicas", f"sum(vllm_operator_ready_replicas{OF_FLEET})", "replicas"),
+    number("Ready replicas", f"sum({latest('ready_replicas', OBJECT, OF_FLEET)})", "replicas"),
     Panel("Why they are not ready", [(condition("Ready", "False"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
     Panel("Crashes", [(condition("Crashed", "True"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
     Panel("Starts in progress", [(AGE, LEGEND)], "s"),
     Panel("Starts in progress, share of the time after which they are late", [(LATE, LEGEND)], "percentunit"),
-    Panel("Last start", [(f"vllm_operator_start_seconds{OF_FLEET}", f"{LEGEND} {{{{caches}}}}")], "s"),
+    Panel("Last start", [(latest("start_seconds", f"{OBJECT}, caches", OF_FLEET), f"{LEGEND} {{{{caches}}}}")], "s"),
     Panel("Seconds saved by warm starts", [(SAVED, LEGEND)], "s"),
     Panel("Warm starts", [(WARM, LEGEND)]),
     Panel("Generated tokens", [(total("vllm:generation_tokens_total", OBJECT, OF_FLEET), LEGEND)]),
     requests(OBJECT, OF_FLEET, LEGEND),
     Panel("KV cache in use, fullest replica", [(f"max by ({OBJECT}) (vllm:kv_cache_usage_perc{OF_FLEET})", LEGEND)], "percentunit"),
     Panel("Time to first token, 95th percentile", [(FIRST_TOKEN, LEGEND)], "s"),
-    Panel("Operator: age of its queue", [("vllm_operator_queue_age_seconds", "oldest key")], "s"),
+    Panel("Operator: age of its queue", [("max(vllm_operator_queue_age_seconds)", "oldest key")], "s"),
+    Panel("Operator: the Pod that leads, and for how long", [(LEADER, "{{pod}}")], "s"),
 )
 
 OF_ENGINE = '{namespace="$namespace",name="$name"}'
@@ -96,8 +105,8 @@ PARTS = [
 ]
 HITS = share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", OF_ENGINE)
 ENGINE = (
-    number("Ready replicas", f"vllm_operator_ready_replicas{OF_ENGINE}", "replicas"),
-    Panel("Conditions", [(f"vllm_operator_condition{OF_ENGINE}", "{{type}}={{status}} {{reason}}")], type="table", width=18),
+    number("Ready replicas", f"max(vllm_operator_ready_replicas{OF_ENGINE})", "replicas"),
+    Panel("Conditions", [(latest("condition", "type,status,reason", OF_ENGINE), "{{type}}={{status}} {{reason}}")], type="table", width=18),
     Panel("Tokens per second", TOKENS),
     requests("pod", OF_ENGINE, "{{pod}}"),
     Panel("Time to first token", percentiles("vllm:time_to_first_token_seconds"), "s"),
@@ -109,8 +118,8 @@ ENGINE = (
     Panel("Finished requests", [(total("vllm:request_success_total", "finished_reason", OF_ENGINE), "{{finished_reason}}")], "reqps"),
     Panel("Preempted requests", [(total("vllm:num_preemptions_total", "pod", OF_ENGINE), "{{pod}}")], "reqps"),
     Panel("HTTP requests by status", [(total("http_requests_total", "status", OF_ENGINE), "{{status}}")], "reqps"),
-    Panel("Stage of the start in progress", [(f"vllm_operator_startup_stage{OF_ENGINE}", "stage")]),
-    Panel("Last start", [(f"vllm_operator_start_seconds{OF_ENGINE}", "{{caches}}")], "s"),
+    Panel("Stage of the start in progress", [(f"max(vllm_operator_startup_stage{OF_ENGINE})", "stage")]),
+    Panel("Last start", [(latest("start_seconds", "caches", OF_ENGINE), "{{caches}}")], "s"),
 )
 
 

@@ -113,8 +113,9 @@ async def test_from_install_over_upgrade_to_uninstall(release: Release, cluster:
     after = await cluster.get("CustomResourceDefinition", CRD)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] == "Model"
-    [pod] = [it for it in await cluster.list_all("Pod") if not it["metadata"].get("deletionTimestamp")]
-    assert pod["metadata"]["labels"]["helm.sh/chart"] == f"vllm-operator-{version()}"
+    await cluster.wait_for("Deployment", NAME, lambda it: it["status"]["replicas"] == it["status"].get("updatedReplicas") == 2)
+    pods = [it for it in await cluster.list_all("Pod") if not it["metadata"].get("deletionTimestamp")]
+    assert [pod["metadata"]["labels"]["helm.sh/chart"] for pod in pods] == [f"vllm-operator-{version()}"] * 2
 
     await release.uninstall()
     assert not await cluster.exists("Deployment", NAME)
@@ -124,6 +125,16 @@ async def test_from_install_over_upgrade_to_uninstall(release: Release, cluster:
     # and once more, over what was left
     await release.install()
     assert await cluster.exists("VLLMDeployment", "llama")
+    await release.uninstall()
+
+
+async def test_two_pods_run_on_two_nodes_and_a_drain_takes_one_at_a_time(release: Release, cluster: Cluster) -> None:
+    await release.install()
+    pods = await cluster.list_all("Pod")
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == len(pods) == 2
+    budget = await cluster.wait_for("PodDisruptionBudget", NAME, lambda it: it.get("status", {}).get("currentHealthy") == 2)
+    status = budget["status"]
+    assert (status["expectedPods"], status["desiredHealthy"], status["disruptionsAllowed"]) == (2, 1, 1)
     await release.uninstall()
 
 

@@ -74,6 +74,9 @@ async def test_one_stands_by_ready_and_costs_little_and_takes_over_as_soon_as_th
         audit.mark()
         await served.create(llama(served.namespace))
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+        metrics = (await second.fetch("/metrics"))[1]
+        assert "vllm_operator_leader_since_timestamp_seconds 0.0" in metrics
+        assert 'name="llama"' not in metrics  # what an object's state is, only the leader says
         asked = audit.requests(user=f"system:serviceaccount:{served.namespace}:second")
         assert {request.resource for request in asked} <= {"leases"}
         assert {request.verb for request in asked} <= {"get"}
@@ -114,12 +117,31 @@ async def test_one_that_stood_still_for_a_minute_writes_nothing_more(
 
 
 @pytest.mark.extended
-async def test_one_that_is_killed_is_followed_within_17_seconds(served: Cluster, accounts: tuple[Path, Path]) -> None:
+async def test_one_that_is_killed_in_the_middle_of_its_work_is_followed_within_17_seconds_and_nothing_is_lost(
+    served: Cluster, accounts: tuple[Path, Path]
+) -> None:
     async with both(served, accounts) as (first, second):
+        await served.create(llama(served.namespace, MODELS[0]))
+        await served.wait_for("VLLMDeployment", MODELS[0], has("Ready", "True"))
+        engine = {pod["metadata"]["uid"] for pod in await served.list_all("Pod")}
+        for name in MODELS[1:]:
+            await served.create(llama(served.namespace, name))
         await first.kill()
         killed = time.monotonic()
-        await second.until_says("leading", within=TAKEOVER_SECONDS + 0.5)
+        holder = (await lease(served))["spec"]["holderIdentity"]
+        await second.until_says(f"after {holder}, which did not renew it for 15 s", within=TAKEOVER_SECONDS + 0.5)
         assert time.monotonic() - killed > 5  # not before it must have stopped
+        for name in MODELS:
+            await served.wait_for("VLLMDeployment", name, has("Ready", "True"), within=60)
+        await second.until_quiet()
+        revisions = [it["metadata"]["ownerReferences"][0]["name"] for it in await served.list_all("ControllerRevision")]
+        assert sorted(revisions) == sorted(MODELS)
+        pods = {pod["metadata"]["uid"] for pod in await served.list_all("Pod")}
+        assert engine <= pods
+        assert len(pods) == len(MODELS)
+        metrics = (await second.fetch("/metrics"))[1]
+        assert {name for name in MODELS if f'vllm_operator_ready_replicas{{name="{name}"' in metrics} == set(MODELS)
+        assert float(re.findall(r"(?m)^vllm_operator_leader_since_timestamp_seconds (\S+)", metrics)[0]) > 0
 
 
 async def test_a_container_that_is_started_again_in_its_pod_leads_again_at_once(served: Cluster, accounts: tuple[Path, Path]) -> None:

@@ -36,7 +36,9 @@ VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text("utf-8"))
 needs_helm = pytest.mark.skipif(find_binary("helm") is None, reason="there is no helm; `make testenv` builds it")
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a value that does not exist": ({"replicas": 2}, "replicas"),
+    "a value that does not exist": ({"replicaCount": 2}, "replicaCount"),
+    "no Pod": ({"replicas": 0}, "replicas"),
+    "two Pods that would both write": ({"replicas": 2, "leaderElection": {"enabled": False}}, "needs leaderElection.enabled"),
     "a setting that does not exist": ({"settings": {"wokers": 8}}, "'/settings': additional properties 'wokers' not allowed"),
     "a setting that is no number": ({"settings": {"workers": "many"}}, "'/settings/workers': got string, want integer"),
     "a namespace that cannot be one": ({"namespaces": ["Team_A"]}, "namespaces"),
@@ -91,7 +93,7 @@ def all_metrics() -> list[Metric]:
     metrics = Metrics()
     metrics.observe_queue(lambda: 0, lambda: 0.0)
     metrics.observe_streams(lambda: (0, 0))
-    metrics.observe_leader(lambda: True)
+    metrics.observe_leader(lambda: True, lambda: 1.0)
     metrics.wrote("patch", "Pod")
     families = text_string_to_metric_families(metrics.render().decode())
     return [family for family in families if not family.name.endswith("_created")]  # the library adds them to counters
@@ -190,7 +192,7 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     assert helm.rules(helm.template({}), "Role") == of_the_lease
     in_namespaces = helm.template({"namespaces": ["a"]})
     assert helm.rules(in_namespaces, "Role") == (asked - of_the_cluster) | of_the_lease
-    alone = {"namespaces": ["a"], "leaderElection": {"enabled": False}}
+    alone = {"namespaces": ["a"], "replicas": 1, "leaderElection": {"enabled": False}}
     assert helm.rules(helm.template(alone), "Role") == asked - of_the_cluster
     assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
     for name, permissions in {"gateway": GATEWAY, "keda": KEDA}.items():
@@ -210,6 +212,24 @@ def test_the_operator_is_told_which_integrations_it_may_use() -> None:
 
 
 @needs_helm
+def test_two_pods_prefer_different_nodes_unless_the_user_says_where_they_go() -> None:
+    def pod(values: dict[str, Any]) -> dict[str, Any]:
+        [deployment] = [manifest for manifest in helm.template(values) if manifest["kind"] == "Deployment"]
+        spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+        return spec
+
+    def topologies(affinity: dict[str, Any]) -> list[str]:
+        terms = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        return [term["podAffinityTerm"]["topologyKey"] for term in sorted(terms, key=lambda term: -term["weight"])]
+
+    nodes = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    assert topologies(pod({})["affinity"]) == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    own = pod({"affinity": nodes})["affinity"]
+    assert topologies(own) == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert own["nodeAffinity"] == nodes["nodeAffinity"]
+    assert pod({"affinity": {"podAntiAffinity": {}}})["affinity"] == {"podAntiAffinity": {}}
+
+
 @needs_helm
 def test_the_table_in_the_docs_is_what_the_roles_grant() -> None:
     page = (helm.ROOT / "docs" / "security.md").read_text("utf-8")

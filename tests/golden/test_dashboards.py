@@ -24,6 +24,7 @@ def of_operator() -> list[str]:
     """The series of an operator with two VLLMDeployments: one is ready, the other starts after a crash."""
     metrics = Metrics()
     metrics.observe_queue(lambda: 0, lambda: 0.0)
+    metrics.observe_leader(lambda: True, lambda: 1.0)
     for name, conditions in (("llama", STATUS), ("ready", {"Ready": "True"})):
         found = [
             Condition(type=type, status=ConditionStatus(status), reason="Other", message="", last_transition_time="2026-11-21T12:00:00Z")

@@ -20,14 +20,19 @@ CHATTER = str(LOG_LIMIT_KIBIBYTES * 2)
 
 
 async def kill_operator(cluster: Cluster) -> None:
-    """Delete the operator's Pod without grace; return when the next one is there."""
-    [pod] = await cluster.list_all("Pod", namespace=helm.NAMESPACE, selector=OPERATOR)
-    path = f"/api/v1/namespaces/{helm.NAMESPACE}/pods/{pod['metadata']['name']}"
+    """Delete the operator's Pod that leads, without grace; return when the other one leads."""
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{helm.RELEASE}"
+
+    async def leader() -> str:
+        return str((await cluster.request("GET", lease))["spec"]["holderIdentity"]).partition("_")[0]
+
+    killed = await leader()
+    path = f"/api/v1/namespaces/{helm.NAMESPACE}/pods/{killed}"
     await cluster.request("DELETE", path, params={"gracePeriodSeconds": "0"})
 
     async def is_back() -> bool:
-        pods = await cluster.list_all("Pod", namespace=helm.NAMESPACE, selector=OPERATOR)
-        return any(it["metadata"]["uid"] != pod["metadata"]["uid"] and is_ready(it) for it in pods)
+        leads, pods = await leader(), await cluster.list_all("Pod", namespace=helm.NAMESPACE, selector=OPERATOR)
+        return leads != killed and any(it["metadata"]["name"] == leads and is_ready(it) for it in pods)
 
     await eventually(is_back, within=90)
 

@@ -1,7 +1,7 @@
 """Alerts over time: what the operator's metrics show minute by minute, read by promtool as Prometheus reads it."""
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class Recording:
         self._series: dict[str, list[str]] = {}
         self.minutes = 0
 
-    def scrape(self, metrics: Metrics | None) -> None:
-        """Take what is shown at this minute; None: the operator is not reached."""
-        for series, value in _samples(metrics, self._epoch) if metrics is not None else ():
+    def scrape(self, metrics: Metrics | Mapping[str, Metrics] | None, more: Mapping[str, float] | None = None) -> None:
+        """Take what is shown at this minute: by one operator, by Pods of it with these names, or by none that is reached; and `more`."""
+        pods = metrics if isinstance(metrics, Mapping) else {"": metrics} if metrics is not None else {}
+        shown = [sample for pod, each in pods.items() for sample in _samples(each, self._epoch, pod)]
+        for series, value in [*shown, *((name, repr(value)) for name, value in (more or {}).items())]:
             values = self._series.setdefault(series, [])
             values += ["_"] * (self.minutes - len(values)) + [value]
         self.minutes += 1
@@ -52,12 +54,12 @@ def _with_stale(values: Sequence[str]) -> Iterator[str]:
         seen = seen or value != "_"
 
 
-def _samples(metrics: Metrics, epoch: float) -> Iterator[tuple[str, str]]:
+def _samples(metrics: Metrics, epoch: float, pod: str) -> Iterator[tuple[str, str]]:
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
             if sample.name.endswith(("_bucket", "_created")):
                 continue
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted((sample.labels | ({"pod": pod} if pod else {})).items()))
             yield f"{sample.name}{{{labels}}}", repr(sample.value - (epoch if sample.name in _TIMES else 0))
 
 

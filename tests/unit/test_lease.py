@@ -103,9 +103,11 @@ async def test_when_a_lease_may_be_taken(world: World, clock: Clock, holder: str
     assert made.begun.is_set() is free
 
 
-async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_released(world: World) -> None:
+async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_released(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     first, fence, readiness, task = world.start("one")
     await until(task, first)
+    assert caplog.messages == ["leading: this operator (one) holds the Lease system/vllm-operator"]
     assert fence.is_open()
     assert (world.spec()["holderIdentity"], world.spec()["leaseDurationSeconds"]) == ("one", 15)
     second, other, standing, waiting = world.start("two")
@@ -120,9 +122,14 @@ async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_relea
     assert (world.spec()["holderIdentity"], world.spec()["leaseTransitions"]) == ("two", 1)
     assert standing.standby == ""
     assert not readiness.missing
+    assert caplog.messages[-1] == "leading: this operator (two) holds the Lease system/vllm-operator after one, which released it"
+    assert 0 < first.since <= second.since
 
 
-async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(world: World, clock: Clock) -> None:
+async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(
+    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world.put(lease_spec("gone", NOW))
     made, fence, _, task = world.start("one")
     await asyncio.sleep(0.05)
@@ -130,8 +137,11 @@ async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(world: W
     clock.now += 15
     world.cluster.edit(LEASE, "system", "vllm-operator", {"metadata": {"labels": {"any": "thing"}}})  # a look, and no renewal
     await until(task, made)
-    assert fence.is_open()
+    async with asyncio.timeout(5):  # an attempt that began before the clock moved opens it with its next renewal only
+        while not fence.is_open():  # noqa: ASYNC110 - a fence tells nobody
+            await asyncio.sleep(0.01)
     assert world.spec()["leaseTransitions"] == 1
+    assert caplog.messages[-1].endswith(" after gone, which did not renew it for 15 s")
 
 
 async def test_a_process_that_stood_still_and_was_replaced_ends_without_a_write(world: World, clock: Clock) -> None:

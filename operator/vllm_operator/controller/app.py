@@ -141,8 +141,9 @@ class Operator:
         self.leadership: Leadership | None = None
         if client.fence is not None:
             identity, host = settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}", client.configuration.host
-            self.leadership = Leadership(client, client.fence, self.readiness, lease=settings.lease, identity=identity, host=host)
-            self.metrics.observe_leader(client.fence.is_open)
+            leadership = Leadership(client, client.fence, self.readiness, lease=settings.lease, identity=identity, host=host)
+            self.leadership = leadership
+            self.metrics.observe_leader(client.fence.is_open, lambda: leadership.since)
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
         self.presets = Presets(self.cache)

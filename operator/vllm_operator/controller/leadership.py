@@ -87,6 +87,10 @@ class Leadership:
     host: str = ""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when this process becomes the leader, which it does at most once."""
+    since: float = 0.0
+    """When it became the leader, in Unix time."""
+    _leader: str = ""
+    """The holder that this process stood by for."""
     _observed: Record | None = None
     _observed_at: float = 0.0
     """When the content was observed first, by the clock of this process."""
@@ -111,7 +115,8 @@ class Leadership:
                 self._report(error)
             if self._term is not None and not self.begun.is_set():
                 self.readiness.standby = ""
-                log.info("leading: this operator (%s) holds the Lease %s", self.identity, self.lease)
+                self.since = datetime.now(UTC).timestamp()
+                log.info("leading: this operator (%s) holds the Lease %s%s", self.identity, self.lease, self._predecessor())
                 self.begun.set()
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -149,7 +154,13 @@ class Leadership:
         words = f"standing by: {record.holder} holds the Lease {self.lease}"
         if self.readiness.standby != words:
             log.info("%s", words)
-        self.readiness.standby = words
+        self.readiness.standby, self._leader = words, record.holder
+
+    def _predecessor(self) -> str:
+        if not self._leader or self._observed is None:
+            return ""
+        end = f"did not renew it for {self._observed.seconds:.0f} s" if self._observed.holder else "released it"
+        return f" after {self._leader}, which {end}"
 
     async def _renew(self, term: Record) -> None:
         """Renew the Lease. If renewals fail for too long, the fence closes by itself. Raises LeadershipLost."""

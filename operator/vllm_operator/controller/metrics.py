@@ -87,9 +87,11 @@ class Metrics(Collector):
         self._gauge("queue_depth", "Number of keys that wait for reconciliation.").set_function(depth)
         self._gauge("queue_age_seconds", "Waiting time of the oldest key in seconds.").set_function(age_seconds)
 
-    def observe_leader(self, leads: Callable[[], bool]) -> None:
-        """Collect at each scrape whether this process leads."""
+    def observe_leader(self, leads: Callable[[], bool], since: Callable[[], float]) -> None:
+        """Collect at each scrape whether this process leads, and since when in Unix time."""
         self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
+        gauge = self._gauge("leader_since_timestamp_seconds", "When this process became the leader, in Unix time. 0 while it is not.")
+        gauge.set_function(lambda: since() if leads() else 0)
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
         """Collect the number of log streams at each scrape."""
@@ -98,9 +100,16 @@ class Metrics(Collector):
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
     def reported(
-        self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None, warm_starts: WarmStarts = ()
+        self,
+        namespace: str,
+        name: str,
+        status: VLLMDeploymentStatus,
+        start: StartClock | None = None,
+        warm_starts: WarmStarts = (),
+        *,
+        replicas: int | None = None,
     ) -> None:
-        """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, the start in progress, and its warm starts."""
+        """Set the samples of a VLLMDeployment: conditions, desired and ready replicas, caches, the start in progress, its warm starts."""
         key = (namespace, name)
         # the process before this one has counted the starts before the first report
         until, number, seconds = self._warm_starts.get(key) or (max((ended for ended, _ in warm_starts), default=_BEGINNING), 0, 0)
@@ -108,8 +117,10 @@ class Metrics(Collector):
         number, seconds = number + len(new), seconds + sum(saved for _, saved in new)
         self._warm_starts[key] = max((ended for ended, _ in new), default=until), number, seconds
         # including 0, because `increase` needs an earlier sample
-        counters: tuple[_Sample, ...] = (("warm_starts_total", (), number), ("saved_seconds_total", (), seconds))
-        self._samples[key] = (*_samples(status, start, self._reasons), *counters)
+        more: tuple[_Sample, ...] = (("warm_starts_total", (), number), ("saved_seconds_total", (), seconds))
+        if replicas is not None:
+            more += (("desired_replicas", (), replicas),)
+        self._samples[key] = (*_samples(status, start, self._reasons), *more)
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove the samples of a deleted VLLMDeployment."""
@@ -137,6 +148,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
         ("type", "status", "reason"),
     ),
+    "desired_replicas": ("Number of replicas that a VLLMDeployment should have.", ()),
     "ready_replicas": ("Number of ready Pods of a VLLMDeployment.", ()),
     "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
     "start_timestamp_seconds": ("Begin of the start in progress in Unix time. Absent if there is none.", ()),

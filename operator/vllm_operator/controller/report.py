@@ -160,7 +160,8 @@ class Reporter:
             if verb := await record_event(self.client, manifest, event, now=self.now()):
                 self.metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
-        self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, reported.warm_starts)
+        replicas, warm = snapshot.resource.spec.replicas, reported.warm_starts
+        self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, warm, replicas=replicas)
         if reported.status != snapshot.resource.status:
             await self._apply(manifest, reported.status)
 
