@@ -156,6 +156,8 @@ def explain(console: Console, kubeconfig: Path) -> None:
     console.print(
         f"\nThe cluster and the operator go on running. Point kubectl at them:\n\n"
         f"    export KUBECONFIG={kubeconfig}\n    kubectl -n {NAMESPACE} get vllm --watch\n\n"
+        f"Engines are simulated in namespace {NAMESPACE} only. A model of your own replays the start of a small one, without its figures.\n"
+        f"In other namespaces, Pods are Ready at once, without an engine.\n\n"
         f"End them with: make demo-stop",
         soft_wrap=True,
         highlight=False,

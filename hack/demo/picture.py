@@ -1,11 +1,12 @@
 """The picture at the top of the README: the four situations of the demo on one frame, which its stages grow into.
 
-It is drawn from recorded starts and from the objects of a run of the demo. It moves by CSS alone: a viewer that does not animate, or is
-asked for reduced motion, shows the last frame.
+It is drawn from recorded starts and from the objects of a run of the demo. It moves by CSS alone. It begins with the last frame, which a
+preview, a print and a viewer that does not animate show; after a moment, it shows how that came about.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -18,46 +19,9 @@ LEFT, BAR, BAR_HEIGHT = 232, 520, 26
 """Where bars begin, and the width of the longest."""
 SECONDS = 6.0
 """How long the longest bar grows, in seconds of the picture."""
-BEGINS = 0.6
-COLOURS = {
-    Stage.PROCESS_START: "#9aa5b1",
-    Stage.CONFIGURATION: "#c3cad2",
-    Stage.DISTRIBUTED_INIT: "#76b7b2",
-    Stage.WEIGHT_DOWNLOAD: "#4e79a7",
-    Stage.WEIGHT_LOAD: "#7fa8d1",
-    Stage.TORCH_COMPILE: "#f28e2b",
-    Stage.MEMORY_PROFILING: "#edc948",
-    Stage.KERNEL_WARMUP: "#e15759",
-    Stage.AUTOTUNE: "#b07aa1",
-    Stage.FLASHINFER_WARMUP: "#ff9da7",
-    Stage.CUDA_GRAPH_CAPTURE: "#59a14f",
-    Stage.SERVER_START: "#9c755f",
-}
-STYLE = """\
-text { font: 15px system-ui, sans-serif; fill: #1f2328 }
-.paper { fill: #ffffff; stroke: #d1d9e0 }
-.name { font-weight: 600; font-size: 17px }
-.faint { fill: #59636e; font-size: 13px }
-.good { fill: #1a7f37; font-weight: 600 }
-.bad { fill: #cf222e; font-weight: 600 }
-.stage { font-size: 12px; fill: #1f2328; text-anchor: middle }
-.track { stroke: #d1d9e0 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #f0f6fc }
-  .paper { fill: #0d1117; stroke: #3d444d }
-  .faint { fill: #9198a1 }
-  .good { fill: #3fb950 }
-  .bad { fill: #f85149 }
-  .track { stroke: #3d444d }
-}
-@media (prefers-reduced-motion: no-preference) {
-  .grows { animation: grow linear backwards; transform-box: fill-box; transform-origin: left }
-  .comes { animation: come .5s backwards }
-}
-@keyframes grow { from { transform: scaleX(0) } }
-@keyframes come { from { opacity: 0 } }"""
-
-
+SHOWN, BEGINS = 2.0, 2.6
+"""Until when it shows the last frame, and when the first bar begins to grow."""
+STYLE = Path(__file__).with_name("picture.css").read_text("utf-8").strip()
 Start = Sequence[tuple[Stage, float]]
 """A start that became ready: its stages with their seconds, in their order."""
 
@@ -112,9 +76,9 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
         width = seconds * scale
         if width < 0.05:
             continue
-        timing = f"animation-delay:{begins + (x - LEFT) * speed:.2f}s;animation-duration:{max(width * speed, 0.01):.2f}s"
+        timing = _moves(begins + (x - LEFT) * speed, width * speed)
         place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT}"'
-        yield f'<rect class="grows" style="{timing}" {place} fill="{COLOURS[stage]}"/>'
+        yield f'<rect class="grows {stage}" style="{timing}" {place}/>'
         label = STAGE_NAMES[stage]
         if len(label) * 6.5 + 8 < width:
             shown = begins + (x - LEFT + width / 2) * speed
@@ -142,9 +106,14 @@ def _names(y: int, name: str, note: str) -> Iterator[str]:
 
 
 def _text(x: float, y: float, text: str, style: str, begins: float | None = None, *, extra: str = "") -> str:
-    delay = "" if begins is None else f"animation-delay:{begins:.2f}s"
+    delay = "" if begins is None else _moves(begins, 0.5)
     given = extra.format(delay) if extra else f' style="{delay}"' if delay else ""
     return f'<text class="{style}" x="{x:.1f}" y="{y}"{given}>{escape(text)}</text>'
+
+
+def _moves(begins: float, seconds: float) -> str:
+    """The style of an element that is hidden after the first frame, and comes back from then on for so many seconds."""
+    return f"animation-delay:{SHOWN}s,{begins:.2f}s;animation-duration:{begins - SHOWN:.2f}s,{max(seconds, 0.01):.2f}s"
 
 
 def _condition(resource: Mapping[str, Any], type: str) -> Mapping[str, Any]:

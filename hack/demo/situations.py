@@ -1,4 +1,4 @@
-"""The four situations: what is applied, which recording its Pods replay, and what must be seen in the end."""
+"""The four situations: what is applied, which recordings there are, and what must be seen in the end."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,11 @@ from demo.history import History
 HERE = Path(__file__).parent
 MANIFESTS = HERE / "manifests"
 RECORDINGS = HERE.parent.parent / "tests" / "corpus" / "h200"
+RECORDED_MODEL = "dsv3-fp8"
+"""In the path of the model whose starts were recorded."""
+COLD = RECORDINGS / "dsv3-fp8-cold-full-newline-bars.log"
+WARM = HERE / "recordings" / "dsv3-fp8-warm.log"
+MIG_UUID = RECORDINGS / "mig-uuid.log"
 FEWEST_STAGES = 5
 SLOWEST_WARM_START = 0.5
 """A warm start must take less than this share of the cold one. It took 8 % on an H200; the operator's and the simulated
@@ -23,8 +28,6 @@ class Situation:
     title: str
     manifest: Path
     check: Callable[[dict[str, History]], Iterator[str]]
-    recording: Path | None = None
-    crashes: bool = False
     after: str | None = None
     """Is applied when this one has settled."""
 
@@ -83,14 +86,12 @@ SITUATIONS = (
         "first start of an FP8 model on Hopper: compiles",
         MANIFESTS / "a-first-start.yaml",
         check_first_start,
-        recording=RECORDINGS / "dsv3-fp8-cold-full-newline-bars.log",
     ),
     Situation(
         "deepseek-again",
         "the same once more: the cache is warm",
         MANIFESTS / "b-second-start.yaml",
         check_second_start,
-        recording=HERE / "recordings" / "dsv3-fp8-warm.log",
         after="deepseek",
     ),
     Situation(
@@ -98,8 +99,6 @@ SITUATIONS = (
         "a MIG UUID in CUDA_VISIBLE_DEVICES: crashes",
         MANIFESTS / "c-mig-uuid.yaml",
         check_crash,
-        recording=RECORDINGS / "mig-uuid.log",
-        crashes=True,
     ),
     Situation("llama", "asks for a GPU that no node has", MANIFESTS / "d-no-gpu.yaml", check_no_gpu),
 )

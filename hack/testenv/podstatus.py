@@ -35,7 +35,7 @@ def created(phase: str = "Pending") -> str:
           imageID: ""
           restartCount: 0
           ready: true
-          state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
+          state: {terminated: {exitCode: 0, reason: Completed, @REPORT@, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
         {{ end }}
         {{ end }}
         hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
@@ -44,7 +44,7 @@ def created(phase: str = "Pending") -> str:
         {{ $ip := PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or $meta.uid "") (or $meta.name "") (or $meta.namespace "") }}
         podIP: {{ $ip | Quote }}
         podIPs: [{ip: {{ $ip | Quote }}}]"""
-    )
+    ).replace("@REPORT@", _report())
 
 
 def ready_conditions(ready: str, reason: str = "ContainersNotReady") -> str:
@@ -129,7 +129,11 @@ def terminated() -> str:
 
 
 def completed() -> str:
-    return "{terminated: {exitCode: 0, reason: Completed, " + _RUN_TIMES + "}}"
+    return "{terminated: {exitCode: 0, reason: Completed, " + f"{_report()}, {_RUN_TIMES}" + "}}"
+
+
+def _report() -> str:
+    return f"message: {_quoted(_value('report', ''))}"
 
 
 def backing_off() -> str:

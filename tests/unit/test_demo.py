@@ -9,12 +9,18 @@ import yaml
 from rich.console import Console
 
 from demo.history import History
-from demo.pods import BEFORE_FIRST_LINE, Player
+from demo.pods import BEFORE_FIRST_LINE, FIGURES, Player, Role, role_of
 from demo.screen import Lines, draw
-from demo.situations import SITUATIONS, failures
+from demo.situations import COLD, MIG_UUID, RECORDINGS, SITUATIONS, WARM, failures
+from support.gpus import real_node
+from support.plans import made
 from testenv.api import ApiClient, ApiError
 from testenv.replay import read_recording
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.logs.parser import StartupParser
+from vllm_operator.logs.state import MeasuredMemory, Stage
+from vllm_operator.rendering.manifests import render
 
 BY_NAME = {situation.name: situation for situation in SITUATIONS}
 
@@ -56,11 +62,53 @@ def test_the_two_starts_of_the_same_model_differ_only_in_their_cache() -> None:
     assert second.cache.claim_name == "deepseek-cache"
 
 
-@pytest.mark.parametrize(("name", "want_seconds"), [("deepseek", 458.8), ("deepseek-again", 34.9)])
-def test_a_start_takes_as_long_as_was_measured(name: str, want_seconds: float) -> None:
-    path = BY_NAME[name].recording
-    assert path is not None
+@pytest.mark.parametrize(("path", "want_seconds"), [(COLD, 458.8), (WARM, 34.9)], ids=["cold", "warm"])
+def test_a_start_takes_as_long_as_was_measured(path: Path, want_seconds: float) -> None:
     assert BEFORE_FIRST_LINE + read_recording(path)[-1].seconds == pytest.approx(want_seconds, abs=1)
+
+
+def pod_of(name: str, *, filled: bool = False, **spec: Any) -> tuple[dict[str, Any], set[str]]:
+    """A Pod of a situation, with changes of its spec, and the directories of caches that are filled: its own, or none."""
+    manifest = yaml.safe_load(BY_NAME[name].manifest.read_text("utf-8"))
+    resource = VLLMDeployment.parse(manifest | {"spec": manifest["spec"] | spec})
+    plan = made(resource, real_node("h200"))
+    [rendered] = [each for each in render(resource, plan) if each["kind"] == "Deployment"]
+    return rendered["spec"]["template"], {f"{name}-cache/{plan.cache_key}"} if filled else set()
+
+
+QWEN: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "accelerator": None}
+SMALL_COLD, SMALL_WARM = (Role(RECORDINGS / f"llama-bf16-{kind}.log", with_figures=False) for kind in ("cold", "warm"))
+NUMBER = {"version": "0.20.1", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}
+ROLES = {
+    "the recorded model, cold": (pod_of("deepseek"), Role(COLD)),
+    "the recorded model, on filled caches": (pod_of("deepseek", filled=True), Role(WARM)),
+    "a MIG UUID": (pod_of("tinyllama"), Role(MIG_UUID, crashes=True)),
+    "a number instead of it, as the remedy says": (pod_of("tinyllama", engine=NUMBER), SMALL_COLD),
+    "no such variable": (pod_of("tinyllama", engine={"version": "0.20.1"}), SMALL_COLD),
+    "another model under the same name": (pod_of("deepseek", **QWEN), SMALL_COLD),
+    "another model, on filled caches": (pod_of("deepseek", filled=True, **QWEN), SMALL_WARM),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_an_engine_starts_as_its_spec_says(name: str) -> None:
+    (pod, filled), role = ROLES[name]
+    assert role_of(pod, filled) == role
+
+
+def test_a_model_that_was_not_recorded_gets_the_stages_of_a_start_and_no_figures() -> None:
+    knowledge = load_startup()
+    for role in (SMALL_COLD, SMALL_WARM):
+        parser = StartupParser(knowledge)
+        for output in role.outputs():
+            parser.feed(output.data.decode())
+        parser.end()
+        state = parser.final_state
+        assert state.stage is Stage.READY
+        assert len(state.entered) >= 6
+        assert (state.memory, state.observed_backends) == (MeasuredMemory(), ())
+        assert (bool(state.cache.hits), bool(state.cache.misses)) == (role is SMALL_WARM, role is SMALL_COLD)
+    assert any(FIGURES.search(output.data) for output in Role(SMALL_COLD.recording).outputs())
 
 
 def test_a_history_keeps_each_stage_once_and_each_step() -> None:

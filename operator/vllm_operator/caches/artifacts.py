@@ -32,7 +32,16 @@ from vllm_operator.caches.address import FETCH_CONTAINER, CacheAddress, read_por
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import is_primed, is_quarantined
-from vllm_operator.caches.jobs import MAX_TEXT, is_over, pods_with, read_report, render_job, render_pod_spec, render_program
+from vllm_operator.caches.jobs import (
+    MAX_TEXT,
+    end_without_report,
+    is_over,
+    pods_with,
+    read_report,
+    render_job,
+    render_pod_spec,
+    render_program,
+)
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
 from vllm_operator.pods.tools import operator_container, with_tools
@@ -169,7 +178,7 @@ def read_result(container: Any) -> ArtifactResult | None:
     ended, found = report
     word = reading.text(found, "result")
     if not word.isalpha() or len(word) > 32:
-        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-MAX_TEXT:] or reading.text(ended, "reason"))
+        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-MAX_TEXT:] or end_without_report(ended))
     seconds = found.get("seconds")
     digest, tag = reading.text(found, "digest"), reading.text(found, "tag")
     return ArtifactResult(

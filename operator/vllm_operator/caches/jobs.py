@@ -94,3 +94,9 @@ def read_report(container: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     except (ValueError, RecursionError):
         found = {}
     return ended, found if isinstance(found, Mapping) else {}
+
+
+def end_without_report(ended: Any) -> str:
+    """Return why a container ended that reports nothing, from its status."""
+    reason = reading.text(ended, "reason")
+    return "it ended without a report" if reason == "Completed" else reason

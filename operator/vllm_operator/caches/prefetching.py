@@ -261,7 +261,7 @@ def _read(pod: PodView, claim: str) -> Fetching:
         claim=claim,
         view=pod,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",
-        why=(reading.text(found, "message") or reading.text(ended, "reason"))[: jobs.MAX_TEXT],
+        why=(reading.text(found, "message") or jobs.end_without_report(ended))[: jobs.MAX_TEXT],
         needed_bytes=reading.integer(found, "needed"),
         free_bytes=reading.integer(found, "free"),
     )
