@@ -27,7 +27,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links out of docs/ lead to the repository."""
+    """Let links out of docs/ lead to the repository, and give wide pages all the room."""
+    if page.file.src_uri in ("index.md", "signatures.md"):
+        page.meta["hide"] = ["toc"]  # their tables need the room
     if page.file.src_uri in ROOT_PAGES.values():
         return markdown
     return with_links(markdown, "docs", posixpath.dirname(page.file.src_uri), config["repo_url"])

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from support.gpus import KINDS, real_node
+from support.gpus import KINDS, machines_of_the_examples, real_node
 from support.plans import planned
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.loader import load_catalog
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -51,6 +52,21 @@ def test_an_example_starts_by_saying_what_it_is_for(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     assert lines[0].startswith("# ")
     assert all(len(line) <= 120 for line in lines)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_an_example_uses_the_newest_version_or_says_why_not(path: Path) -> None:
+    for version, why in re.findall(r"^    version: (\S+) *#? *(.*)$", path.read_text("utf-8"), re.MULTILINE):
+        assert version == load_catalog().versions.newest.version or why
+
+
+@pytest.mark.parametrize("manifest", ALL, ids=lambda manifest: manifest["metadata"]["name"])
+def test_every_example_has_a_plan_where_its_gpus_are(manifest: dict[str, Any]) -> None:
+    outcome = planned(VLLMDeployment.parse(manifest), *machines_of_the_examples())
+    if manifest["spec"].get("accelerator", {}).get("allocation") == "DRA":
+        assert "Install the NVIDIA DRA driver" in outcome.planned.message  # no node here publishes devices
+    else:
+        assert outcome.plan is not None, (outcome.accepted.message, outcome.planned.message)
 
 
 def test_every_example_is_in_the_list_of_examples() -> None:
