@@ -17,7 +17,7 @@ INTRODUCTION = """# Kernel backends
 For each component of the engine that has several backends, the operator consults four sources, in this order:
 
 1. **You**: a field of `spec.backends`, or a flag or variable in `spec.engine`. Your setting wins. If it is known to fail, the
-   operator refuses it before a Pod starts, unless the annotation `vllm-operator.dev/allow-known-bad: "true"` is set.
+   operator refuses it before a Pod starts, unless the annotation `vllm-operator.dev/allow-unsupported: "true"` is set.
 2. **Quirks**: combinations that are known to fail, and their workarounds.
 3. **Choices**: the best backend for this case, if vLLM's default is a different one.
 4. **The engine**: vLLM's default. The operator then sets nothing. Every variable that is set becomes part of the key of

@@ -97,7 +97,7 @@ def without_a_gpu(minute: int) -> Observation:
 
 
 def not_accepted(minute: int) -> Observation:
-    accepted = Verdict(ConditionStatus.FALSE, "KnownBad", "This is known to fail.")
+    accepted = Verdict(ConditionStatus.FALSE, "Unsupported", "This is known to fail.")
     planned = Verdict(ConditionStatus.FALSE, "NotAccepted", "Nothing was planned.")
     return o.observe(outcome=o.outcome(accepted=accepted, planned=planned, plan=None), deployment=None, **now(minute))
 
@@ -229,7 +229,7 @@ STORIES = {
             36: {},
         },
     ),
-    "a spec that is not accepted is told once": Story(8, not_accepted, {7: not_planned("Accepted", "False", "KnownBad")}),
+    "a spec that is not accepted is told once": Story(8, not_accepted, {7: not_planned("Accepted", "False", "Unsupported")}),
     "the API server refuses a change of what serves": Story(8, refused, {7: not_planned("Ready", "False", "ApplyFailed")}),
     "one of four replicas finds no node": Story(
         60, until(45, three_of_four, lambda minute: four_of_four(minute)), {29: {}, 31: ONE_IS_MISSING, 44: ONE_IS_MISSING, 58: {}}

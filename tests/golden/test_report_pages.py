@@ -169,7 +169,7 @@ STORIES: dict[str, tuple[Observation, ...]] = {
         ),
     ),
     "unrecoverable-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
-    "known-bad": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "KnownBad", NO_EXPERTS)), deployment=None),),
+    "unsupported": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "Unsupported", NO_EXPERTS)), deployment=None),),
 }
 KSTATUS = {
     "compiling": "InProgress",
@@ -192,7 +192,7 @@ KSTATUS = {
     "draining": "Current",
     "not-autoscaled": "Current",
     "unrecoverable-crash": "Failed",
-    "known-bad": "Failed",
+    "unsupported": "Failed",
 }
 """What kstatus makes of the last page of each story."""
 DEGRADED = {
@@ -202,7 +202,7 @@ DEGRADED = {
     "startup-probe-killed",
     "one-of-four-crashed",
     "unrecoverable-crash",
-    "known-bad",
+    "unsupported",
 }
 """Stories that Argo CD shows as degraded although kstatus may still wait."""
 

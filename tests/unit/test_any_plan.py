@@ -73,7 +73,7 @@ SPECS = st.fixed_dictionaries(
 
 @given(spec=SPECS, kinds=st.lists(st.sampled_from(KINDS), max_size=4, unique=True), insists=st.booleans())
 def test_every_spec_ends_in_a_plan_or_in_a_reason(spec: dict[str, Any], kinds: list[str], insists: bool) -> None:
-    annotations = {"vllm-operator.dev/allow-known-bad": "true"} if insists else {}
+    annotations = {"vllm-operator.dev/allow-unsupported": "true"} if insists else {}
     manifest = {"metadata": {"name": "demo", "annotations": annotations}, "spec": spec}
     resource = VLLMDeployment.parse(manifest)
     outcome = plan(resource, inventory_of(*map(real_node, kinds)), known())

@@ -65,7 +65,7 @@ def test_words_override_the_plan_as_entries_do() -> None:
 
 def test_a_word_that_the_version_does_not_know_is_refused() -> None:
     reason, message = refusal(with_words("--max-model-length", "8192"), real_node("h200"))
-    assert reason == "KnownBad"
+    assert reason == "Unsupported"
     assert "Did you mean --max-model-len?" in message
 
 

@@ -54,7 +54,7 @@ def test_an_image_of_the_user_is_taken_or_refused_with_what_can_be_done() -> Non
 @pytest.mark.parametrize(
     "insistence",
     [
-        {"annotations": {"vllm-operator.dev/allow-known-bad": "true"}},
+        {"annotations": {"vllm-operator.dev/allow-unsupported": "true"}},
         {"engine": {"image": "vllm/vllm-openai:v0.20.1", "env": [{"name": COMPATIBILITY, "value": "1"}]}},
     ],
 )
@@ -118,7 +118,7 @@ def test_tags_name_their_cuda(image: str, want: tuple[int, int] | None) -> None:
 
 
 def test_insisting_on_something_else_does_not_cost_the_image_that_suits_the_driver() -> None:
-    request = deployment(engine={"version": "0.20.1"}, annotations={"vllm-operator.dev/allow-known-bad": "true"})
+    request = deployment(engine={"version": "0.20.1"}, annotations={"vllm-operator.dev/allow-unsupported": "true"})
     assert made(request, real_node("h200", labels=labels("12.8"))).image == "vllm/vllm-openai:v0.20.1-cu129"
 
 
@@ -137,17 +137,17 @@ def test_insisting_on_something_else_does_not_cost_the_image_that_suits_the_driv
 )
 def test_an_image_for_other_devices_is_refused(image: str, devices: str) -> None:
     reason, message = refusal(deployment(engine={"image": image}), real_node("h200"))
-    assert reason == "KnownBad"
+    assert reason == "Unsupported"
     assert f"is for {devices} and has no CUDA build" in message
 
 
 def test_an_image_for_other_devices_in_the_pod_template_is_refused() -> None:
     container = {"name": "vllm", "image": "vllm/vllm-openai-cpu:v0.28.0"}
-    assert refusal(deployment(podTemplate={"spec": {"containers": [container]}}), real_node("h200"))[0] == "KnownBad"
+    assert refusal(deployment(podTemplate={"spec": {"containers": [container]}}), real_node("h200"))[0] == "Unsupported"
 
 
 def test_who_insists_on_an_image_for_other_devices_gets_a_note_first() -> None:
-    insistence = {"vllm-operator.dev/allow-known-bad": "true"}
+    insistence = {"vllm-operator.dev/allow-unsupported": "true"}
     plan = made(deployment(engine={"image": "vllm/vllm-openai-cpu:v0.28.0"}, annotations=insistence), real_node("h200"))
     assert "has no CUDA build" in plan.notes[0]
 

@@ -138,7 +138,7 @@ def act_order(version: str, **written: Any) -> dict[str, Any]:
 def test_gptq_that_is_ordered_by_activation_is_refused_since_it_was_removed() -> None:
     given = act_order("0.33.0")
     reason, message = refusal(given["resource"], real_node("h100-sxm"), files=given["files"])
-    assert reason == "KnownBad"
+    assert reason == "Unsupported"
     assert "desc_act=True" in message
 
 

@@ -32,7 +32,7 @@ def test_notes_of_one_severity_keep_their_order() -> None:
 def test_the_condition_begins_with_the_most_severe_note() -> None:
     """A setting without effect, a risk, an older driver, a version that was not given, and weights that do not fit."""
     variables = [{"name": "VLLM_USE_V1", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    insist = {"vllm-operator.dev/allow-known-bad": "true"}
+    insist = {"vllm-operator.dev/allow-unsupported": "true"}
     spec = deployment("hf://deepseek-ai/DeepSeek-V3", engine={"env": variables}, parallelism={"tensor": 1}, annotations=insist)
     outcome = planned(spec, real_node("h200"))
     assert outcome.plan is not None

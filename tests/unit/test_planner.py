@@ -100,13 +100,13 @@ def visible(value: str | None) -> dict[str, Any]:
 
 def test_a_mig_uuid_that_the_version_crashes_on_is_refused() -> None:
     reason, message = refusal(deployment(SMALL, **visible(MIG_UUID)), real_node("h100-mig-single"))
-    assert reason == "KnownBad"
+    assert reason == "Unsupported"
     assert "CUDA_VISIBLE_DEVICES" in message
-    assert "vllm-operator.dev/allow-known-bad" in message
+    assert "vllm-operator.dev/allow-unsupported" in message
 
 
 def test_who_insists_gets_the_mig_uuid_and_a_note() -> None:
-    request = deployment(SMALL, annotations={"vllm-operator.dev/allow-known-bad": "true"}, **visible(MIG_UUID))
+    request = deployment(SMALL, annotations={"vllm-operator.dev/allow-unsupported": "true"}, **visible(MIG_UUID))
     got = made(request, real_node("h100-mig-single"))
     assert "CUDA_VISIBLE_DEVICES" not in env(got)
     assert any("CUDA_VISIBLE_DEVICES" in note for note in got.notes)
@@ -120,7 +120,7 @@ def test_indices_and_values_from_elsewhere_are_not_refused(value: str | None) ->
 def test_a_gpu_that_the_model_does_not_run_on_is_passed_over() -> None:
     order = {"architectures": ["sm_90", "sm_120"]}
     request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"}, accelerator=order)
-    assert refusal(request, real_node("h200"))[0] == "KnownBad"
+    assert refusal(request, real_node("h200"))[0] == "Unsupported"
     got = made(request, real_node("h200"), real_node("rtx-pro-6000"))
     assert got.architecture == "sm_120"
     assert any(note.startswith("NVIDIA H200 141GB (sm_90) comes first in the order of GPUs, but cannot be used:") for note in got.notes)
@@ -128,7 +128,7 @@ def test_a_gpu_that_the_model_does_not_run_on_is_passed_over() -> None:
 
 def test_a_gpu_of_which_nothing_is_known_is_no_way_around_what_is_known_to_fail() -> None:
     request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"})
-    assert refusal(request, real_node("h200"), real_node("nfd-only"))[0] == "KnownBad"
+    assert refusal(request, real_node("h200"), real_node("nfd-only"))[0] == "Unsupported"
 
 
 # The user wins.
@@ -218,11 +218,11 @@ def test_a_name_that_is_misspelled_is_noted_with_the_one_that_was_meant() -> Non
 def test_a_flag_that_the_version_does_not_know_is_refused_in_an_image_of_the_vllm_project() -> None:
     engine = {"version": "0.20.1", "args": [{"name": "max-model-length", "value": "4096"}]}
     reason, message = refusal(deployment(engine=engine), real_node("b200"))
-    assert reason == "KnownBad"
+    assert reason == "Unsupported"
     assert message.startswith(
         "vLLM 0.20.1 does not know the flag --max-model-length and does not start with it. Did you mean --max-model-len?"
     )
-    insisted = deployment(engine=engine, annotations={"vllm-operator.dev/allow-known-bad": "true"})
+    insisted = deployment(engine=engine, annotations={"vllm-operator.dev/allow-unsupported": "true"})
     assert "--max-model-length" in made(insisted, real_node("b200")).notes[0]
 
 

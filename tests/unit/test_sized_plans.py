@@ -12,7 +12,7 @@ from vllm_operator.sizing.engine import read_flags
 from vllm_operator.sizing.model_facts import ModelFiles
 
 LLAMA_70B, DEEPSEEK = "hf://meta-llama/Llama-3.3-70B-Instruct", "hf://deepseek-ai/DeepSeek-V3"
-INSIST = {"vllm-operator.dev/allow-known-bad": "true"}
+INSIST = {"vllm-operator.dev/allow-unsupported": "true"}
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 80,
@@ -96,7 +96,7 @@ def test_what_surely_does_not_fit_is_refused_with_what_would(uri: str, kind: str
     reason, message = refusal(deployment(uri, **spec), real_node(kind))
     assert reason == "DoesNotFit"
     assert said in message
-    assert message.endswith('To start it anyway, set the annotation vllm-operator.dev/allow-known-bad to "true".')
+    assert message.endswith('To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true".')
 
 
 def test_who_insists_gets_a_plan_with_a_warning() -> None:

@@ -57,8 +57,8 @@ class Reason:
     """The spec contains a contradiction or an invalid value. The message names it."""
     VERSION_UNKNOWN = "VersionUnknown"
     """The image tag does not name the vLLM version, and `spec.engine.version` is not set."""
-    KNOWN_BAD = "KnownBad"
-    """The requested combination is known to fail. The message says why and what to change."""
+    UNSUPPORTED = "Unsupported"
+    """vLLM, the image or the GPU does not support what the spec asks for. The message says why and what to change."""
     ARTIFACT_NOT_ALLOWED = "ArtifactNotAllowed"
     """The settings of the operator do not allow the artifact in `spec.cache.artifact`. The message says which are allowed."""
     # Planned

@@ -32,7 +32,7 @@ PACKER = "pack-caches"
 
 ARCHITECTURE_LABEL = f"{GROUP}/gpu-architecture"
 """GPU architecture of a Node (`sm_90`). An administrator can set it where no other label identifies the GPU."""
-ALLOW_KNOWN_BAD_ANNOTATION = f"{GROUP}/allow-known-bad"
+ALLOW_UNSUPPORTED_ANNOTATION = f"{GROUP}/allow-unsupported"
 """On a VLLMDeployment: `"true"` starts a forced combination although it is known to fail."""
 REPLAN_ANNOTATION = f"{GROUP}/replan"
 """On a VLLMDeployment: each new value requests a new plan with the current catalog, although the spec did not change."""

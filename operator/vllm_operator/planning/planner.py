@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import FALSE, TRUE, VALID_SPEC, Reason, Verdict
-from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
@@ -134,10 +134,10 @@ class _FreshPlan:
         premises = chosen.premises
         target, decision = self._best(premises, chosen.candidates)
         if decision.refusal is not None:
-            return not_accepted(Verdict(FALSE, Reason.KNOWN_BAD, decision.refusal))
+            return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, decision.refusal))
         about_names, refusal = overrides.check_names(premises.overrides, premises.version, self.catalog)
         if refusal is not None and not self._allows_known_bad:
-            return not_accepted(Verdict(FALSE, Reason.KNOWN_BAD, f"{refusal} {image.ALLOW_ANYWAY}"))
+            return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, f"{refusal} {image.ALLOW_ANYWAY}"))
         made = self._assemble(chosen, target, decision, about_names)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made)
@@ -201,7 +201,7 @@ class _FreshPlan:
 
     @property
     def _allows_known_bad(self) -> bool:
-        return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
+        return self.resource.metadata.annotations.get(ALLOW_UNSUPPORTED_ANNOTATION) == "true"
 
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
+from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
@@ -211,7 +211,7 @@ class _Choosing:
         found = [*self.unsuited.values(), *self.known_bad]
         known_bad = [] if allow_known_bad else found
         if allow_known_bad:
-            self.notes += [note("backend.known-bad", annotation=ALLOW_KNOWN_BAD_ANNOTATION, text=text) for text in found]
+            self.notes += [note("backend.unsupported", annotation=ALLOW_UNSUPPORTED_ANNOTATION, text=text) for text in found]
         refusals = [*self.refusals, *known_bad, *([ALLOW_ANYWAY] if known_bad else ())]
         return BackendDecision(
             choices=tuple(self.choices),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import FALSE, Reason, Verdict
-from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
+from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.catalog.gpus import Images, Version, cuda_of_tag, read_version
@@ -24,7 +24,7 @@ from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_f
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.text.wording import listed
 
-ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_UNSUPPORTED_ANNOTATION} to "true".'
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
@@ -98,7 +98,7 @@ def check_image(
     devices = images.other_devices(image) if image else None
     notes = [note("image.other-platform", image=image, devices=devices)] if devices is not None else []
     if notes and not forced:
-        return Verdict(FALSE, Reason.KNOWN_BAD, f"{notes[0].text} {ALLOW_ANYWAY}")
+        return Verdict(FALSE, Reason.UNSUPPORTED, f"{notes[0].text} {ALLOW_ANYWAY}")
     scheme = model.uri.partition("://")[0]
     since = load_engine_facts().object_stores.get(scheme)
     if isinstance(version, Verdict):
