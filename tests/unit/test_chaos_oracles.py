@@ -34,7 +34,7 @@ def resource(**ready: Any) -> Manifest:
         ("Ready", "True", "Serving"),
         ("Accepted", "True", "Valid"),
         ("Planned", "True", "Resolved"),
-        ("CacheWarm", "Unknown", "NotSeenYet"),
+        ("CacheWarm", "Unknown", "NotReported"),
         ("Progressing", "True", "Started"),
         ("Crashed", "False", "Recovered"),
     )

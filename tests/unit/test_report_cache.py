@@ -52,10 +52,10 @@ CASES = {
         ("shared", "namespace models", "remove claimName"),
         "ClaimMissing",
     ),
-    "our own claim is not there yet": Case(o.observe(claim=None), "Unknown", "NotSeenYet", (), "NotStarted"),
-    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotSeenYet"),
+    "our own claim is not there yet": Case(o.observe(claim=None), "Unknown", "NotReported", (), "NotStarted"),
+    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotReported"),
     "waiting for the first consumer is normal": Case(
-        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), "Unknown", "NotSeenYet"
+        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), "Unknown", "NotReported"
     ),
     "the storage class does not exist": Case(
         unbound(about_claim("ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found'), storage_class="fsat"),
@@ -90,7 +90,7 @@ CASES = {
     ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
-    "no start yet": Case(o.observe(), "Unknown", "NotSeenYet"),
+    "no start yet": Case(o.observe(), "Unknown", "NotReported"),
     "a first start builds": Case(
         o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("is building them",)
     ),
@@ -107,7 +107,7 @@ CASES = {
         ("1 could not be read and was built again",),
     ),
     "a claim for one node and four replicas": Case(
-        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotSeenYet", ("ReadWriteOnce", "All 4 replicas")
+        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotReported", ("ReadWriteOnce", "All 4 replicas")
     ),
 }
 

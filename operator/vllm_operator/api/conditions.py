@@ -91,7 +91,7 @@ class Reason:
     """The engine loaded some artifacts and built others."""
     MISS = "Miss"
     """The engine built all artifacts, as in the first start with a cache key."""
-    NOT_SEEN_YET = "NotSeenYet"
+    NOT_REPORTED = "NotReported"
     """No start has reported yet whether it loaded or built artifacts."""
     CLAIM_NOT_BOUND = "ClaimNotBound"
     """The PersistentVolumeClaim of the caches is not bound. The message says why."""

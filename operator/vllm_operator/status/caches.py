@@ -82,7 +82,7 @@ def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupS
     """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
     say = observed.messages.say
     if cache is None:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.not_planned"))
     place = locate_cache(observed)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
@@ -166,7 +166,7 @@ def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheL
     start, artifact = last_start(observed), _artifact_spec(observed)
     say = partial(observed.messages.say, place=place.words, key=cache.key, cold=cache.cold_start_seconds, warm=cache.warm_start_seconds)
     if start is None:
-        reason: str = _remembered(observed, cache, place) or Reason.NOT_SEEN_YET
+        reason: str = _remembered(observed, cache, place) or Reason.NOT_REPORTED
     else:
         reason = Reason.HIT if start.is_warm else Reason.MISS if start.is_cold else Reason.PARTIAL_HIT
     if reason == Reason.HIT:

@@ -60,7 +60,7 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     if live is None and is_named:
         return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named"))
     if live is None:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.missing_own"))
     if name in observed.activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not observed.activity.held))
     if is_terminating(live):
@@ -74,9 +74,9 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
     event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
     if event is not None and event.reason in _NORMAL:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.waiting_for_consumer"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.waiting_for_consumer"))
     if event is None and created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS):
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.binding"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.binding"))
     why = event.message if event is not None else "no volume has been provisioned for it"
     text = say("cache.not_bound", why=why, storage_class=reading.text(live, "spec", "storageClassName"))
     return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, text)
