@@ -97,7 +97,7 @@ class Reason:
     """The PersistentVolumeClaim of the caches is not bound. The message says why."""
     CLAIM_MISSING = "ClaimMissing"
     """The PersistentVolumeClaim named in the spec does not exist."""
-    CLAIM_NOT_OWNED = "ClaimNotOwned"
+    CLAIM_NAME_TAKEN = "ClaimNameTaken"
     """A PersistentVolumeClaim with the required name exists, but the operator did not create it. Also a reason of Progressing."""
     CLAIM_TERMINATING = "ClaimTerminating"
     """The PersistentVolumeClaim is being deleted. New Pods cannot start until no Pod uses it and it is gone."""

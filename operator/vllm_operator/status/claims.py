@@ -15,7 +15,7 @@ from vllm_operator.text import wording
 CLAIM_PROBLEMS = (
     Reason.CLAIM_MISSING,
     Reason.CLAIM_NOT_BOUND,
-    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_NAME_TAKEN,
     Reason.CLAIM_READ_ONLY,
     Reason.CLAIM_TERMINATING,
 )
@@ -35,7 +35,7 @@ def claim_verdict(observed: Observation) -> Verdict | None:
         _judge_claim(observed, "weights", observed.weights_claim_name, observed.weights_claim, spec.weights),
     )
     found = (verdict for verdict in verdicts if verdict is not None)
-    return min(found, key=lambda it: (it.status is not FALSE, it.reason != Reason.CLAIM_NOT_OWNED), default=None)
+    return min(found, key=lambda it: (it.status is not FALSE, it.reason != Reason.CLAIM_NAME_TAKEN), default=None)
 
 
 def binding_deadline(observed: Observation) -> datetime | None:
@@ -62,7 +62,7 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     if live is None:
         return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.missing_own"))
     if name in observed.activity.unowned_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not observed.activity.held))
+        return Verdict(FALSE, Reason.CLAIM_NAME_TAKEN, say("cache.not_owned", in_use=not observed.activity.held))
     if is_terminating(live):
         return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, name, field, is_named=is_named))
     if reading.text(live, "status", "phase") == "Lost":

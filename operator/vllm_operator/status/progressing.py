@@ -122,7 +122,7 @@ def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
 def _all_serve(observed: Observation) -> Verdict:
     say, activity, rollout = observed.messages.say, observed.activity, observed.rollout
     if activity.held and activity.unowned_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=activity.unowned_claims))
+        return Verdict(FALSE, Reason.CLAIM_NAME_TAKEN, say("starting.claim_not_owned", claims=activity.unowned_claims))
     if activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
     if not rollout.is_complete:
