@@ -73,7 +73,7 @@ async def test_an_engine_that_crashes_while_it_serves_is_reported_and_serves_aga
 async def test_an_engine_that_takes_too_much_memory_is_reported_as_such(cluster: Cluster) -> None:
     limited = container(resources={"requests": {"cpu": "10m"}, "limits": {"memory": "128Mi"}})
     await cluster.create(model(cluster, speed="200", crash="memory", pod=limited))
-    crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "OomKilledNoLog"), within=90)
+    crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "OOMKilled"), within=90)
     message = condition(crashed, "Crashed")["message"]
     assert "with exit code 1 " in message or "with exit code 137 " in message
     assert "memory" in message

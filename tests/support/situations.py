@@ -65,11 +65,11 @@ CRASHES = {
         o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)),
         "Crashed",
         "True",
-        "OomKilledNoLog",
+        "OOMKilled",
         ("resources.limits.memory",),
     ),
     "a child killed for memory, and nothing in the log but echoes": Situation(
-        o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OomKilledNoLog"
+        o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OOMKilled"
     ),
     "a log that explains itself is believed although memory ran out as well": Situation(
         o.observe(o.crashed_pod(code=1, reason="OOMKilled"), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"

@@ -54,7 +54,7 @@ def test_a_build_that_was_interrupted_tells_of_an_end_from_outside(ending: str) 
 @pytest.mark.parametrize(
     ("ending", "signature"),
     [
-        pytest.param("Killed\n", "OomKilledNoLog", id="killed, and nothing more"),
+        pytest.param("Killed\n", "OOMKilled", id="killed, and nothing more"),
         pytest.param(COMPILER_KILLED + FAILED, "CompilerOutOfMemory", id="a compiler killed for its memory"),
         pytest.param(
             engine_failure(BUILD + COMPILER_KILLED + FAILED), "CompilerOutOfMemory", id="a compiler killed, as the engine reports it"
@@ -63,7 +63,7 @@ def test_a_build_that_was_interrupted_tells_of_an_end_from_outside(ending: str) 
         pytest.param(engine_failure(OUT_OF_GPU_MEMORY) + "Killed\n" + INTERRUPTED, "CudaOutOfMemory", id="the engine failed before"),
         pytest.param(
             "[1234.5] Memory cgroup out of memory: Killed process 4711 (cicc)\nKilled\n" + INTERRUPTED,
-            "OomKilledNoLog",
+            "OOMKilled",
             id="the kernel says why",
         ),
         pytest.param(API_SERVER_GIVES_UP, "EngineCoreInitFailed", id="nobody says why"),
@@ -84,4 +84,4 @@ def test_what_the_kubelet_calls_out_of_memory_was() -> None:
     ended = diagnose_termination(KNOWLEDGE, o.termination(137, reason="OOMKilled"), log_crash=log_crash)
 
     assert ended is not None
-    assert ended.signature == "OomKilledNoLog"
+    assert ended.signature == "OOMKilled"

@@ -134,10 +134,10 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
     ended = diagnose_termination(load_startup(), o.termination(137, reason="OOMKilled"), log_crash=None, stage=stage)
 
     assert ended is not None
-    assert ended.signature == "OomKilledNoLog"
+    assert ended.signature == "OOMKilled"
     assert says in str(ended.remedy)
     assert says_not not in str(ended.remedy)
-    assert SIGNATURES["OomKilledNoLog"].environment == ()
+    assert SIGNATURES["OOMKilled"].environment == ()
     assert [change.name for change in SIGNATURES["CompilerOutOfMemory"].environment] == ["MAX_JOBS"]
 
 

@@ -75,7 +75,7 @@ def test_another_pod_that_crashes_is_shown_while_progress_is_held_back() -> None
     changed = o.after(observation, first, seconds=2, pods=(pods[0], o.crashed_pod("vllm-a-x2", reason="OOMKilled")))
     crashed = find_condition(report(changed).status.conditions, "Crashed")
     assert crashed is not None
-    assert crashed.reason == "OomKilledNoLog"
+    assert crashed.reason == "OOMKilled"
 
 
 def test_what_a_report_itself_says_of_the_caches_changes_nothing_about_the_start_beside_it() -> None:

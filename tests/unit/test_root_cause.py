@@ -150,7 +150,7 @@ CRASHES = [
     ("memory gone in graph capture", CAPTURE_WITH_AN_UNFINISHED_BAR, "CudaOomGraphCapture", "leadawon/LAMBO"),
     ("a crash while serving", SERVING_FAILED, "FlashInferKernelInvalidArgument", "trietnguyeminh/Submission---EXACT--IJCNN"),
     ("an assertion on the GPU while serving", ASSERT_WHILE_SERVING, "IllegalMemoryAccess", "DoanNgocCuong/fintech"),
-    ("a worker killed by the system", WORKER_KILLED, "OomKilledNoLog", "vllm/v1/executor/multiproc_executor.py (0.33)"),
+    ("a worker killed by the system", WORKER_KILLED, "OOMKilled", "vllm/v1/executor/multiproc_executor.py (0.33)"),
     ("rate limited, and later out of memory", LIMITED_AND_THEN_TOO_LARGE, "CudaOutOfMemory", "constructed"),
     ("a gated model", GATED, "HfGatedRepo", "https://github.com/vllm-project/vllm/issues/9255"),
     ("NCCL explains before it fails", SMALL_SHARED_MEMORY, "NcclShmTooSmall", "llm-d/llm-d#352"),

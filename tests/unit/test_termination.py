@@ -34,8 +34,8 @@ def ended(**status: Any) -> str | None:
 @pytest.mark.parametrize(
     ("expected", "status"),
     [
-        ("OomKilledNoLog", {"exit_code": 137, "reason": "OOMKilled"}),
-        ("OomKilledNoLog", {"exit_code": 1, "reason": "OOMKilled", "log_crash": ECHO}),
+        ("OOMKilled", {"exit_code": 137, "reason": "OOMKilled"}),
+        ("OOMKilled", {"exit_code": 1, "reason": "OOMKilled", "log_crash": ECHO}),
         ("NoKvCacheMemory", {"exit_code": 1, "reason": "OOMKilled", "log_crash": SPECIFIC}),
         ("NoKvCacheMemory", {"log_crash": SPECIFIC}),
         ("EngineCoreInitFailed", {"log_crash": ECHO}),

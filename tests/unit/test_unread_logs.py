@@ -104,7 +104,7 @@ def test_what_the_status_of_the_container_explains_needs_no_log() -> None:
     status = report(o.observe(o.crashed_pod(code=137, reason="OOMKilled"), unread_logs={RUN: UnreadLog(LogProblem.GONE)})).status
     crashed = find_condition(status.conditions, "Crashed")
     assert crashed is not None
-    assert crashed.reason == "OomKilledNoLog"
+    assert crashed.reason == "OOMKilled"
     assert " log " not in crashed.message
 
 

@@ -11,7 +11,7 @@ from vllm_operator.logs.state import Crash
 from vllm_operator.pods.view import Termination
 from vllm_operator.text.redaction import present
 
-_OOM = "OomKilledNoLog"
+_OOM = "OOMKilled"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
 _IN_COMPILED_CODE = (6, 8, 11)  # signals for errors in native code without a signature
