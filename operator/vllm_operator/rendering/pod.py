@@ -4,7 +4,7 @@ The engine's container and volumes are rendered and merged with the user's `spec
 order. They run in the engine's image and as its user, as merged, but without its GPUs. A container of the user with the same name replaces
 a feature's.
 
-`mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories (`tools/clean_caches.py`). The
+`prepare-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories (`tools/clean_caches.py`). The
 marker is an empty file whose name contains the name of the directory, so a copy of the directory under another name is not marked. Its
 modification time is the last use of the directory, even on a file system without access times. A start continues without a marker.
 
@@ -40,7 +40,7 @@ FILE_SYSTEM_GROUP = 2000
 """Group that owns the volumes, so that users other than root can write to them. It is the group of the user vllm in vLLM's images."""
 TERMINATION_SECONDS = 60
 """Time in seconds to stop a Pod that does not drain."""
-MARKER_CONTAINER, ADAPTER_CONTAINER = "mark-cache", "fetch-adapters"
+MARKER_CONTAINER, ADAPTER_CONTAINER = "prepare-cache", "fetch-adapters"
 MARKER_PREFIX = ".vllm-operator-"
 SECRET_VOLUME = "artifact-secret"
 FETCH_SECONDS = 110
@@ -148,7 +148,7 @@ class PodBuilder:
 
 
 def mark_cache(pod: PodBuilder, plan: Plan) -> None:
-    """Add the init container `mark-cache` if the cache directory is on a PVC."""
+    """Add the init container `prepare-cache` if the cache directory is on a PVC."""
     address = cache_address(pod.spec)
     if pod.has(MARKER_CONTAINER) or address is None or address.key != plan.cache_key or is_read_only(pod.spec, CACHE_ROOT):
         return
