@@ -35,7 +35,7 @@ class Situation:
 def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     """Compiled with visible progress, and serves."""
     seen = histories["deepseek"]
-    yield from want_conditions(seen, Ready="True", Planned="True/Resolved", CacheWarm="False/Miss")
+    yield from want_conditions(seen, Ready="True", Planned="True/Planned", CacheWarm="False/Miss")
     plan = seen.status.get("pinnedPlan", {})
     yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
     yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")

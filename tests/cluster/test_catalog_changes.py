@@ -67,7 +67,7 @@ async def test_another_catalog_after_a_restart_is_reported_and_applied_only_when
         assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
 
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"), within=60)
         assert await attention(served, resource) == "FLASHINFER"
         assert (await pinned_plan(served, resource))["catalogVersion"].startswith(f"{planned_with}.")
 
@@ -99,6 +99,6 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
         event = await served.wait_for_event("rules", "RuleIgnored")
         assert event["type"] == "Warning"
         await served.delete("ConfigMap", "rules")
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"), within=60)
         assert await running(served) == before
         assert "Traceback" not in operator.log, operator.log

@@ -81,5 +81,5 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
         await operator.until_says("serving", times=2, within=60)
         await looked(operator)
         resource = await served.get("VLLMDeployment", "llama")
-        assert condition(resource, "Planned")["reason"] == "Resolved"
+        assert condition(resource, "Planned")["reason"] == "Planned"
         assert hub.asked == []

@@ -74,7 +74,7 @@ async def test_a_preset_is_pinned_until_a_new_plan_is_requested(
     await served.wait_for("Deployment", "llama", with_seed("8"))
     await served.wait_until_gone("Pod", running)
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"))
+    await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"))
 
     # without its preset it keeps serving
     running = await the_pod(served)

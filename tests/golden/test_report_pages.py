@@ -103,7 +103,7 @@ DEEP_GEMM = at_work(Stage.KERNEL_WARMUP, seconds=330, since=90, progress=Progres
 GRAPHS = at_work(Stage.CUDA_GRAPH_CAPTURE, seconds=400, since=382, progress=Progress(12, 35, "CUDA graph capture", 20))
 FLASHINFER_PLAN = o.outcome(
     plan=o.plan(backends=[ATTENTION], model="meta-llama/Llama-3.1-8B", count=1),
-    planned=Verdict(ConditionStatus.TRUE, "Resolved", "1 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; attention FLASHINFER."),
+    planned=Verdict(ConditionStatus.TRUE, "Planned", "1 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; attention FLASHINFER."),
 )
 COMPILING_BEGINS, COMPILING_ENDS = recorded("good-flashinfer", until=b"Warming up FlashInfer attention"), recorded("good-flashinfer")
 DRAINING = (DrainingPod("vllm-a-x2", o.at(530), 3),)

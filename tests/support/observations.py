@@ -192,7 +192,7 @@ def outcome(**changes: Any) -> Outcome:
     planned = "8 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; MoE DEEPGEMM."
     values: dict[str, Any] = {
         "accepted": Verdict(ConditionStatus.TRUE, "Valid", "The spec is valid."),
-        "planned": Verdict(ConditionStatus.TRUE, "Resolved", planned),
+        "planned": Verdict(ConditionStatus.TRUE, "Planned", planned),
         "plan": plan(),
     }
     return Outcome(**values | changes)

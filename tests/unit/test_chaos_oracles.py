@@ -33,7 +33,7 @@ def resource(**ready: Any) -> Manifest:
     said = (
         ("Ready", "True", "Serving"),
         ("Accepted", "True", "Valid"),
-        ("Planned", "True", "Resolved"),
+        ("Planned", "True", "Planned"),
         ("CacheWarm", "Unknown", "NotReported"),
         ("Progressing", "True", "Started"),
         ("Crashed", "False", "Recovered"),

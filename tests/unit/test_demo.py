@@ -43,7 +43,7 @@ COMPILING = {
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
     "conditions": [
         condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left."),
-        condition("Planned", "True", "Resolved", "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM."),
+        condition("Planned", "True", "Planned", "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM."),
     ],
     "cache": {"state": "Cold"},
 }
@@ -135,10 +135,10 @@ def test_a_demo_that_shows_nothing_fails_for_every_situation() -> None:
 
 def test_a_wrong_reason_is_reported_with_the_right_one() -> None:
     histories = {name: History(name) for name in BY_NAME}
-    histories["llama"].update(deployment({"conditions": [condition("Planned", "True", "Resolved")]}, name="llama"), 0.0)
+    histories["llama"].update(deployment({"conditions": [condition("Planned", "True", "Planned")]}, name="llama"), 0.0)
     complaints = "\n".join(failures(histories))
     assert "llama: the condition Planned is 'True' and should be 'False'" in complaints
-    assert "llama: the reason of Planned is 'Resolved' and should be 'NoMatchingGPU'" in complaints
+    assert "llama: the reason of Planned is 'Planned' and should be 'NoMatchingGPU'" in complaints
 
 
 def shown(history: History) -> str:

@@ -46,7 +46,7 @@ def test_programs_get_plan_conditions_and_manifests(files: Any, capsys: pytest.C
     assert content["plan"]["architecture"] == "sm_90"
     assert [(c["type"], c["status"], c["reason"]) for c in content["conditions"]] == [
         ("Accepted", "True", "Valid"),
-        ("Planned", "True", "Resolved"),
+        ("Planned", "True", "Planned"),
     ]
     assert [m["kind"] for m in content["manifests"]] == ["PersistentVolumeClaim", "PersistentVolumeClaim", "Service", "Deployment"]
 

@@ -190,7 +190,7 @@ async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name
     assert {kind for verb, kind in writes(bench)} <= {"Event", "VLLMDeployment"}
     annotate(bench, replan="now")
     await bench.settle()
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
     assert revision["metadata"]["name"] != in_force(bench) == applied(bench)
 
 
@@ -212,7 +212,7 @@ async def test_without_a_revision_and_a_deployment_a_new_plan_is_made(bench: Ben
     before = bench.deployment()["spec"]
     bench.cluster.remove(DEPLOYMENT, "default", "llama")
     await replace_revision(bench, None)
-    assert (bench.condition("Planned").reason, bench.deployment()["spec"]) == ("Resolved", before)
+    assert (bench.condition("Planned").reason, bench.deployment()["spec"]) == ("Planned", before)
     assert [in_force(bench)] == names(bench) == [applied(bench)]
 
 
@@ -285,7 +285,7 @@ async def test_an_operator_that_ends_between_the_deployment_and_the_status_makes
     deployment = bench.deployment()
     assert in_force(bench) == first
     await restart(bench)
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
     assert bench.deployment() == deployment
     assert in_force(bench) == applied(bench) != first
 
@@ -317,7 +317,7 @@ async def test_an_undone_rollout_is_rolled_forward_again(bench: Bench, fleet: Fl
     await bench.settle()
     assert bench.deployment()["spec"] == new["spec"]
     assert applied(bench) == in_force(bench)
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
 
 
 async def test_the_deployment_of_an_orphan_gets_the_plan_of_the_new_object(bench: Bench, fleet: Fleet) -> None:
@@ -329,7 +329,7 @@ async def test_the_deployment_of_an_orphan_gets_the_plan_of_the_new_object(bench
     bench.cluster.put(llama())
     await restart(bench)
     assert before != applied(bench) == in_force(bench)
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
 
 
 # ---- rollouts that are held back, and plans that cannot be stored
@@ -381,7 +381,7 @@ async def test_a_plan_that_cannot_be_stored_is_reported_and_not_applied(bench: B
     assert (fleet.deployment(), fleet.deployment("llama.primer"), revisions(bench)) == (deployment, None, before)
     bench.cluster.heal()
     await bench.settle()
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
     assert in_force(bench) == names(bench)[-1]
 
 
@@ -402,7 +402,7 @@ async def test_a_revision_that_has_lost_its_labels_is_still_the_plan(bench: Benc
     [revision] = revisions(bench)
     bare = {**edited(revision), "metadata": {**edited(revision)["metadata"], "labels": {}}}
     await replace_revision(bench, bare)
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
     assert edited(revisions(bench)[0]) == edited(bare)
 
 

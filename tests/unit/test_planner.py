@@ -299,7 +299,7 @@ def test_a_plan_in_force_stays_as_it_is() -> None:
     pinned = made(deployment(), real_node("h200"))
     outcome = planned(deployment(), real_node("h200"), pinned=pinned)
     assert outcome.plan == pinned
-    assert (outcome.planned.reason, outcome.drift) == ("Resolved", ())
+    assert (outcome.planned.reason, outcome.drift) == ("Planned", ())
 
 
 def test_what_would_be_chosen_otherwise_today_is_reported() -> None:

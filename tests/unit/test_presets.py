@@ -77,7 +77,7 @@ async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested
     await bench.settle()
     assert seeds(bench) == ["8"]
     assert TOLERATION not in template(bench)["spec"].get("tolerations", [])
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
 
 
 async def test_an_edit_that_makes_no_difference_to_the_object_is_not_mentioned(bench: Bench) -> None:
@@ -172,7 +172,7 @@ async def test_without_the_crd_the_condition_says_how_to_install_it_and_others_a
     assert bench.condition("Planned").reason == "KindNotInstalled"
     assert "The CRD vllmpresets.vllm-operator.dev" in bench.message("Planned")
     assert "kubectl apply -f crds/" in bench.message("Planned")
-    assert bench.condition("Planned", "other").reason == "Resolved"
+    assert bench.condition("Planned", "other").reason == "Planned"
 
 
 async def test_without_permission_the_plan_in_force_keeps_serving(bench: Bench) -> None:
@@ -202,7 +202,7 @@ async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
     bench.cluster.fail("find", PRESET, Unavailable("down"), times=99)
     bench.cluster.put(llama())
     await bench.settle()
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
 
 
 # which objects a change of a preset affects

@@ -54,7 +54,7 @@ async def test_a_new_object_becomes_a_plan_a_claim_a_service_a_deployment_and_a_
         ("apply_status", "VLLMDeployment"),
     ]
     assert result.name == "success"
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
     assert bench.status().pinned_plan is not None
 
 
@@ -174,7 +174,7 @@ async def test_without_a_gpu_it_looks_at_the_nodes_again_within_a_minute(bench: 
     bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("b300")})
     bench.restart()  # what it knew of the nodes is old by then
     await bench.settle()
-    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.condition("Planned").reason == "Planned"
 
 
 async def test_fewer_replicas_follow_at_once_also_where_the_spec_cannot_be_planned(bench: Bench) -> None:

@@ -350,11 +350,11 @@ SITUATIONS = {
         o.observe(
             o.starting_pod(),
             states={X1: SILENT},
-            outcome=o.outcome(planned=Verdict(ConditionStatus.TRUE, "Resolved", "Planned for " + "8 GPUs, " * 60)),
+            outcome=o.outcome(planned=Verdict(ConditionStatus.TRUE, "Planned", "Planned for " + "8 GPUs, " * 60)),
         ),
         "Planned",
         "True",
-        "Resolved",
+        "Planned",
         ("Planned for 8 GPUs", "instead of DEEPGEMM"),
     ),
     "a child is refused": Situation(

@@ -83,7 +83,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_reported_to_old_ones(ope
     operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
     await operator.settle()
     assert operator.attention() == ("FLASHINFER", "Rule")
-    assert operator.condition("Planned").reason == "Resolved"
+    assert operator.condition("Planned").reason == "Planned"
     plan = operator.plan()
     assert plan.catalog_version == operator.catalog.current.version != known().version
 

@@ -62,7 +62,7 @@ class Reason:
     ARTIFACT_NOT_ALLOWED = "ArtifactNotAllowed"
     """The settings of the operator do not allow the artifact in `spec.cache.artifact`. The message says which are allowed."""
     # Planned
-    RESOLVED = "Resolved"
+    PLANNED = "Planned"
     """The operator chose a GPU and backends."""
     PLAN_DRIFTED = "PlanDrifted"
     """The pinned plan is in force. The current catalog, nodes or preset would result in a different plan."""

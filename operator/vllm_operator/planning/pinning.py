@@ -85,7 +85,7 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
     """Return the pinned plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
-    reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
+    reason = Reason.PLANNED if pinned.architecture else Reason.GPU_UNKNOWN
     if fresh.refusal is not None and fresh.refusal.status is UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, message), pinned)

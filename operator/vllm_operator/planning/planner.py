@@ -136,10 +136,10 @@ class _FreshPlan:
         if decision.refusal is not None:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, decision.refusal))
         about_names, refusal = overrides.check_names(premises.overrides, premises.version, self.catalog)
-        if refusal is not None and not self._allows_known_bad:
+        if refusal is not None and not self._allows_unsupported:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, f"{refusal} {image.ALLOW_ANYWAY}"))
         made = self._assemble(chosen, target, decision, about_names)
-        reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
+        reason = Reason.PLANNED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
     def _premises(self) -> _Premises | Verdict:
@@ -149,7 +149,7 @@ class _FreshPlan:
         overrides.check_arguments(spec.engine)
         check_adapters(spec)
         given = overrides.read_overrides(spec)
-        engine, forced = (spec.engine or EngineSpec()).model_copy(update={"image": given.image}), self._allows_known_bad
+        engine, forced = (spec.engine or EngineSpec()).model_copy(update={"image": given.image}), self._allows_unsupported
         version = image.resolve_version(engine, self.catalog.versions)
         version = image.check_image(given.image, spec.model, version, self.catalog.images, forced=forced)
         if isinstance(version, Verdict):
@@ -181,7 +181,7 @@ class _FreshPlan:
         if sizing.model is None:
             return _Chosen(premises, ranking.order(found, request.preferred), found, rejections, length)
         best = ranking.choose(found, request.preferred, count)
-        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_known_bad:
+        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_unsupported:
             others = targets.find_others(request, self.inventory, self.catalog)
             message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {image.ALLOW_ANYWAY}"
             return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
@@ -200,7 +200,7 @@ class _FreshPlan:
         return model_facts.recall_facts(pinned) if self.in_force or model.revision is None else None
 
     @property
-    def _allows_known_bad(self) -> bool:
+    def _allows_unsupported(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_UNSUPPORTED_ANNOTATION) == "true"
 
     def _request(self, premises: _Premises) -> Request:
@@ -215,7 +215,7 @@ class _FreshPlan:
             options=image.image_options(premises.overrides.image, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
             sizing=premises.sizing,
-            forced=self._allows_known_bad or premises.overrides.variables.get(variable) == "1",
+            forced=self._allows_unsupported or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=gpu_in_use(self._kept) if self._kept is not None else None,
             selector=premises.overrides.node_selector,
@@ -253,7 +253,7 @@ class _FreshPlan:
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.pool.architecture, mig_profile=target.pool.mig_profile)
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
-        return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad)
+        return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported)
 
     def _assemble(self, chosen: _Chosen, target: Candidate, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
         premises = chosen.premises

@@ -95,9 +95,9 @@ def choose_backends(
     backends: BackendsSpec | None = None,
     *,
     model: str = "The model",
-    allow_known_bad: bool = False,
+    allow_unsupported: bool = False,
 ) -> BackendDecision:
-    """Choose the backend of every component with rules. With `allow_known_bad`, a combination that fails is noted, not refused."""
+    """Choose the backend of every component with rules. With `allow_unsupported`, a combination that fails is noted, not refused."""
     given = backends.to_json() if backends is not None else {}
     asked = {component: given.get(field, AUTO) for component, field in FIELDS.items() if _has_choice(component, rule_input)}
     pinned = {component: name for component, name in asked.items() if name.lower() != AUTO}
@@ -110,7 +110,7 @@ def choose_backends(
     choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model)
     for component in Component:
         choosing.decide(component)
-    return choosing.result(allow_known_bad)
+    return choosing.result(allow_unsupported)
 
 
 def _has_choice(component: Component, rule_input: RuleInput) -> bool:
@@ -161,7 +161,7 @@ class _Choosing:
     env: dict[str, PlannedVariable] = field(default_factory=dict)
     args: dict[str, PlannedArgument] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
-    known_bad: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
     unsuited: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     followed: list[str] = field(default_factory=list)
@@ -203,16 +203,16 @@ class _Choosing:
         if selected:
             self._choose_selected(component, selected, selection.others)
 
-    def result(self, allow_known_bad: bool) -> BackendDecision:
+    def result(self, allow_unsupported: bool) -> BackendDecision:
         """Apply the rules that set, warn and refuse, and return the decision."""
         for rule in self.rules.others:
             if self._holds(rule):
                 self._follow(rule)
-        found = [*self.unsuited.values(), *self.known_bad]
-        known_bad = [] if allow_known_bad else found
-        if allow_known_bad:
+        found = [*self.unsuited.values(), *self.unsupported]
+        unsupported = [] if allow_unsupported else found
+        if allow_unsupported:
             self.notes += [note("backend.unsupported", annotation=ALLOW_UNSUPPORTED_ANNOTATION, text=text) for text in found]
-        refusals = [*self.refusals, *known_bad, *([ALLOW_ANYWAY] if known_bad else ())]
+        refusals = [*self.refusals, *unsupported, *([ALLOW_ANYWAY] if unsupported else ())]
         return BackendDecision(
             choices=tuple(self.choices),
             env=tuple(self.env[name] for name in sorted(self.env)),
@@ -479,7 +479,7 @@ class _Choosing:
         setting = Setting(environment=rule.environment, arguments={name: value or "" for name, value in rule.arguments.items()})
         self._set(setting, rule.because, rule.kind)
         if rule.refuse:
-            self.known_bad.append(self._fill(rule.refuse))
+            self.unsupported.append(self._fill(rule.refuse))
             for component in (rule.component, *rule.when.forced):
                 self.unsuited.pop(component, None)  # the message of the rule is more precise
         if rule.warn:
