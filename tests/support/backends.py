@@ -38,11 +38,11 @@ def describe(
     return resolved, describe_rule_input(parsed, resolved, resolve_facts(parsed.model, models), architecture), parsed.backends
 
 
-def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad: bool = False, **spec: Any) -> BackendDecision:
+def decide(uri: str, version: str, architecture: str | None, *, allow_unsupported: bool = False, **spec: Any) -> BackendDecision:
     """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
     resolved, situation, backends = describe(uri, version, architecture, **spec)
     model = uri.rpartition("/")[2]
-    return choose_backends(resolved, situation, knowledge()[2], backends, model=model, allow_known_bad=allow_known_bad)
+    return choose_backends(resolved, situation, knowledge()[2], backends, model=model, allow_unsupported=allow_unsupported)
 
 
 def chosen(decision: BackendDecision) -> dict[str, tuple[str, str]]:

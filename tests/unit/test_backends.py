@@ -90,7 +90,7 @@ def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where
 
 def test_a_refused_combination_is_planned_and_noted_if_the_user_insists() -> None:
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049"}]}
-    decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_known_bad=True)
+    decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_unsupported=True)
     assert decision.refusal is None
     assert notes_of(decision)[0].startswith("Known to fail, started because of the annotation vllm-operator.dev/allow-unsupported:")
 

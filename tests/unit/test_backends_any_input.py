@@ -42,7 +42,7 @@ def test_a_decision_is_reached_and_what_the_user_set_is_not_set_again(
         "args": [{"name": name, "value": value} for name, value in arguments.items()],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
     }
-    decision = decide(uri, version, architecture, engine=engine, backends=backends, allow_known_bad=allow)
+    decision = decide(uri, version, architecture, engine=engine, backends=backends, allow_unsupported=allow)
     assert {variable.name for variable in decision.env}.isdisjoint(environment)
     assert {argument.name for argument in decision.args}.isdisjoint(arguments)
     assert decision.refusal is None or decision.refusal

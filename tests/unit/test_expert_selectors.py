@@ -68,7 +68,7 @@ def test_a_plan_on_which_the_selector_raises_is_refused(
     refusal = decide(model, version, architecture, **spec).refusal
     assert refusal is not None
     assert words in refusal
-    assert decide(model, version, architecture, allow_known_bad=True, **spec).refusal is None
+    assert decide(model, version, architecture, allow_unsupported=True, **spec).refusal is None
 
 
 @pytest.mark.parametrize(
