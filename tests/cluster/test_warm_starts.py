@@ -51,7 +51,7 @@ async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
     """Three replicas on an empty cache: the name of the Pod that goes first."""
     await sim.script(path="ok", pull="0", load="hold")
     await cluster.create(llama(cluster.namespace, replicas=3, engine=RACES, **{"cache": MANY, **spec}))
-    await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Priming"))
+    await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Compiling"))
     await cluster.wait_for("Deployment", "llama", replicas(1))
     return await the_pod(cluster, selector=of("engine"))
 
@@ -121,8 +121,8 @@ async def test_two_share_a_claim_and_one_fills_it(served: Cluster, sim: Simulato
     cache = await shared_claim(served)
     first = await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    waiting = await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "Priming"))
-    assert "VLLMDeployment llama is filling directory" in condition(waiting, "CacheWarm")["message"]
+    waiting = await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "WaitingForCaches"))
+    assert "VLLMDeployment llama is compiling kernels" in condition(waiting, "CacheWarm")["message"]
     assert (await served.get("Deployment", "other"))["spec"]["replicas"] == 0
     await finish(served, sim, first)
     await all_serve(served)
@@ -133,7 +133,7 @@ async def test_the_other_takes_over_from_one_that_is_deleted(served: Cluster, si
     cache = await shared_claim(served)
     await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "Priming"))
+    await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "WaitingForCaches"))
     await sim.script(load="0")
     await served.delete("VLLMDeployment", "llama")
     await served.wait_for("VLLMDeployment", "other", has("Ready", "True"), within=30)
@@ -173,7 +173,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     await sim.script(load="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     primer = await the_pod(served, selector=of("primer"))
-    held = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "Priming"))
+    held = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "RollingOut"))
     assert held["status"]["readyReplicas"] == 1
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]

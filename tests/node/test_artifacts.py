@@ -105,11 +105,11 @@ async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_c
     artifact = {"repository": f"{registry.host}/team/prewarmed", "publish": "WhenPrimed", "pushSecretRef": {"name": "write"}}
     created = await cluster.create(with_artifact(cluster, registry, storage="EmptyDir", artifact=artifact))
     first = await until_ready(cluster)
-    assert condition(first, "CachePublished")["reason"] == "NotPrimed"
+    assert condition(first, "CachePublished")["reason"] == "NotCompiled"
     old = await the_engine(cluster)
     environment = [*created["spec"]["engine"]["env"], {"name": "VLLM_LOG_STATS_INTERVAL", "value": "7"}]
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": environment}}})
-    held = await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Priming"), within=60)
+    held = await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Compiling"), within=60)
     assert held["status"]["readyReplicas"] == 1
     published = await cluster.wait_for("VLLMDeployment", "llama", has("CachePublished", "True"), within=180)
     await cluster.wait_until_gone("Pod", old["metadata"]["name"], within=120)

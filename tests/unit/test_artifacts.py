@@ -193,7 +193,7 @@ async def serve_and_publish(fleet: Fleet, **artifact: Any) -> str:
 async def test_a_job_publishes_when_a_pod_is_ready(fleet: Fleet, bench: Bench) -> None:
     pod = await serve_and_publish(fleet)
     assert jobs(fleet) == []
-    assert bench.condition("CachePublished").reason == "NotPrimed"
+    assert bench.condition("CachePublished").reason == "NotCompiled"
     fleet.ready(pod)
     await fleet.settle()
     assert jobs(fleet) == []

@@ -30,15 +30,15 @@ def lease(fleet: Fleet, name: str = "llama") -> str:
 async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=4, engine=OLD, cache={"volume": MANY})
     assert fleet.replicas() == 1
-    assert bench.condition("CacheWarm").reason == "Priming"
+    assert bench.condition("CacheWarm").reason == "Compiling"
     assert "The other 3 start after it" in bench.message("CacheWarm")
     assert "writes compiled artifacts in place" in bench.message("CacheWarm")
     assert fleet.annotations()[lease(fleet)].startswith("llama/")
     since = fleet.time()
     first = fleet.start()
     await fleet.settle()
-    assert bench.cache().state == "Priming"
-    assert "The other 3 replicas start when it has filled the caches" in bench.message("Progressing")
+    assert bench.cache().state == "Compiling"
+    assert "The other 3 replicas start when it has compiled the kernels" in bench.message("Progressing")
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
@@ -153,7 +153,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     assert fleet.deployment() == before
     primer = fleet.start("llama.primer")
     await fleet.settle()
-    assert bench.condition("Progressing").reason == "Priming"
+    assert bench.condition("Progressing").reason == "RollingOut"
     assert bench.condition("Ready").status == "False"
     assert bench.status().ready_replicas == 1
     fleet.ready(primer)
@@ -181,14 +181,14 @@ async def test_replicas_are_scaled_while_a_rollout_is_held(bench: Bench, fleet: 
     assert held is not None
     assert before is not None
     assert held["spec"] == {**before["spec"], "replicas": wanted}, "the former spec goes on serving, with as many replicas as are wanted"
-    assert bench.condition("CacheWarm").reason == "Priming"
+    assert bench.condition("CacheWarm").reason == "Compiling"
 
 
 async def test_one_that_waits_for_another_to_fill_the_same_directory_is_only_scaled_down(bench: Bench, fleet: Fleet) -> None:
     await shared(bench, fleet)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Never"}, replicas=3)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Always"}, replicas=5)
-    assert (fleet.replicas("other"), bench.condition("Progressing", "other").reason) == (3, "Priming")
+    assert (fleet.replicas("other"), bench.condition("Progressing", "other").reason) == (3, "WaitingForCaches")
     await fleet.change("other", replicas=2)
     assert fleet.replicas("other") == 2
 
@@ -305,8 +305,8 @@ async def test_of_two_that_share_a_cache_one_fills_it_and_the_other_waits(bench:
     await shared(bench, fleet)
     assert fleet.key("llama") == fleet.key("other")
     assert (fleet.replicas("llama"), fleet.replicas("other")) == (1, 0)
-    assert "VLLMDeployment llama is filling directory" in bench.message("CacheWarm", "other")
-    assert bench.condition("Progressing", "other").reason == "Priming"
+    assert "VLLMDeployment llama is compiling kernels" in bench.message("CacheWarm", "other")
+    assert bench.condition("Progressing", "other").reason == "WaitingForCaches"
     fleet.ready(fleet.start("llama"))
     await fleet.settle("llama")
     await fleet.settle("other")
@@ -332,7 +332,7 @@ async def test_the_other_takes_over_when_the_first_finds_no_gpu(bench: Bench, fl
     await fleet.settle("other")
     assert fleet.replicas("other") == 1
     await fleet.settle("llama")
-    assert "VLLMDeployment other is filling" in bench.message("CacheWarm")
+    assert "VLLMDeployment other is compiling" in bench.message("CacheWarm")
 
 
 async def test_the_other_waits_on_while_the_first_makes_progress(bench: Bench, fleet: Fleet) -> None:

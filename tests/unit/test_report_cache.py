@@ -128,7 +128,7 @@ PRIMED = {**o.claim(), "metadata": {"name": "vllm-a-cache", "annotations": {PRIM
 FORMER = VLLMDeploymentStatus(cache=CacheStatus(key="other-key", state="Warm", cold_start_seconds=400))
 STATES = {
     "nothing has started": (o.observe(), None),
-    "the first start is under way": (o.observe(o.starting_pod()), "Priming"),
+    "the first start is under way": (o.observe(o.starting_pod()), "Compiling"),
     "the first start serves": (o.observe(o.ready_pod()), "Warm"),
     "another deployment has filled the shared claim": (o.observe(claim=PRIMED), "Warm"),
     "a warm cache of another key tells nothing": (o.observe(resource=o.resource(status=FORMER)), None),
@@ -212,7 +212,7 @@ def test_measures_of_another_key_are_dropped() -> None:
 
 def test_what_a_stage_took_before_says_what_to_expect() -> None:
     cold, warm = {"TorchCompile": 152}, {"TorchCompile": 4}
-    cache = CacheStatus(key=o.KEY, state="Priming", cold_stage_seconds=cold, warm_stage_seconds=warm)
+    cache = CacheStatus(key=o.KEY, state="Compiling", cold_stage_seconds=cold, warm_stage_seconds=warm)
     status = VLLMDeploymentStatus(cache=cache)
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), cache=CacheEvidence(misses=1))
     seen = o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))
@@ -229,7 +229,7 @@ def test_what_a_stage_took_before_says_what_to_expect() -> None:
 
 
 def test_a_stage_that_lasts_longer_than_it_should_has_no_time_left_to_tell() -> None:
-    cache = CacheStatus(key=o.KEY, state="Priming", cold_stage_seconds={"TorchCompile": 152})
+    cache = CacheStatus(key=o.KEY, state="Compiling", cold_stage_seconds={"TorchCompile": 152})
     status = VLLMDeploymentStatus(cache=cache)
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-200), last_line_at=o.at(-1), cache=CacheEvidence(misses=1))
     startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup

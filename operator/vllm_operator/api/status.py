@@ -13,7 +13,7 @@ LONGEST_STAGE_SECONDS = 7 * 86_400
 Timestamp = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_SECONDS)]], Field(max_length=16)]
 """Seconds by stage."""
-CacheState = Literal["Cold", "Priming", "Warm", "Quarantined"]
+CacheState = Literal["Cold", "Compiling", "Warm", "Quarantined"]
 """State of the caches with the current key."""
 RemediationState = Literal["Suggested", "Applied", "GaveUp", "Stopped"]
 """Action of the operator about the last crash."""
@@ -72,7 +72,7 @@ class CacheStatus(Model):
     """Observed state of the caches."""
 
     key: str | None = optional("Cache key, the name of the directory on the volume.", max_length=63)
-    state: CacheState | None = optional("State of the caches: Priming, Warm or Quarantined. Absent if they are cold.")
+    state: CacheState | None = optional("State of the caches: Compiling, Warm or Quarantined. Absent if they are cold.")
     claim_name: Annotated[str, Field(max_length=253)] | None = optional(
         "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
         "`podTemplate` replaces that one by another kind of volume."

@@ -15,8 +15,8 @@ CleaningState = Literal["InProgress", "Done", "NothingToRemove", "Failed", "Impo
 PVC. HasSpace: another volume is full; `why` names it. Refused: by the API server. InUseByOthers: a Pod of another owner mounts the whole
 PVC, so nobody knows which directories it uses, and none is removed.
 """
-PublicationState = Literal["NotPublishable", "NotPrimed", "NeedsPrimer", "Running", "Done", "Refused"]
-"""State of the publication of a cache directory. NotPublishable: no Job can mount the caches. NotPrimed: no Pod with them is Ready yet.
+PublicationState = Literal["NotPublishable", "NotCompiled", "NeedsPrimer", "Running", "Done", "Refused"]
+"""State of the publication of a cache directory. NotPublishable: no Job can mount the caches. NotCompiled: no Pod with them is Ready yet.
 NeedsPrimer: only a primer can publish them, and no rollout has needed one yet. Done: an attempt has ended; the status has the result.
 """
 FetchingState = Literal["Waiting", "Running", "Fetched", "Failed", "Refused", "Impossible"]

@@ -214,9 +214,9 @@ def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publica
     view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
     is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
     if view is None or not is_filled or is_terminating(context.claim):
-        return Publication(state="NotPrimed", occasion=occasion), None
+        return Publication(state="NotCompiled", occasion=occasion), None
     if (seconds := _seconds_to_settle(context, view)) > 0:
-        return Publication(state="NotPrimed", occasion=occasion, recheck_seconds=seconds), None
+        return Publication(state="NotCompiled", occasion=occasion, recheck_seconds=seconds), None
     return Publication(state="Running", occasion=occasion), render_publishing(context, address, occasion, view.node, caches)
 
 

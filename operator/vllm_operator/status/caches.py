@@ -148,7 +148,7 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
         image=plan.image if plan is not None else None,
         repository=artifact.repository if artifact is not None else None,
     )
-    return Verdict(FALSE, Reason.PRIMING, said)
+    return Verdict(FALSE, Reason.COMPILING, said)
 
 
 def _one_node(observed: Observation) -> dict[str, Any] | None:
@@ -203,7 +203,7 @@ _REASONS = {
 _NOT_ENDED = {
     "NotPublishable": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
     "Refused": (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
-    "NeedsPrimer": (FALSE, Reason.NOT_PRIMED, "publishing.needs_primer"),
+    "NeedsPrimer": (FALSE, Reason.WAITING_FOR_ROLLOUT, "publishing.needs_primer"),
     "Running": (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
 }
 _MAX_MESSAGE = 300
@@ -266,7 +266,7 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
         return Verdict(status, reason, say(message, why=why, by_primer=observed.claim_name is None))
     result = artifact.publish_result if artifact is not None else None
     if publication is None or artifact is None or result is None or artifact.publication != publication.occasion:
-        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed"))
+        return Verdict(FALSE, Reason.NOT_COMPILED, say("publishing.not_primed"))
     reason, report = _REASONS.get(result, Reason.PUBLISH_FAILED), publication.result
     if report is None and before is not None and before.reason == reason:
         return Verdict(before.status, before.reason, before.message)  # the Job is gone

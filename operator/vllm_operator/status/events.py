@@ -145,12 +145,12 @@ def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Eve
         )
     if cache is None:
         return
-    if is_new and now.reason in (Reason.PRIMING, Reason.QUARANTINED):
+    if is_new and now.reason in (Reason.COMPILING, Reason.QUARANTINED):
         type = WARNING if now.reason == Reason.QUARANTINED else NORMAL
         yield EventDraft(type, now.reason, now.message, f"{now.reason}-{cache.key}-{cache.generation}")
     previous = observed.previous.cache
     if cache.priming_skipped and (previous is None or previous.priming_skipped != cache.priming_skipped):
-        yield EventDraft(NORMAL, "PrimingSkipped", now.message, f"skipped-{cache.key}")
+        yield EventDraft(NORMAL, "CachesNotCompiled", now.message, f"skipped-{cache.key}")
 
 
 def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -50,7 +50,7 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
     if observed.serving >= observed.wanted:
         return _all_serve(observed)
     if observed.activity.step == "Elsewhere":
-        return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observed.activity.holder))
+        return Verdict(TRUE, Reason.WAITING_FOR_CACHES, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
@@ -124,7 +124,7 @@ def _all_serve(observed: Observation) -> Verdict:
     if activity.held and activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NAME_TAKEN, say("starting.claim_not_owned", claims=activity.unowned_claims))
     if activity.held:
-        return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.held", serving=observed.serving))
     if not rollout.is_complete:
         text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, paused=rollout.paused)
         return Verdict(TRUE, Reason.ROLLING_OUT, text)

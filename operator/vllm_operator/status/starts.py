@@ -75,11 +75,11 @@ def next_start_finds(observed: Observation, plan: Plan) -> CacheState | None:
         return None
     primed = reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
     if not primed and observed.activity.is_priming:
-        return "Priming"
+        return "Compiling"
     served = observed.serving > 0 and observed.rollout.is_complete and observed.outcome.plan is not None
     if primed or served or was_warm:
         return "Warm"
-    return "Priming" if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
+    return "Compiling" if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
 
 
 SHORTEST_KEPT_SECONDS = 5
