@@ -36,7 +36,7 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     """Compiled with visible progress, and serves."""
     seen = histories["deepseek"]
     yield from want_conditions(seen, Ready="True", Planned="True/Planned", CacheWarm="False/Miss")
-    plan = seen.status.get("pinnedPlan", {})
+    plan = seen.status.get("plan", {})
     yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
     yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")
     yield from want_words(seen, "Planned", "H200", "FLASH_ATTN_MLA", "DEEPGEMM")

@@ -22,7 +22,7 @@ def lost_plan(manifest: Manifest, objects: Sequence[Manifest]) -> list[str]:
     try:
         with_pinned_plan(VLLMDeployment.parse(manifest), objects)
     except InputError as error:
-        return [f"the pinned plan is lost: {error}"]
+        return [f"the current plan is lost: {error}"]
     return []
 
 
@@ -37,7 +37,7 @@ def lost_updates(manifest: Manifest, nodes: Sequence[Manifest], live: Sequence[M
     catalog = known()
     resource = VLLMDeployment.parse(manifest)
     generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
-    fresh = VLLMDeployment.parse({**manifest, "status": {**manifest.get("status", {}), "pinnedPlan": None}})
+    fresh = VLLMDeployment.parse({**manifest, "status": {**manifest.get("status", {}), "plan": None}})
     outcome = plan(fresh, read_inventory(nodes, (), catalog.gpus), catalog, cache_generation=generation)
     name = resource.metadata.name
     if outcome.plan is None:

@@ -80,7 +80,7 @@ async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster
     await served.wait_until_runs(pod)
     first = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
     predicted = (await pinned_plan(served, first))["memory"]
-    assert "measured" not in first["status"]["pinnedPlan"]
+    assert "measured" not in first["status"]["plan"]
     measured = {"weightsMebibytes": predicted["weightsMebibytes"] + 512, "kvCacheMebibytes": predicted["kvCacheMebibytes"] - 1024}
     log = sim.log(pod)
     for line in (
@@ -88,9 +88,9 @@ async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster
         f"gpu_worker.py:436] Available KV cache memory: {measured['kvCacheMebibytes'] / 1024:.3f} GiB",
     ):
         log.write(f"(EngineCore pid=7) INFO {datetime.now(UTC):%m-%d %H:%M:%S} [{line}\n".encode())
-    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "measured" in it["status"]["pinnedPlan"])
-    assert told["status"]["pinnedPlan"]["measured"] == measured
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "measured" in it["status"]["plan"])
+    assert told["status"]["plan"]["measured"] == measured
     fields = ("weightsMebibytes", "kvCacheMebibytes")
-    assert told["status"]["pinnedPlan"]["predicted"] == {field: predicted[field] for field in fields}
-    assert told["status"]["pinnedPlan"]["revision"] == first["status"]["pinnedPlan"]["revision"]
+    assert told["status"]["plan"]["predicted"] == {field: predicted[field] for field in fields}
+    assert told["status"]["plan"]["revision"] == first["status"]["plan"]["revision"]
     assert [pod] == await served.wait_for_pods(), "nothing restarts because of it"

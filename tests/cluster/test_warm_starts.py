@@ -160,7 +160,7 @@ async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Clust
     assert (await served.get("VLLMDeployment", "llama"))["status"]["cache"]["key"] == directory
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"image": image}}})
-    pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["image"] == image)
+    pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["plan"]["image"] == image)
     assert pinned["status"]["cache"]["key"] == directory, "what the tag has filled is found by the digest, too"
     assert not await served.exists("Deployment", "llama.primer")
 
@@ -184,7 +184,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     await finish(served, sim, primer)
     await served.wait_until_gone("Deployment", "llama.primer")
     await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["pinnedPlan"]["image"], within=30
+        "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["plan"]["image"], within=30
     )
 
 

@@ -54,7 +54,7 @@ async def test_the_record_of_a_claim_stays_when_the_claim_is_applied_again(
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
-    resource = await served.wait_for("VLLMDeployment", "llama", lambda it: (it.get("status") or {}).get("pinnedPlan"))
+    resource = await served.wait_for("VLLMDeployment", "llama", lambda it: (it.get("status") or {}).get("plan"))
     record = labels.USED_ANNOTATION_PREFIX + resource["status"]["cache"]["key"]
     claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: record in (it["metadata"].get("annotations") or {}))
     since = claim["metadata"]["annotations"][record]

@@ -136,7 +136,7 @@ OBSERVED = {
     "observedGeneration": 3,
     "replicas": 2,
     "readyReplicas": 1,
-    "pinnedPlan": {"revision": "demo-1", "image": "vllm", "measured": {"weightsMebibytes": 4321, "kvCacheMebibytes": 1234}},
+    "plan": {"revision": "demo-1", "image": "vllm", "measured": {"weightsMebibytes": 4321, "kvCacheMebibytes": 1234}},
     "cache": {"claimName": "another", "coldStartSeconds": 900, "artifact": {"rejected": [f"sha256:{'0' * 64}"], "digest": "sha256:1"}},
     "lastCrash": {"signature": "unknown", "pod": "demo-1", "time": "2026-11-21T12:00:00Z", "restarts": 3},
     "startup": {"stage": "LoadingWeights"},

@@ -160,8 +160,8 @@ def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
 
 
 async def pinned_plan(cluster: Cluster, resource: Manifest) -> Manifest:
-    """The whole plan in force, from the ControllerRevision that the status names."""
-    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["pinnedPlan"]["revision"]))["data"]
+    """The whole current plan, from the ControllerRevision that the status names."""
+    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["plan"]["revision"]))["data"]
     return plan
 
 

@@ -133,8 +133,8 @@ class Bench:
         return VLLMDeploymentStatus.model_validate(self.resource(name).get("status") or {})
 
     def plan(self, name: str = "llama") -> Plan:
-        """The pinned plan, from the ControllerRevision that the status names."""
-        summary, resource = self.status(name).pinned_plan, VLLMDeployment.parse(self.resource(name))
+        """The current plan, from the ControllerRevision that the status names."""
+        summary, resource = self.status(name).plan, VLLMDeployment.parse(self.resource(name))
         assert summary is not None
         [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == summary.revision]
         return read_revision(resource, revision)

@@ -123,7 +123,7 @@ async def test_a_plan_that_is_lost_is_found() -> None:
     await bench.settle()
     assert lost_plan(bench.resource(), bench.cluster.all(REVISION)) == []
     [said] = lost_plan(bench.resource(), [])
-    assert "the pinned plan is lost" in said
+    assert "the current plan is lost" in said
 
 
 def test_a_file_of_another_owner_that_is_changed_or_gone_is_found(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 
 COMPILING = {
-    "pinnedPlan": {"architecture": "sm_90", "image": "vllm/vllm-openai:v0.20.1"},
+    "plan": {"architecture": "sm_90", "image": "vllm/vllm-openai:v0.20.1"},
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
     "conditions": [
         condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left."),

@@ -27,7 +27,7 @@ async def test_a_network_policy_is_written_once(bench: Bench) -> None:
 async def test_it_comes_and_goes_without_a_new_plan_or_a_rollout(bench: Bench) -> None:
     bench.cluster.put(llama())
     await bench.settle()
-    plan, [deployment] = bench.status().pinned_plan, bench.cluster.all(DEPLOYMENT)
+    plan, [deployment] = bench.status().plan, bench.cluster.all(DEPLOYMENT)
     change(bench, 2, networkPolicy=POLICY)
     await bench.settle()
     assert bench.cluster.all(NETWORK_POLICY)
@@ -35,6 +35,6 @@ async def test_it_comes_and_goes_without_a_new_plan_or_a_rollout(bench: Bench) -
     bench.restart()  # what it knew is forgotten; the generation in the status says that there is something to do
     await bench.settle()
     assert not bench.cluster.all(NETWORK_POLICY)
-    assert bench.status().pinned_plan == plan
+    assert bench.status().plan == plan
     [now] = bench.cluster.all(DEPLOYMENT)
     assert now["spec"] == deployment["spec"]

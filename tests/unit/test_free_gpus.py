@@ -254,12 +254,12 @@ async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
     bench.cluster.put(llama())
     await bench.settle()
     assert bench.plan().product == "NVIDIA-H100-80GB-HBM3"
-    revision = bench.status().pinned_plan
+    revision = bench.status().plan
     bench.cluster.remove(POD, "default", "other-on-l40s")
     bench.cluster.put(pod("h100", 7))
     writes = len(bench.cluster.writes)
     await bench.settle()
-    assert bench.status().pinned_plan == revision
+    assert bench.status().plan == revision
     assert len(bench.cluster.writes) == writes
 
 

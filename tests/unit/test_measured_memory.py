@@ -58,7 +58,7 @@ PREDICTED = EngineMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
 
 
 def shown(observation: Any) -> tuple[EngineMemory | None, EngineMemory | None]:
-    summary = report(observation).status.pinned_plan
+    summary = report(observation).status.plan
     assert summary is not None
     return summary.predicted, summary.measured
 

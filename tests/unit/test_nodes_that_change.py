@@ -52,6 +52,6 @@ async def test_a_pod_that_no_node_takes_tells_that_the_nodes_are_others_now(repl
     replaced.cluster.put({**pod, "spec": replaced.deployment()["spec"]["template"]["spec"]})
     await replaced.settle()
     assert replaced.condition("Planned").reason == "PlanDrifted"
-    assert "The plan in force is for NVIDIA-H100-80GB-HBM3. A new plan would use NVIDIA-H200. To apply it, set the annotation" in (
+    assert "The current plan is for NVIDIA-H100-80GB-HBM3. A new plan would use NVIDIA-H200. To apply it, set the annotation" in (
         replaced.condition("Progressing").message
     )

@@ -57,7 +57,7 @@ async def test_a_plan_in_force_needs_no_nodes(error: ClusterError) -> None:
         assert bench.condition("Ready").status == "True"
         planned = bench.condition("Planned")
         assert (planned.status, planned.reason) == ("True", "Planned")
-        assert "This plan stays in force. The" in planned.message
+        assert "The current plan stays. The" in planned.message
         bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 3}})
         await fleet.settle()
         assert fleet.replicas() == 3

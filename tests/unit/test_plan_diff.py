@@ -41,7 +41,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         if "plan" in resource:
             pinned = Plan.model_validate(resource.pop("plan"))
             objects.append(revision := render_revision(VLLMDeployment.parse(resource), pinned, 1))
-            resource["status"] = {"pinnedPlan": {"revision": revision["metadata"]["name"], "image": pinned.image}}
+            resource["status"] = {"plan": {"revision": revision["metadata"]["name"], "image": pinned.image}}
         (tmp_path / "cr.yaml").write_text(yaml.safe_dump(resource), "utf-8")
         (tmp_path / "nodes.yaml").write_text(yaml.safe_dump_all(objects), "utf-8")
         status = main(["plan", "-f", str(tmp_path / "cr.yaml"), "--nodes", str(tmp_path / "nodes.yaml"), "--diff", *options])
@@ -100,7 +100,7 @@ def test_an_object_without_a_plan_has_nothing_to_compare_with(run: Run) -> None:
     resource = live()
     del resource["plan"]
     status, out = run(resource)
-    assert (status, "has no pinned plan" in out) == (2, True)
+    assert (status, "has no current plan" in out) == (2, True)
 
 
 @pytest.mark.parametrize(

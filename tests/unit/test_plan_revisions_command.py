@@ -1,4 +1,4 @@
-"""`plan --revision` and `plan --diff`: which plans were in force, and what changed between them."""
+"""`plan --revision` and `plan --diff`: which plans there were, and what changed between them."""
 
 import json
 from collections.abc import Callable
@@ -64,16 +64,16 @@ def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
     status, page = run("plan", "llama", "--revision", "1")
     assert status == 0
     assert page.startswith("default/llama, revision 1, ")
-    assert "not in force" in page.splitlines()[0]
+    assert "earlier" in page.splitlines()[0]
     assert "vLLM 0.20.1" in page
-    assert "in force" in run("plan", "llama", "--revision", "3")[1].splitlines()[0]
+    assert "current" in run("plan", "llama", "--revision", "3")[1].splitlines()[0]
 
 
 def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[str, Any]]) -> None:
     status, page = run("plan", "llama", "--diff")
     assert status == 1  # there are no nodes in the file
     assert "Running Pods are not affected" in page
-    named = objects[0]["status"]["pinnedPlan"]["revision"]
+    named = objects[0]["status"]["plan"]["revision"]
     status, page = run("plan", "llama", "--diff", without="ControllerRevision")
     assert (status, f"ControllerRevision {named}, which contains the plan of llama, is missing" in " ".join(page.split())) == (2, True)
 

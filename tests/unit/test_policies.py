@@ -142,7 +142,7 @@ async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
     bench.cluster.put(llama(accelerator={"policy": "MostFree"}))
     await bench.settle()
     assert bench.plan().product == "NVIDIA-H200"
-    assert bench.status().pinned_plan is not None
+    assert bench.status().plan is not None
     calls = bench.cluster.calls["find"]
     await bench.settle()
     after = bench.cluster.calls["find"] - calls

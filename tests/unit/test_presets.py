@@ -65,11 +65,11 @@ async def test_a_preset_for_all_namespaces(bench: Bench) -> None:
 
 async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested(bench: Bench) -> None:
     await served(bench)
-    before, revision = template(bench), bench.status().pinned_plan
+    before, revision = template(bench), bench.status().plan
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
     await bench.settle()
     assert template(bench) == before
-    assert bench.status().pinned_plan == revision
+    assert bench.status().plan == revision
     assert bench.condition("Planned").reason == "PlanDrifted"
     assert "VLLMPreset gpu-defaults has changed in engine.args, podTemplate." in bench.message("Planned")
     assert REPLAN_ANNOTATION in bench.message("Planned")
@@ -100,12 +100,12 @@ async def test_a_change_of_the_object_takes_the_preset_as_it_is_now(bench: Bench
 
 async def test_scaling_keeps_the_preset_of_the_plan(bench: Bench) -> None:
     await served(bench)
-    before, revision = template(bench), bench.status().pinned_plan
+    before, revision = template(bench), bench.status().plan
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"replicas": 0}})
     await bench.settle()
     assert bench.deployment()["spec"]["replicas"] == 0
-    assert (template(bench), bench.status().pinned_plan) == (before, revision)
+    assert (template(bench), bench.status().plan) == (before, revision)
 
 
 async def test_a_restart_writes_nothing(bench: Bench) -> None:

@@ -55,7 +55,7 @@ async def test_a_new_object_becomes_a_plan_a_claim_a_service_a_deployment_and_a_
     ]
     assert result.name == "success"
     assert bench.condition("Planned").reason == "Planned"
-    assert bench.status().pinned_plan is not None
+    assert bench.status().plan is not None
 
 
 async def test_a_second_look_writes_nothing(bench: Bench) -> None:

@@ -44,7 +44,7 @@ NO_SUCH_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affin
 
 
 def planned_for(product: str, *, today: str) -> Outcome:
-    """A plan in force for one GPU, which would be made for another one today."""
+    """The current plan for one GPU, which would be made for another one today."""
     anew = o.outcome(plan=o.plan().model_copy(update={"product": today}))
     return o.outcome(plan=o.plan().model_copy(update={"product": product}), today=anew)
 
@@ -124,7 +124,7 @@ SITUATIONS = {
         "Progressing",
         "False",
         "Unschedulable",
-        ("The plan in force is for NVIDIA-H200. A new plan would use NVIDIA-B200. To apply it, set the annotation",),
+        ("The current plan is for NVIDIA-H200. A new plan would use NVIDIA-B200. To apply it, set the annotation",),
     ),
     "the nodes of the plan are taken, and others are there": Situation(
         o.observe(o.unschedulable_pod(), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),

@@ -144,8 +144,8 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
-    assert again.status.pinned_plan is not None
-    assert again.status.pinned_plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
+    assert again.status.plan is not None
+    assert again.status.plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
 
 
 SHARED: dict[str, Any] = {"spec": {"cache": {"claimName": "shared"}}, "claim_name": "shared"}

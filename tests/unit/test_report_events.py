@@ -174,8 +174,8 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "BATCHED_DEEPGEMM"), ("MoE", "TRITON")))
     written = report(o.observe(o.starting_pod(), states={X1: state}))
     assert told(written.events) == []
-    assert written.status.pinned_plan is not None
-    assert written.status.pinned_plan.observed_backends is None
+    assert written.status.plan is not None
+    assert written.status.plan.observed_backends is None
 
 
 def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_reported() -> None:
@@ -195,8 +195,8 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
     written = report(replace(observed, outcome=outcome))
     assert told(written.events) == []
-    assert written.status.pinned_plan is not None
-    assert written.status.pinned_plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
+    assert written.status.plan is not None
+    assert written.status.plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
 
 
 def test_an_image_that_cannot_be_pulled_is_reported_once_whatever_the_kubelet_calls_it() -> None:

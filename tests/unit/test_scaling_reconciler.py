@@ -94,14 +94,14 @@ async def test_what_was_never_desired_is_not_looked_for_in_an_update(bench: Benc
 async def test_the_budget_comes_and_goes_with_the_replicas_without_a_rollout(bench: Bench, restarts: bool) -> None:
     bench.cluster.put(llama())
     await bench.settle()
-    plan, template = bench.status().pinned_plan, bench.deployment()["spec"]["template"]
+    plan, template = bench.status().plan, bench.deployment()["spec"]["template"]
     for replicas, expected in ((3, ["llama"]), (1, []), (2, ["llama"]), (0, [])):
         change(bench, replicas=replicas)
         if restarts:
             bench.restart()  # what it knew is forgotten; the generation in the status says that there is something to do
         await bench.settle()
         assert budgets(bench) == expected
-    assert (bench.status().pinned_plan, bench.deployment()["spec"]["template"]) == (plan, template)
+    assert (bench.status().plan, bench.deployment()["spec"]["template"]) == (plan, template)
 
 
 async def test_the_budgets_of_a_namespace_are_looked_at_again_after_a_while(bench: Bench) -> None:
@@ -186,7 +186,7 @@ async def test_an_autoscaler_is_written_once_and_follows_the_measured_start(meas
 async def test_it_comes_and_goes_without_a_new_plan_and_keeps_the_replicas(measured: Bench) -> None:
     measured.cluster.put(llama())
     await measured.settle()
-    plan = measured.status().pinned_plan
+    plan = measured.status().plan
     change(measured, autoscaling=SCALING)
     await measured.settle()
     assert measured.cluster.all(AUTOSCALER)
@@ -196,7 +196,7 @@ async def test_it_comes_and_goes_without_a_new_plan_and_keeps_the_replicas(measu
     measured.restart()
     await measured.settle()
     assert not measured.cluster.all(AUTOSCALER)
-    assert (measured.status().pinned_plan, measured.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"]) == (plan, 3)
+    assert (measured.status().plan, measured.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"]) == (plan, 3)
 
 
 async def test_without_metrics_there_is_no_autoscaler_and_the_condition_says_how_to_get_them(bench: Bench) -> None:

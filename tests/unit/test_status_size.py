@@ -37,10 +37,10 @@ def test_the_summary_of_a_plan_and_the_whole_status_are_small(name: str) -> None
     state = StartupState(stage=Stage.READY, stage_since=o.at(0), cache=CacheEvidence(misses=3), observed_backends=seen, entered=entered)
     observation = o.observe(o.ready_pod(since=0, ready=200), states={("vllm-a-x1", 0): state}, outcome=o.outcome(plan=plan), now=o.at(201))
     status = report(observation).status
-    assert status.pinned_plan is not None
+    assert status.plan is not None
     assert status.cache is not None
     assert status.cache.cold_stage_seconds
-    shown = describe(status).partition("  Pinned Plan:\n")[2]
+    shown = describe(status).partition("  Plan:\n")[2]
     lines = [line for line in shown.splitlines() if line.startswith("    ")]
     assert len(lines) + 1 <= LINES, shown
     assert len(json.dumps(status.to_json())) <= BYTES

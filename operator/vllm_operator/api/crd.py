@@ -141,7 +141,7 @@ def _columns() -> list[dict[str, Any]]:
     """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
     columns = (
         ("Model", "string", ".spec.model.uri", "URI of the model.", 0),
-        ("GPU", "string", ".status.pinnedPlan.architecture", "Architecture of the chosen GPU.", 0),
+        ("GPU", "string", ".status.plan.architecture", "Architecture of the chosen GPU.", 0),
         ("Desired", "integer", ".spec.replicas", "Desired number of Pods.", 0),
         ("Ready", "integer", ".status.readyReplicas", "Number of ready Pods.", 0),
         ("Status", "string", f"{READY}.reason", "Reason of the condition Ready.", 0),
@@ -150,7 +150,7 @@ def _columns() -> list[dict[str, Any]]:
         ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
         ("Message", "string", f"{READY}.message", "Message of the condition Ready.", 1),
         ("Cache", "string", ".status.cache.state", "State of the caches.", 1),
-        ("Image", "string", ".status.pinnedPlan.image", "Container image.", 1),
+        ("Image", "string", ".status.plan.image", "Container image.", 1),
         ("Crash", "string", ".status.lastCrash.signature", "Name of the last crash.", 1),
     )
     return [

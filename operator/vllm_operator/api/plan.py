@@ -1,6 +1,6 @@
 """The plan, which a ControllerRevision contains, and its summary in the status.
 
-`Plan` is the result of the planner. A pinned plan is rendered without planning again, so an upgrade of the operator does not replace
+`Plan` is the result of the planner. The current plan is rendered without planning again, so an upgrade of the operator does not replace
 running Pods.
 """
 
@@ -203,7 +203,7 @@ class ObservedBackend(Model):
 
 
 class PlanSummary(Model):
-    """The pinned plan in short. The condition Planned says it in words."""
+    """The current plan in short. The condition Planned says it in words."""
 
     revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)

@@ -33,7 +33,7 @@ class Metadata(Model):
 class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file.
 
-    `pinned` is the plan in force. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
+    `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
     was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`).
     """
 
@@ -53,7 +53,7 @@ class VLLMDeployment(Model):
         return cls.model_validate(parts)
 
     def with_pinned(self, plan: Plan | None) -> "VLLMDeployment":
-        """Return a copy of the object with this plan in force."""
+        """Return a copy of the object with this current plan."""
         return self.model_copy(update={"pinned": plan})
 
 

@@ -194,7 +194,7 @@ class VLLMDeploymentStatus(Model):
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )
     # Both change as a whole. With one field owner per field, each write would cost the API server 50 % more.
-    pinned_plan: PlanSummary | None = optional("The pinned plan in short.", MAP_ATOMIC)
+    plan: PlanSummary | None = optional("The current plan in short.", MAP_ATOMIC)
     cache: CacheStatus | None = optional("Observed state of the caches.")
     startup: StartupStatus | None = optional("The start in progress.")
     last_crash: CrashStatus | None = optional("The last crash.")

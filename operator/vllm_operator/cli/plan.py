@@ -44,7 +44,7 @@ _LABEL_WIDTH = 19
 _NEXT_LINE = " \\\n    "
 _IN_FORCE = {"subject": "subject", "inForce": "before", "today": "after", "reasonInForce": "before_reason", "reasonToday": "after_reason"}
 _CHANGED = {"subject": "subject", "before": "before", "after": "after", "reason": "after_reason"}
-"""Members of differences in JSON, from the plan in force and from the previous revision, with the fields for them."""
+"""Members of differences in JSON, from the current plan and from the previous revision, with the fields for them."""
 _NO_NODES = (
     "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or read "
     "everything from the cluster with --live."
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "NodePools, and the ConfigMaps that the operator uses",
     )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
-    parser.add_argument("--diff", action="store_true", help="compare a new plan with the plan in force")
+    parser.add_argument("--diff", action="store_true", help="compare a new plan with the current plan")
     parser.add_argument(
         "--revision",
         type=int,
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.diff:
         resource = with_pinned_plan(resource, found.objects)
         if resource.pinned is None:
-            raise InputError(f"the VLLMDeployment {documents.name_of(found.resource)} has no pinned plan to compare with")
+            raise InputError(f"the VLLMDeployment {documents.name_of(found.resource)} has no current plan to compare with")
     inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)
@@ -148,8 +148,8 @@ def _show_revision(arguments: argparse.Namespace) -> int:
         found = {"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}
         documents.print_as(found, arguments.output)
         return 0
-    pinned = resource.status.pinned_plan
-    state = "in force" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "not in force"
+    pinned = resource.status.plan
+    state = "current" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "earlier"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number_of(revision)}, {state}"
     lines = [title, "", *_plan_lines(made, documents.catalog_with(documents.texts_in(arguments.rules)))]
     if before is not None:
@@ -262,9 +262,9 @@ def _find_revision(resource: VLLMDeployment, objects: Sequence[Manifest], number
 
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment:
     """Return the object with the plan in the revision that its status names. Raises InputError if that is missing or cannot be read."""
-    if resource.status.pinned_plan is None:
+    if resource.status.plan is None:
         return resource
-    name = resource.status.pinned_plan.revision
+    name = resource.status.plan.revision
     found = [entry for entry in _revisions_of(resource, objects) if reading.text(entry, "metadata", "name") == name]
     if not found:
         raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")
@@ -378,14 +378,14 @@ def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, tod
     made = f"Plan for generation {pinned.observed_generation}, made with catalog {pinned.catalog_version}. Current catalog: {today}."
     lines = [_title(resource), "", *wrap(made, "")]
     if fresh.plan is None:
-        return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The plan in force stays. Running Pods are not affected.", "")]
+        return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The current plan stays. Running Pods are not affected.", "")]
     lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *_difference_lines(differences)]
     lines += section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
     if not is_in_force(pinned, resource):
         lines += ["", *wrap("The spec has changed or a new plan was requested since. The operator applies the new plan.", "")]
     elif differences:
         name, namespace = resource.metadata.name, resource.metadata.namespace
-        lines += ["", *wrap("The plan in force stays until the spec changes. To apply the new plan now, which restarts the Pods:", "")]
+        lines += ["", *wrap("The current plan stays until the spec changes. To apply the new plan now, which restarts the Pods:", "")]
         lines += [f"  kubectl annotate vllm {name} -n {namespace} --overwrite {REPLAN_ANNOTATION}=$(date +%s)"]
     return lines
 
@@ -394,7 +394,7 @@ def _as_json(differences: Sequence[Difference], members: Mapping[str, str]) -> l
     return [{name: getattr(each, field) for name, field in members.items()} for each in differences]
 
 
-def _difference_lines(differences: Sequence[Difference], before: str = "in force", after: str = "new") -> list[str]:
+def _difference_lines(differences: Sequence[Difference], before: str = "current", after: str = "new") -> list[str]:
     lines = []
     for each in differences:
         lines += ["", f"  {each.subject.removeprefix('The ')}"]

@@ -188,7 +188,7 @@ class _StatusPage:
         if not message or message == self._message(READY):
             return
         gpu, *parts = _PARTS.split(message)
-        plan = mapping(self.status, "pinnedPlan")
+        plan = mapping(self.status, "plan")
         self._add("GPU", gpu)
         for part in (*parts, _memory(plan)):
             self._add("", part, Style.DIM)
@@ -295,7 +295,7 @@ def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: dateti
         Span(name),
         Span(clean(reason, 40), style),
         Span("/".join(map(str, _ready(resource)))),
-        Span(text(resource, "status", "pinnedPlan", "architecture")),
+        Span(text(resource, "status", "plan", "architecture")),
         Span(text(startup, "stage"), Style.CYAN),
         Span(_progress(startup, now)),
         Span(duration(left) if left is not None else "", Style.DIM),

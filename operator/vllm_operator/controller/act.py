@@ -93,13 +93,13 @@ class Actor:
         failure = result.applied.failure
         # An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first
         # status about children that do not exist yet.
-        if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.pinned_plan is None):
+        if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.plan is None):
             raise failure
         try:
             result.exposure = await self.optional.expose(resource, snapshot.manifest)
             result.scaling = await self.optional.scale(resource, snapshot.manifest)
             if revision is not None:
-                summary = resource.status.pinned_plan
+                summary = resource.status.plan
                 in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:

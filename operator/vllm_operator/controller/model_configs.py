@@ -74,7 +74,7 @@ class ModelConfigs:
         self._down_until = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
-        """Return the hub's answer about the model of this object; None if there is none yet. A plan in force needs no answer."""
+        """Return the hub's answer about the model of this object; None if there is none yet. The current plan needs no answer."""
         questions = _questions(resource)
         if not questions:
             return HubAnswer()

@@ -80,7 +80,7 @@ class Snapshot:
     manifest: Manifest
     """The VLLMDeployment as read."""
     resource: VLLMDeployment
-    """The same, parsed, with the plan in force and with its preset."""
+    """The same, parsed, with the current plan and with its preset."""
     now: datetime
     children: tuple[Manifest, ...] = ()
     """The objects with its labels, which may have another owner (`ownership`), and its Deployments and Service without these labels."""
@@ -196,7 +196,7 @@ class Observer:
         kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *([kube.CLAIM_TEMPLATE] if has_templates else [])]
         found = [child for kind in kinds for child in await self.client.find(kind, namespace, labels=children_of(kind, name))]
         children = [child for child in found if not is_of_another(child, name)]
-        if not reading.mapping(manifest, "status", "pinnedPlan"):
+        if not reading.mapping(manifest, "status", "plan"):
             return tuple(children)  # nothing was applied yet
         wanted = [(kube.DEPLOYMENT, name), (kube.SERVICE, name)]
         if any(map(is_primer, pods)):
@@ -215,7 +215,7 @@ class Observer:
         self.logs.sync(key, [pod.manifest for pod in pods], starting)
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
-        """Add the plan in force, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
+        """Add the current plan, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
         resource = await self.plans.read(snapshot.resource, snapshot.deployment)
         if not isinstance(resource, Verdict):
             resource = await self.presets.merge(resource)

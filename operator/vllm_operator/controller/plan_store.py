@@ -1,4 +1,4 @@
-"""Store each plan in one immutable ControllerRevision, and read the pinned plan.
+"""Store each plan in one immutable ControllerRevision, and read the current plan.
 
 The ControllerRevision is written before the Deployment that is rendered from the plan. The status and an annotation of the Deployment
 contain its name, which includes a digest of the plan. So a ControllerRevision with other content is never used, a plan that was read once
@@ -36,17 +36,19 @@ class PlanStore:
     _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
-        """Return the object with its pinned plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.
+        """Return the object with its current plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.
 
         An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
         """
-        summary = resource.status.pinned_plan
+        summary = resource.status.plan
         if summary is None:
             return resource
         try:
             return resource.with_pinned(await self._find(resource, summary.revision))
         except Forbidden as error:
-            message = f"The operator may not {error.verb} {error.resource}, so it cannot read the pinned plan. Allow it in its ClusterRole."
+            message = (
+                f"The operator may not {error.verb} {error.resource}, so it cannot read the current plan. Allow it in its ClusterRole."
+            )
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
             is_requested = summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
@@ -61,7 +63,7 @@ class PlanStore:
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
-        summary = resource.status.pinned_plan
+        summary = resource.status.plan
         if summary is not None and self._plans.get((resource.metadata.uid, summary.revision)) is plan:
             name = summary.revision  # the digest of the plan in memory is known
         else:

@@ -36,7 +36,7 @@ class Presets:
             unreadable = Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")
             merged = with_preset(resource, unreadable)
             if isinstance(merged, VLLMDeployment):
-                return merged  # the plan in force needs no preset
+                return merged  # the current plan needs no preset
             raise
         return with_preset(resource, found)
 

@@ -72,7 +72,7 @@ class Reporter:
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_lasting = must_act or before.cache != now.cache or reported.events or result.activity.skipped
         is_applied = applied.written and applied.failure is None
-        if before.pinned_plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
+        if before.plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
         await self._write(snapshot, reported)

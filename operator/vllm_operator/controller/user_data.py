@@ -52,7 +52,7 @@ class KnownCatalog:
         return read
 
     def use_instance_types(self, texts: Mapping[str, str]) -> UserEntries[InstanceType]:
-        """Replace the node pools to which a cluster autoscaler can add nodes. Plans in force stay unchanged."""
+        """Replace the node pools to which a cluster autoscaler can add nodes. Current plans stay unchanged."""
         read = read_instance_types(texts, self.shipped.gpus)
         self.current = replace(self.current, instance_types=read.entries)
         return read

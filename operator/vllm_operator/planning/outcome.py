@@ -15,7 +15,7 @@ from vllm_operator.text.wording import count, few
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`plan` is None unless `accepted` and `planned` are True. For a pinned plan, `today` is a new one, and `drift` the differences."""
+    """`plan` is None unless `accepted` and `planned` are True. For the current plan, `today` is a new one, and `drift` the differences."""
 
     accepted: Verdict
     planned: Verdict
@@ -89,7 +89,7 @@ class Difference:
 
 
 def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
-    """Return the differences between the plan in force and a new plan."""
+    """Return the differences between the current plan and a new plan."""
     differences = _presets(pinned.preset, fresh.preset)
     for subject, before, after in (
         ("The GPU", _gpu(pinned), _gpu(fresh)),

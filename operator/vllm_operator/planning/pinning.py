@@ -1,6 +1,6 @@
 """Pinned plans: a new version of the operator, changed rules or changed nodes do not restart Pods.
 
-A plan stays in force until the user changes the spec or requests a new plan with an annotation. A change of `replicas` does not count,
+A plan stays until the user changes the spec or requests a new plan with an annotation. A change of `replicas` does not count,
 because an autoscaler may make it, and new replicas must equal the old ones. The differences from a new plan are reported.
 """
 
@@ -60,7 +60,7 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools:
 
 
 def planned_generation(resource: VLLMDeployment) -> int:
-    """Return the generation for which the plan in force was made. Scaling raises the object's generation, but not this one."""
+    """Return the generation for which the current plan was made. Scaling raises the object's generation, but not this one."""
     plan = resource.pinned
     made_for = plan.observed_generation if plan is not None and is_in_force(plan, resource) else None
     return resource.metadata.generation if made_for is None else made_for
@@ -84,13 +84,13 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
-    """Return the pinned plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
+    """Return the current plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
     reason = Reason.PLANNED if pinned.architecture else Reason.GPU_UNKNOWN
     if fresh.refusal is not None and fresh.refusal.status is UNKNOWN:
-        message = f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. {fresh.refusal.message}"
+        message = f"{summarize(pinned, gpus, with_notes=False)} The current plan stays. {fresh.refusal.message}"
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, message), pinned)
     if fresh.refusal is not None:
-        message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
+        message = f"{summarize_gpu(pinned, gpus)} The current plan stays. A new plan is not possible now: {fresh.refusal.message}"
         verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=200))
         return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [preset_change] if preset_change else []
@@ -105,7 +105,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: int) -> Plan:
-    """Return the pinned plan with the cache of this generation, otherwise unchanged: a damaged cache needs no new plan."""
+    """Return the current plan with the cache of this generation, otherwise unchanged: a damaged cache needs no new plan."""
     parts = {part.name: part.value for part in pinned.cache_key_parts}
     shape = resolve_shape(resource.spec)
     if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
@@ -132,7 +132,7 @@ def gpu_in_use(pinned: Plan) -> InUse:
 
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
-    """Return the size of the plan in force if the spec sets none."""
+    """Return the size of the current plan if the spec sets none."""
     if spec.parallelism is not None or (spec.accelerator is not None and spec.accelerator.count is not None):
         return shape
     sizes = {argument.name: argument.value for argument in pinned.args}
@@ -143,6 +143,6 @@ def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
 
 
 def pinned_length(pinned: Plan | None) -> int | None:
-    """Return the context length that the operator set in the plan in force; None without one."""
+    """Return the context length that the operator set in the current plan; None without one."""
     values = {argument.name: argument.value for argument in (pinned.args if pinned else ())}
     return read_integer(values.get("--max-model-len")) or None

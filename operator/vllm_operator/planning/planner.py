@@ -64,7 +64,7 @@ def plan(
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
-    `inventory` has the GPUs of the cluster, or why they are unknown; a plan in force does not need them. `pinned` is the plan in force
+    `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
     until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` rises with each quarantine
     of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods.
     """
@@ -160,7 +160,7 @@ class _FreshPlan:
             return shape
         facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
         sizing, release = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False), parse_release(version.version)
-        if self.in_force and self.pinned is not None:  # a plan in force keeps its size
+        if self.in_force and self.pinned is not None:  # the current plan keeps its size
             shape = pinned_shape(shape, self.pinned, spec)
         elif release is not None and not given.replaces_arguments:
             sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
@@ -193,7 +193,7 @@ class _FreshPlan:
         return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus, premises.sizing)
 
     def _remembered(self) -> Facts | None:
-        """Return the facts in the pinned plan, if it is for the same files."""
+        """Return the facts in the current plan, if it is for the same files."""
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model.uri):
             return None
@@ -225,7 +225,7 @@ class _FreshPlan:
 
     @property
     def _kept(self) -> Plan | None:
-        """The pinned plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
+        """The current plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
         pinned, spec, token = self.pinned, self.resource.spec, self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         now = spec.sizing, spec.accelerator.policy if spec.accelerator else None, token
         return pinned if pinned is not None and (pinned.sizing, pinned.policy, pinned.replan_token) == now else None
@@ -253,7 +253,9 @@ class _FreshPlan:
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.pool.architecture, mig_profile=target.pool.mig_profile)
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
-        return choose_backends(version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported)
+        return choose_backends(
+            version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported
+        )
 
     def _assemble(self, chosen: _Chosen, target: Candidate, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
         premises = chosen.premises

@@ -7,7 +7,7 @@ starts            starts whose logs show their caches: durations, estimates, lat
 reaction          remedies, damaged caches, restarts of stalled starts, scale to zero
 cache_damage      whether damaged caches cause a crash
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
-planned           Accepted, Planned, `status.pinnedPlan`
+planned           Accepted, Planned, `status.plan`
 caches            CacheWarm, CachePublished, `status.cache`
 claims            problems with the PVCs of caches and weights
 startup           `status.startup`: the start in progress, and the download of weights

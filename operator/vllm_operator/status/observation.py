@@ -203,7 +203,7 @@ class Observation:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the outcome; without one, the pinned plan while its Deployment exists, because it still runs."""
+        """The plan of the outcome; without one, the current plan while its Deployment exists, because it still runs."""
         return self.outcome.plan or (self.resource.pinned if self.deployment is not None else None)
 
     @property

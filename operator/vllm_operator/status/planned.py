@@ -72,16 +72,16 @@ def logged_backends(observed: Observation) -> Backends:
 
 
 def backends_logged_before(observed: Observation) -> Backends:
-    """Return the backends in the previous status, which are those that differ from the pinned plan."""
-    summary = observed.previous.pinned_plan
+    """Return the backends in the previous status, which are those that differ from the current plan."""
+    summary = observed.previous.plan
     return {entry.component: entry.backend for entry in (summary.observed_backends if summary is not None else None) or ()}
 
 
 def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
-    """Return `status.pinnedPlan`. Without a plan, the previous one is kept while its Deployment exists."""
+    """Return `status.plan`. Without a plan, the previous one is kept while its Deployment exists."""
     plan, names = observed.outcome.plan, observed.knowledge.logged_names
     if plan is None:
-        return observed.previous.pinned_plan if observed.deployment is not None else None
+        return observed.previous.plan if observed.deployment is not None else None
     if observed.revision is None:
         return None
     measured = _measured(observed, plan) if plan.memory is not None else None
@@ -107,7 +107,7 @@ def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
 
 
 def _before(observed: Observation) -> PlanSummary | None:
-    before = observed.previous.pinned_plan
+    before = observed.previous.plan
     return before if before is not None and before.revision == observed.revision else None
 
 

@@ -2,7 +2,7 @@
 
 A decision is written to the status first. The next reconciliation carries it out from there (`remedies`), so an operator that exits in
 between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by the same reconciliation,
-right after the status is written. Remedies are applied on top of the pinned plan, and end when the spec changes in a field that a plan
+right after the status is written. Remedies are applied on top of the current plan, and end when the spec changes in a field that a plan
 depends on. After giving up, only such a change starts a new attempt, so there are no loops.
 """
 
@@ -74,7 +74,7 @@ def _with_stalled(observed: Observation, status: RemediationStatus | None) -> Re
 
 def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
     resource = observed.resource
-    if plan is None and resource.pinned is None and resource.status.pinned_plan is not None:
+    if plan is None and resource.pinned is None and resource.status.plan is not None:
         return recorded(resource)  # the plan cannot be read now
     if plan is None or finding is None:
         return settled(resource)
@@ -83,7 +83,7 @@ def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | No
 
 
 def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> RemediationStatus:
-    """Decide about a crash in force that the catalog knows. `plan` is the pinned plan without remedies."""
+    """Decide about a crash in force that the catalog knows. `plan` is the current plan without remedies."""
     resource, crash = observed.resource, finding.status
     kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
     is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)

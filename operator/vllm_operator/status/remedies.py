@@ -1,7 +1,7 @@
 """Remedies: the exact changes of flags and variables for a known crash, and the decisions in force.
 
 A remedy in the catalog is for all versions and models. Its values can be templates over values from the log line of the crash. A change is
-exact if the vLLM version knows it, if it has a value, and if it differs from the current value. Applied remedies change the pinned plan
+exact if the vLLM version knows it, if it has a value, and if it differs from the current value. Applied remedies change the current plan
 until the spec changes in a field that a plan depends on.
 
 `engine.args` and `engine.env` are lists, which a merge patch would replace. A suggested command is therefore a JSON patch. It names the
@@ -52,7 +52,7 @@ class Engine:
 
     @classmethod
     def of(cls, spec: VLLMDeploymentSpec, plan: Plan, versions: Versions) -> "Engine":
-        """Return the engine of a spec. `plan` is the plan in force, including remedies."""
+        """Return the engine of a spec. `plan` is the current plan, including remedies."""
         table = versions.resolve(plan.engine_version).table if plan.engine_version else None
         return cls(plan, table, overrides.read_overrides(spec))
 

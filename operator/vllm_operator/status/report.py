@@ -99,7 +99,7 @@ def _status(
         selector=_selector(observed),
         url=optional_objects.url(observed),
         conditions=conditions.set_conditions(previous.conditions, ready.reportable(observed, judged), generation=generation, now=now),
-        pinned_plan=summary,
+        plan=summary,
         cache=cached,
         startup=block,
         last_crash=last_crash,

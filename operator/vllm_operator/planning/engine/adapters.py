@@ -48,7 +48,7 @@ def check_adapters(spec: VLLMDeploymentSpec) -> None:
 
 
 def plan_adapters(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles], table: VersionTable | None, in_force: Plan | None) -> Adapters:
-    """Plan the flags for `spec.adapters`. `files` are those on the hub by adapter; for a plan in force none are read."""
+    """Plan the flags for `spec.adapters`. `files` are those on the hub by adapter; for the current plan none are read."""
     adapters = sorted(spec.adapters or (), key=lambda adapter: adapter.name)
     if not adapters:
         return Adapters()

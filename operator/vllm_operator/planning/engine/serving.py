@@ -113,7 +113,7 @@ def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | N
 
 
 def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
-    """Return the deadline of a start to plan, in seconds. A plan in force keeps its deadline.
+    """Return the deadline of a start to plan, in seconds. The current plan keeps its deadline.
 
     Without `startup.deadlineSeconds`, it includes the time to read the weights, and for a model on the hub to download them. A warm start
     has the same deadline, because whether it is warm is known only afterwards.
