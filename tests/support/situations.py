@@ -66,7 +66,7 @@ CRASHES = {
         "Crashed",
         "True",
         "OOMKilled",
-        ("resources.limits.memory",),
+        ("The container has no limit.", "resources.requests.memory"),
     ),
     "a child killed for memory, and nothing in the log but echoes": Situation(
         o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OOMKilled"

@@ -26,8 +26,9 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-FACTS = ("stage", "utilization", "device")
-"""Names that every text may use in addition to captures: the stage of the start, and settings that the log shows."""
+FACTS = ("stage", "utilization", "device", "limit")
+"""Names that every text may use in addition to captures: the stage of the start, settings that the log shows, and the memory limit of the
+container (`none` without one)."""
 
 
 class Severity(StrEnum):

@@ -47,20 +47,15 @@ def summarize_gpu(made: Plan, gpus: GPUs) -> str:
 
 
 def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
-    """Return GPU, engine, the most severe note and the backends as sentences."""
+    """Return GPU, engine, the most severe note and the backends that were chosen as sentences."""
     sentences = [summarize_gpu(made, gpus)]
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
-            sentences.append(f"({count(more, 'more note')} in the plan.)")
-    chosen, defaults = (
-        ", ".join(f"{each.component} {each.backend}" for each in made.backends if (each.chosen_by == "Engine") is by_engine)
-        for by_engine in (False, True)
-    )
-    if chosen:
+            sentences.append(f"({count(more, 'more note')}: kubectl vllm plan NAME --live.)")
+    if chosen := ", ".join(f"{each.component} {each.backend}" for each in made.backends if each.chosen_by != "Engine"):
         sentences.append(f"Backends: {chosen}.")
-    others = f"vLLM chooses all {'other ' if chosen else ''}backends."
-    return " ".join([*sentences, f"vLLM defaults: {defaults}." if defaults else others])
+    return " ".join(sentences)
 
 
 Setting = tuple[str | None, str | None]

@@ -128,6 +128,9 @@ def recall_facts(plan: Plan) -> Facts:
     return Facts(**{name: _value(name, text) for name, text in stored if name is not None})
 
 
+_IN_WORDS = {"attention": "the kind of attention", "experts": "the number of experts", "quantization": "the quantization"}
+
+
 def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
     """Return notes about unknown facts, and about a hub that refuses the model."""
     unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
@@ -136,8 +139,8 @@ def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
     if refused:
         sentences.append("The engine will probably get the same answer.")
     if unknown:
-        what, verb = listed(unknown, "and").capitalize(), "is" if len(unknown) == 1 else "are"
-        sentences.append(f"{what} of the model {verb} unknown, so vLLM chooses the backends that depend on it.")
+        what, verb = listed([_IN_WORDS[name] for name in unknown], "and"), "is" if len(unknown) == 1 else "are"
+        sentences.append(f"{what[0].upper()}{what[1:]} {verb} unknown, so vLLM chooses the backends that depend on it.")
         sentences.append(f"Set {listed([f'spec.model.facts.{name}' for name in unknown], 'and')}.")
     return [Note(Severity.FAILURE if files.refused else Severity.INFO, " ".join(sentences))] if sentences else []
 

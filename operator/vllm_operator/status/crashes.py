@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason
+from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
@@ -230,7 +231,9 @@ def _diagnose(
 ) -> Crash | None:
     log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
     clause = _unread_clause(observed, unread)
-    found = diagnose_termination(observed.knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=clause)
+    container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
+    limit = reading.text(container, "resources", "limits", "memory") or "none"
+    found = diagnose_termination(observed.knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=clause, limit=limit)
     if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
         return found
     return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found

@@ -140,7 +140,7 @@ def drop_overridden(
     kept_args: list[PlannedArgument] = []
 
     def differs(yours: str, ours: str, reason: str | None) -> None:
-        notes.append(note("override", yours=yours, ours=ours, why=f" Reason: {reason}" if reason else ""))
+        notes.append(note("override", yours=yours, ours=ours, why=f" The operator's reason: {reason}" if reason else ""))
 
     for variable in env:
         value = overrides.variables.get(variable.name)
