@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.kube.managed_fields import find_additions, find_difference, find_unkept, needs_apply, with_digest
+from vllm_operator.kube.managed_fields import Change, find_additions, find_difference, find_drift, find_unkept, needs_apply, with_digest
 
 Manifest = dict[str, Any]
 
@@ -75,6 +75,44 @@ WITHOUT_VARIABLE = {"spec": {"containers": [{"name": "vllm", "args": ["x"], "env
 )
 def test_a_child_is_applied_if_it_or_the_desired_manifest_has_changed(desired: Manifest, live: Manifest, want: bool) -> None:
     assert needs_apply(with_digest(desired), live) is want
+
+
+SCALED = {**theirs({"f:replicas": {}}, manager="kubectl", subresource="scale"), "time": "2026-11-21T14:02:11Z"}
+WITHOUT_REPLICAS = {
+    **applied(),
+    "fieldsV1": {
+        **applied()["fieldsV1"],
+        "f:spec": in_container(applied()["fieldsV1"]["f:spec"]["f:template"]["f:spec"]["f:containers"]['k:{"name":"vllm"}']),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("desired", "live", "want"),
+    [
+        pytest.param(DESIRED, child(), None, id="nothing"),
+        pytest.param(changed(replicas=2), child(), None, id="the desired manifest has changed"),
+        pytest.param(DESIRED, child(WITHOUT_REPLICAS, SCALED), Change("spec.replicas", "kubectl", "2026-11-21T14:02:11Z"), id="scaled"),
+        pytest.param(
+            DESIRED,
+            child(applied(**{"f:args": None}), theirs(in_container({"f:args": {}}), manager="kubectl-edit")),
+            Change("spec.template.spec.containers.vllm.args", "kubectl-edit"),
+            id="without a time",
+        ),
+        pytest.param(
+            DESIRED,
+            child(
+                applied(**{"f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}}}}),
+                theirs(in_container({"f:env": {'k:{"name":"A"}': {"f:value": {}}}})),
+            ),
+            Change("spec.template.spec.containers.vllm.env.A.value", "kubectl-set"),
+            id="the value of a variable",
+        ),
+        pytest.param(DESIRED, child(applied(**{"f:env": None})), Change("spec.template.spec.containers.vllm.env"), id="removed by a patch"),
+    ],
+)
+def test_a_change_by_somebody_else_is_named_with_its_author(desired: Manifest, live: Manifest, want: Change | None) -> None:
+    assert find_drift(with_digest(desired), live) == want
 
 
 def test_the_digest_depends_on_content_and_not_on_order() -> None:

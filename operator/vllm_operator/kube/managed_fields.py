@@ -12,8 +12,8 @@ Format of the record: https://kubernetes.io/docs/reference/using-api/server-side
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,8 +25,6 @@ from vllm_operator.kube.client import Manifest
 Path = tuple[str, ...]
 Fields = Mapping[str, Any]
 """Fields in the format `fieldsV1`. Empty: a value with one owner as a whole."""
-
-log = logging.getLogger(__name__)
 
 SCALER = "kube-controller-manager"
 """Field manager that writes `replicas` through the scale subresource for a HorizontalPodAutoscaler."""
@@ -44,16 +42,61 @@ def with_digest(desired: Manifest) -> Manifest:
 
 def needs_apply(digested: Manifest, child: Manifest) -> bool:
     """Return whether a child differs from a desired manifest `with_digest`."""
+    return not _has_digest(digested, child) or find_drift(digested, child) is not None
+
+
+def _has_digest(digested: Manifest, child: Manifest) -> bool:
     digest = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
-    fields = find_applied(child)
-    if not fields or (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) != digest:
-        return True
+    return bool(find_applied(child)) and (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) == digest
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a child by somebody else: the field, the field manager and the time (RFC 3339), which are empty if they are unknown."""
+
+    field: str
+    manager: str = ""
+    time: str = ""
+
+
+def find_drift(digested: Manifest, child: Manifest) -> Change | None:
+    """Return the first field of a child that somebody else has changed since it was applied; None if there is none."""
     metadata = {name: value for name, value in digested["metadata"].items() if name in _RECORDED_METADATA}
     rest = {name: value for name, value in digested.items() if name not in ("apiVersion", "kind", "metadata", "status")}
-    difference = find_difference(fields, {"metadata": metadata, **rest})
-    if difference is not None:
-        log.debug("%s %s differs at %s", digested["kind"], digested["metadata"]["name"], ".".join(difference))
-    return difference is not None
+    desired = {"metadata": metadata, **rest}
+    path = find_difference(find_applied(child) or {}, desired) if _has_digest(digested, child) else None
+    return describe_change(child, desired, path) if path is not None else None
+
+
+def describe_change(child: Manifest, known: Any, path: Path) -> Change:
+    """Return a change at a path of `known`, the desired or the live object, with the latest field manager that owns the field."""
+    entries = (entry for entry in child["metadata"].get("managedFields") or () if entry.get("manager") != labels.FIELD_MANAGER)
+    owners = [
+        (str(entry.get("time") or ""), str(entry.get("manager") or ""))
+        for entry in entries
+        if _owns(entry.get("fieldsV1") or {}, known, path)
+    ]
+    time, manager = max(owners, default=("", ""))
+    return Change(_in_words(known, path), manager, time)
+
+
+def _owns(fields: Fields, known: Any, path: Path) -> bool:
+    items = _Items(known)
+    for name, inner in fields.items() if path else ():
+        place = None if name == "." else items.find(name)
+        if place is not None and str(place) == path[0]:
+            return not inner or _owns(inner, known[place], path[1:])
+    return not path
+
+
+def _in_words(known: Any, path: Path) -> str:
+    """Return a path for messages, with the names of list items, such as containers, instead of their numbers."""
+    words = []
+    for part in path:
+        is_item = isinstance(known, list) and part.isdigit() and int(part) < len(known)
+        known = known[int(part)] if is_item else known.get(part) if isinstance(known, dict) else None
+        words.append(str(known["name"]) if is_item and isinstance(known, dict) and "name" in known else part)
+    return ".".join(words)
 
 
 def find_applied(child: Manifest) -> Fields | None:
