@@ -6,11 +6,12 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import ACCEPTED, ALWAYS, CRASHED, ORDER, PLANNED, READY, Reason
+from vllm_operator.api.conditions import ACCEPTED, ALWAYS, AVAILABLE, CRASHED, ORDER, PLANNED, READY, Reason
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.status.knowledge import load_knowledge
 
 LONGEST_MESSAGE = 500
+_PARTS = (Reason.NOT_EXPOSED, Reason.NOT_AUTOSCALED, Reason.NOT_PROTECTED, Reason.NOT_PUBLISHED)
 
 
 @cache
@@ -70,8 +71,11 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
     if (status.get("readyReplicas") or 0) != serving:
         yield f"it tells of {status.get('readyReplicas')} ready replicas, {serving} Pods are Ready"
     wanted = resource["spec"].get("replicas", 1)
-    if (conditions[READY]["status"] == "True") != (serving == wanted):
+    may_be_ready, lacks_a_part = serving == wanted, conditions[READY]["reason"] in _PARTS
+    if (conditions[READY]["status"] == "True" or lacks_a_part) != may_be_ready:
         yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
+    if is_condition(AVAILABLE, "True") != (serving > 0):
+        yield f"Available is {conditions[AVAILABLE]['status']} with {serving} Pods Ready"
     if serving == wanted and is_condition(CRASHED, "True"):
         yield f"a crash is told although all Pods are Ready: {conditions[CRASHED]['message']}"
     if is_condition(ACCEPTED, "False") and is_condition(PLANNED, "True"):

@@ -58,7 +58,7 @@ async def test_a_claim_of_a_user_is_never_written_to_whatever_the_spec_says_late
     await served.create(llama(served.namespace))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimNameTaken"))
     assert "but the operator did not create it" in condition(told, "CacheWarm")["message"]
-    assert "set spec.cache.claimName to llama-cache" in condition(told, "Ready")["message"]
+    assert "set spec.cache.claimName to llama-cache" in condition(told, "CacheWarm")["message"]
     await served.patch("VLLMDeployment", "llama", {"spec": DELETE})
     await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["observedGeneration"] == 2)
     after = await served.get(CLAIM, "llama-cache")

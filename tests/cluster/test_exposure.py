@@ -51,7 +51,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     await served.create(llama(served.namespace, gateway=GATEWAY, networkPolicy=POLICY))
     missing = await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "KindNotInstalled"))
     assert "kubectl apply -f https://github.com/kubernetes-sigs/gateway-api" in condition(missing, "Exposed")["message"]
-    ready = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    ready = await served.wait_for("VLLMDeployment", "llama", has("Available", "True"))
     assert ready["status"]["url"] == f"http://llama.{served.namespace}.svc:8000"
     pods = await served.list_all("Pod")
 
@@ -117,7 +117,7 @@ async def test_a_policy_of_another_is_not_taken_over(served: Cluster, operator: 
     await served.create({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": theirs})
     await served.create(llama(served.namespace, networkPolicy=POLICY))
     told = await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "ApplyFailed"))
-    assert "is not the operator's" in condition(told, "Exposed")["message"]
+    assert "was not created by the operator" in condition(told, "Exposed")["message"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": None}})
     await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Exposed"))
     assert (await served.get("NetworkPolicy", "llama"))["spec"]["policyTypes"] == ["Ingress"]

@@ -274,7 +274,7 @@ async def pin_a_device(cluster: Cluster) -> None:
     await cluster.delete("ResourceClaimTemplate", ours)
     await cluster.create(template(ours, cluster.namespace))
     await cluster.patch("VLLMDeployment", "pinned", {"metadata": {"annotations": {"look": "again"}}})
-    await cluster.wait_for("VLLMDeployment", "pinned", lambda it: "is not the operator's" in str(it.get("status")))
+    await cluster.wait_for("VLLMDeployment", "pinned", lambda it: "was not created by the operator" in str(it.get("status")))
     await cluster.delete("ResourceClaimTemplate", ours)
     await cluster.patch("VLLMDeployment", "pinned", {"metadata": {"annotations": {"look": "once more"}}})
     await cluster.wait_for("ResourceClaimTemplate", ours, bool)

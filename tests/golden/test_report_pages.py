@@ -190,7 +190,7 @@ KSTATUS = {
     "claim-not-bound": "InProgress",
     "scaled-to-zero": "Current",
     "draining": "Current",
-    "not-autoscaled": "Current",
+    "not-autoscaled": "InProgress",
     "unrecoverable-crash": "Failed",
     "unsupported": "Failed",
 }

@@ -32,7 +32,7 @@ TAINTS = {
     ),
     "of the taints that keep the Pod off those of the most open nodes are named": Situation(
         tainted(Taint("a", "", "NoExecute"), more={"gpu-2": (Taint("a", "", "NoExecute"),), "gpu-0": (TEAM, Taint("b", "", "NoSchedule"))}),
-        "Ready",
+        "Progressing",
         "False",
         "Unschedulable",
         ("2 nodes with the planned GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),

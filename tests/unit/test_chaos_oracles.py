@@ -32,10 +32,8 @@ NODE: Manifest = {"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm")}
 def resource(**ready: Any) -> Manifest:
     said = (
         ("Ready", "True", "Serving"),
-        ("Accepted", "True", "Valid"),
+        ("Available", "True", "Serving"),
         ("Planned", "True", "Planned"),
-        ("CacheWarm", "Unknown", "NotReported"),
-        ("Progressing", "True", "Started"),
         ("Crashed", "False", "Recovered"),
     )
     conditions: list[Manifest] = [
@@ -62,7 +60,7 @@ def test_a_status_that_is_right_is_not_complained_of() -> None:
         ({"reason": "OperatorFailed", "message": "KeyError"}, "OperatorFailed: KeyError"),
         ({"reason": "SomethingElse"}, "no such reason is documented"),
         ({"message": ""}, "the message is ''"),
-        ({"type": "Stalled"}, "conditions are ['Stalled', 'Accepted', 'Planned', 'CacheWarm', 'Progressing', 'Crashed']"),
+        ({"type": "Stalled"}, "conditions are ['Stalled', 'Available', 'Planned', 'Crashed']"),
         ({"message": "x" * 501}, "the message is"),
         ({"message": "a\x1bb"}, "the message is"),
     ],
@@ -78,6 +76,7 @@ def test_a_condition_that_explains_nothing_is_found(ready: Manifest, words: str)
         (resource(), [], "it tells of 1 ready replicas, 0 Pods are Ready"),
         (resource(), [pod(ready=False)], "Ready is True with 0 of 1 Pods Ready"),
         (resource(status="False"), [pod()], "Ready is False with 1 of 1 Pods Ready"),
+        (resource(status="False", reason="NotExposed"), [], "Available is True with 0 Pods Ready"),
         (resource(observedGeneration=1), [pod()], "the newest is 2"),
     ],
 )

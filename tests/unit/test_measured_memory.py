@@ -15,12 +15,8 @@ from vllm_operator.logs.state import MeasuredMemory, Stage, StartupState
 from vllm_operator.status.report import report
 
 X1, Y2 = ("vllm-a-x1", 0), ("vllm-a-y2", 0)
-SAID = (
-    EngineMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480),
-    EngineMemory(weights_mebibytes=42_701, kv_cache_mebibytes=20_890),
-)
-"""Predicted and measured."""
-NOTHING = (None, None)
+SAID = "weights: 42.1 GiB, measured 41.7; KV cache: 20.0 GiB, measured 20.4"
+NOTHING = None
 
 
 def memory_of(*lines: str) -> MeasuredMemory:
@@ -57,10 +53,10 @@ def observed(states: dict[tuple[str, int], StartupState], predicted: EngineMemor
 PREDICTED = EngineMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
 
 
-def shown(observation: Any) -> tuple[EngineMemory | None, EngineMemory | None]:
+def shown(observation: Any) -> str | None:
     summary = report(observation).status.plan
     assert summary is not None
-    return summary.predicted, summary.measured
+    return summary.memory
 
 
 def test_the_status_has_predicted_and_measured_memory() -> None:

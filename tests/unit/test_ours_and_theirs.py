@@ -115,7 +115,7 @@ async def test_an_object_of_another_owner_with_our_name_is_not_taken_over(bench:
     assert bench.deployment()["spec"] == {"replicas": 9, "template": {}}
     ready = bench.condition("Ready")
     assert ready.reason == "ApplyFailed"
-    assert "is not the operator's" in ready.message
+    assert "was not created by the operator" in ready.message
 
 
 async def test_children_of_an_earlier_object_of_the_name_go_first(bench: Bench) -> None:
@@ -182,8 +182,8 @@ async def test_a_claim_that_a_user_creates_between_the_look_and_the_write_is_not
     owner = {"metadata": {"name": "llama", "uid": "1"}}
     applied = await applier.apply(owner, [users_claim(labels={labels.MANAGED_BY_LABEL: labels.MANAGED_BY})], [])
     assert [str(refusal) for refusal in applied.refusals] == [
-        "PersistentVolumeClaim llama-cache: it exists and was not created by the operator; name it in spec, rename this VLLMDeployment, "
-        "or remove the PersistentVolumeClaim"
+        "PersistentVolumeClaim llama-cache exists and was not created by the operator. Name it in spec, rename this VLLMDeployment, or "
+        "delete it"
     ]
     assert "labels" not in bench.cluster.all(CLAIM)[0]["metadata"]
 

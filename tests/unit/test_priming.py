@@ -43,7 +43,7 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     await fleet.settle()
     assert fleet.replicas() == 4
     assert fleet.annotations() == {primed(fleet): fleet.time(), used(fleet): since}
-    assert bench.cache().state == "Warm"
+    assert bench.cache().state == "Filled"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     fleet.gone(primer)
     fleet.ready(fleet.start())
     await fleet.settle()
-    assert bench.cache().state == "Warm"
+    assert bench.cache().state == "Filled"
 
 
 @pytest.mark.parametrize("wanted", [3, 1])

@@ -8,10 +8,12 @@ from support import observations as o
 from support.engine_logs import crash_of, engine_failure
 from support.situations import CRASHES, X1, Situation, crashed_state
 from support.taints import TAINTS
-from vllm_operator.api.conditions import ALWAYS, ORDER, Verdict, find_condition
+from vllm_operator.api.conditions import ALWAYS, ORDER, READY, Verdict, find_condition
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.status.observation import Exposure, ObjectProblem
 from vllm_operator.status.report import report
 
 IMAGE = "registry.example.com/machine-learning/vllm-openai-with-plugins:v0.20.1-2026-11-21"
@@ -32,6 +34,9 @@ SILENT = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-140), last_li
 HUNG = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-900), started_at=o.at(-930), last_line_at=o.at(-900))
 REFUSED = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU. The cluster has: 3 nodes with NVIDIA-H200 (sm_90).")
 UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned because the spec was not accepted.")
+DISABLED = ObjectProblem("IntegrationDisabled", "HTTPRoute", "gateway")
+NO_METRICS = ObjectProblem("MetricsAPIMissing", "HorizontalPodAutoscaler", "custom.metrics.k8s.io")
+NO_BUDGET = ObjectProblem("ApplyFailed", "PodDisruptionBudget", "forbidden")
 INVALID = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3, and the model has 64 heads.")
 
 
@@ -145,7 +150,7 @@ SITUATIONS = {
     ),
     "the image cannot be pulled": Situation(
         o.observe(o.pending_pod("ErrImagePull", "manifest unknown")),
-        "Ready",
+        "Progressing",
         "False",
         "ImagePullFailed",
         ("v0.20.1", "manifest unknown", "spec.engine.image"),
@@ -175,9 +180,61 @@ SITUATIONS = {
         "Ready",
         "False",
         "ReplicasNotReady",
-        ("2 of 4 replicas are ready.", "Pod vllm-a-x2: loading weights", "1 other Pod is not ready either."),
+        ("2 of 4 replicas are ready.", "Pod vllm-a-x2: loading weights"),
     ),
-    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")),
+    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("All of the spec is in effect.",)),
+    "serving, and where": Situation(
+        o.observe(o.ready_pod()), "Available", "True", "Serving", ("The replica serves", "http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")
+    ),
+    "some replicas serve": Situation(
+        o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), replicas=2), "Available", "True", "Serving", ("1 of 2 replicas serve model",)
+    ),
+    "no replica serves": Situation(o.observe(o.starting_pod()), "Available", "False", "NotServing", ("No replica is ready.",)),
+    "the former spec serves while the new one is refused": Situation(
+        o.observe(o.ready_pod(), outcome=o.outcome(accepted=INVALID, planned=UNKNOWN_PLAN, plan=None)),
+        "Available",
+        "True",
+        "Serving",
+        ("The replica serves", "with the previous spec."),
+    ),
+    "a refused spec says that the former one serves": Situation(
+        o.observe(o.ready_pod(), outcome=o.outcome(accepted=INVALID, planned=UNKNOWN_PLAN, plan=None)),
+        "Ready",
+        "False",
+        "InvalidSpec",
+        ("The previous spec is still served.",),
+    ),
+    **{
+        f"{kind} is not in effect": Situation(
+            replace(o.observe(o.ready_pod()), **more),
+            "Ready",
+            "False",
+            reason,
+            ("The replica serves, but not all", f"See condition {see}."),
+        )
+        for kind, reason, see, more in (
+            ("a route", "NotExposed", "Exposed", {"exposure": Exposure((DISABLED,))}),
+            ("a route without a Gateway", "NotExposed", "Exposed", {"exposure": Exposure(awaits_gateway=True)}),
+            ("an autoscaler", "NotAutoscaled", "Autoscaled", {"scaling": (NO_METRICS,)}),
+            ("a budget", "NotProtected", "Protected", {"scaling": (NO_BUDGET,)}),
+        )
+    },
+    "several parts are not in effect": Situation(
+        replace(o.observe(o.ready_pod()), exposure=Exposure((DISABLED,)), scaling=(NO_METRICS,)),
+        "Ready",
+        "False",
+        "NotExposed",
+        ("See conditions Exposed and Autoscaled.",),
+    ),
+    "an engine without its gateway is available": Situation(
+        replace(o.observe(o.ready_pod()), exposure=Exposure((DISABLED,))), "Available", "True", "Serving"
+    ),
+    "a new version compiles while the only replica serves": Situation(
+        o.observe(o.ready_pod(), activity=CacheActivity(step="Primer", held=True)), "Ready", "False", "RollingOut", ("1 replica serves",)
+    ),
+    "a replica of a new version starts while the only replica serves": Situation(
+        o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), deployment=o.deployment(1)), "Ready", "False", "RollingOut"
+    ),
     "serving the former spec": Situation(
         o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
         "Progressing",
@@ -241,8 +298,9 @@ SITUATIONS = {
         o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "DiagnosingCrash"
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "", ""),
-    "all replicas have started": Situation(o.observe(o.ready_pod()), "Progressing", "True", "Started", ("All replicas have started",)),
-    "all of the spec is in effect": Situation(o.observe(o.ready_pod()), "Accepted", "True", "Valid", ("The spec is valid.",)),
+    "all replicas have started": Situation(o.observe(o.ready_pod()), "Progressing", "", ""),
+    "all of the spec is in effect": Situation(o.observe(o.ready_pod()), "Accepted", "", ""),
+    "nothing is known about the caches yet": Situation(o.observe(o.starting_pod()), "CacheWarm", "", ""),
     "one Pod crashes again and again": Situation(
         o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Progressing", "False", "StartFailed", ("See condition Crashed.",)
     ),
@@ -288,7 +346,7 @@ SITUATIONS = {
         o.observe(
             deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message="exceeded quota: gpus, requested: 8")])
         ),
-        "Ready",
+        "Progressing",
         "False",
         "PodRefused",
         ("exceeded quota: gpus", "have the quota raised"),
@@ -328,7 +386,8 @@ SITUATIONS = {
         ("is terminating",),
     ),
     "scaled to zero": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Ready", "True", "ScaledToZero"),
-    "scaled to zero starts nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Progressing", "True", "ScaledToZero"),
+    "scaled to zero starts nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Progressing", "", ""),
+    "scaled to zero serves nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Available", "False", "ScaledToZero"),
     "no GPU as asked for": Situation(
         o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None), "Ready", "False", "NoMatchingGPU", ("NVIDIA-H200",)
     ),
@@ -342,9 +401,21 @@ SITUATIONS = {
     "nothing is started without a plan": Situation(
         o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None),
         "Progressing",
-        "False",
-        "NotPlanned",
-        ("See the conditions Accepted and Planned.",),
+        "",
+        "",
+    ),
+    "a refused spec is said once": Situation(
+        o.observe(outcome=o.outcome(accepted=INVALID, planned=UNKNOWN_PLAN, plan=None), deployment=None), "Planned", "", ""
+    ),
+    "a refused spec must change": Situation(
+        o.observe(outcome=o.outcome(accepted=INVALID, planned=UNKNOWN_PLAN, plan=None), deployment=None),
+        "Stalled",
+        "True",
+        "InvalidSpec",
+        ("The spec must change. See condition Accepted.",),
+    ),
+    "a long problem is in one condition, and Ready is short": Situation(
+        o.observe(o.unschedulable_pod()), "Ready", "False", "Unschedulable", ("No node fits Pod vllm-a-x1: ", "See condition Progressing.")
     ),
     "the engine chose otherwise, after many words about the plan": Situation(
         o.observe(
@@ -392,10 +463,13 @@ def test_conditions_are_in_order_and_short(situation: Situation) -> None:
     assert set(ALWAYS) <= set(types)
     assert types == [type for type in ORDER if type in types]
     for condition in conditions:
-        assert condition.observed_generation == situation.observation.resource.metadata.generation
+        assert condition.observed_generation is None, "it is the one of the status"
         assert 0 < len(condition.message) <= 500
         assert condition.message == " ".join(condition.message.split())
         assert condition.message[-1] in ".)", condition.message
+    ready = find_condition(conditions, READY)
+    assert ready is not None
+    assert ready.reason == "ApplyFailed" or len(ready.message) <= 200, ready.message
 
 
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)

@@ -150,7 +150,7 @@ async def test_a_budget_of_a_user_with_our_name_is_never_touched(bench: Bench, s
     change(bench, replicas=2)
     await bench.settle()
     assert bench.cluster.all(DISRUPTION_BUDGET) == [theirs]
-    assert ("is not the operator's" in bench.message("Protected")) is problem
+    assert ("was not created by the operator" in bench.message("Protected")) is problem
     assert bench.deployment()["spec"]["replicas"] == 2
 
 
@@ -283,7 +283,7 @@ async def test_an_autoscaler_of_a_user_with_our_name_is_never_touched(measured: 
     theirs = measured.cluster.put(autoscaler_of_a_user("llama", "gemma"))
     measured.cluster.put(llama(autoscaling=SCALING))
     await measured.settle()
-    assert "is not the operator's" in measured.message("Autoscaled")
+    assert "was not created by the operator" in measured.message("Autoscaled")
     change(measured, autoscaling=None)
     await measured.settle()
     assert measured.cluster.all(AUTOSCALER) == [theirs]

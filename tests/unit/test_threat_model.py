@@ -117,7 +117,7 @@ async def test_what_is_not_ours_is_left_as_it_is(bench: Bench, what: str) -> Non
     await bench.reconciler.reconcile(KEY)
     [now] = bench.cluster.all(kind)
     assert (now["spec"], now["metadata"].get("ownerReferences")) == (spec, None)
-    assert "is not the operator's" in bench.condition("Ready").message
+    assert "was not created by the operator" in bench.condition("Ready").message
 
 
 @pytest.mark.parametrize("field", ["cache", "weights"])

@@ -1,8 +1,10 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-The conditions in `ALWAYS` are set on every object, and a condition of a feature once the spec asks for the feature, so that `kubectl wait`
-works for each of them. Only `Crashed` and `Stalled`, which report a problem, are absent without one. `Ready` is the summary: while it is
-not True, it has the reason and the message of the problem.
+`Ready` is the summary: while it is not True, it has the reason of the problem and its message in short, and names the condition that says
+more. `Available` tells whether requests are served. Both are set on every object, and any other condition only while it says more than
+they do. `kubectl wait` waits for a condition that is absent.
+
+A condition was observed for the generation in `status.observedGeneration`; an older one has its own `observedGeneration`.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
@@ -16,18 +18,22 @@ from vllm_operator.api.status import Condition, ConditionStatus
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 READY = "Ready"
-"""All replicas are ready and serve the current spec."""
+"""Everything that the spec asks for is in effect: all replicas serve the current spec, and so do gateway, autoscaler, NetworkPolicy,
+PodDisruptionBudget and published caches, if the spec asks for them."""
+AVAILABLE = "Available"
+"""At least one replica serves requests, possibly with the previous spec."""
 ACCEPTED = "Accepted"
-"""The spec is valid. The reason tells whether all of it is in effect. False: the spec contains an error."""
+"""The spec is valid, but some of its fields have no effect. False: the spec contains an error. Absent if all of it is in effect."""
 PLANNED = "Planned"
-"""The operator chose a GPU and backends."""
+"""The operator chose a GPU and backends. Absent while the spec is not accepted."""
 CACHE_WARM = "CacheWarm"
-"""The log of the engine showed that it loaded compiled artifacts instead of building them. Unknown until a start has shown it."""
+"""The log of the engine showed that it loaded compiled artifacts instead of building them. Absent until a start has shown it, unless there
+is something to say about the volume."""
 CACHE_PUBLISHED = "CachePublished"
 """The caches are in the registry. Set if `spec.cache.artifact.publish` is WhenPrimed."""
 PROGRESSING = "Progressing"
-"""The current spec is being rolled out, or the rollout is complete, as for a Deployment. False: the rollout is stuck, because a Pod cannot
-start or no longer responds, or because there is no plan."""
+"""The current spec is being rolled out. False: the rollout is stuck, because a Pod cannot start or no longer responds. Absent if all
+replicas serve the current spec, or if there is no plan."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
 EXPOSED = "Exposed"
@@ -39,9 +45,9 @@ PROTECTED = "Protected"
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
+ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
 """Order in which conditions are shown."""
-ALWAYS = (READY, ACCEPTED, PLANNED, CACHE_WARM, PROGRESSING)
+ALWAYS = (READY, AVAILABLE)
 """Conditions that are set on every object that the operator has seen."""
 
 
@@ -96,7 +102,9 @@ class Reason:
     CLAIM_NOT_BOUND = "ClaimNotBound"
     """The PersistentVolumeClaim of the caches is not bound. The message says why."""
     CLAIM_MISSING = "ClaimMissing"
-    """The PersistentVolumeClaim named in the spec does not exist."""
+    """A PersistentVolumeClaim that the spec names does not exist. The message names the field. Also a reason of Progressing."""
+    STORAGE_CLASS_MISSING = "StorageClassMissing"
+    """The StorageClass of a PersistentVolumeClaim does not exist. The message names the field. Also a reason of Progressing."""
     CLAIM_NAME_TAKEN = "ClaimNameTaken"
     """A PersistentVolumeClaim with the required name exists, but the operator did not create it. Also a reason of Progressing."""
     CLAIM_TERMINATING = "ClaimTerminating"
@@ -196,9 +204,17 @@ class Reason:
     """Another HorizontalPodAutoscaler scales this object. The message names it."""
     # Ready
     SERVING = "Serving"
-    """All replicas are ready and serve the current spec."""
+    """All replicas serve the current spec, and everything else that it asks for is in effect. Also a reason of Available."""
+    NOT_EXPOSED = "NotExposed"
+    """All replicas serve, but the NetworkPolicy, the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
+    NOT_AUTOSCALED = "NotAutoscaled"
+    """All replicas serve, but the autoscaler is not in effect. The condition Autoscaled says why."""
+    NOT_PROTECTED = "NotProtected"
+    """All replicas serve, but the PodDisruptionBudget is not in effect. The condition Protected says why."""
+    NOT_PUBLISHED = "NotPublished"
+    """All replicas serve, but their caches are not in the registry. The condition CachePublished says why."""
     SCALED_TO_ZERO = "ScaledToZero"
-    """`spec.replicas` is 0. Also a reason of Progressing."""
+    """`spec.replicas` is 0. Also a reason of Available."""
     STOPPED = "Stopped"
     """Scaled to zero as set in `remediation.onUnrecoverableCrash`, because a restart cannot fix the crash. Also a reason of
     Progressing."""
@@ -211,6 +227,8 @@ class Reason:
     """An unexpected error occurred in the operator. The message quotes it. The operator retries."""
     REPLICAS_NOT_READY = "ReplicasNotReady"
     """Some replicas are ready, others are not ready yet."""
+    NOT_SERVING = "NotServing"
+    """No replica is ready. A reason of Available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +243,7 @@ class Verdict:
 VALID_SPEC = Verdict(TRUE, Reason.VALID, "The spec is valid.")
 
 
-def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
     """Return the conditions for verdicts by type, in order. A condition without a verdict is removed; an unchanged one is kept.
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
@@ -236,7 +254,6 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
         condition = Condition(
             type=type,
             status=verdict.status,
-            observed_generation=generation,
             last_transition_time=(before.last_transition_time if before and before.status == verdict.status else None) or now,
             reason=verdict.reason,
             message=verdict.message,

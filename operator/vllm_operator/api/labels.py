@@ -9,6 +9,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "VLLMDeployment"
 PLURAL = "vllmdeployments"
 SHORT_NAME = "vllm"
+OPERATOR_NAME = "vllm-operator"
+"""Value of the name label on the operator's Deployment, as the chart sets it, and on its Lease."""
 
 FIELD_MANAGER = "vllm-operator"
 """Field manager of the children."""

@@ -210,8 +210,7 @@ class PlanSummary(Model):
     architecture: str | None = optional("GPU architecture, for example sm_90. Absent if unknown.", max_length=16)
     resource_name: str | None = optional("Resource that each Pod requests. Absent if it is nvidia.com/gpu.", max_length=256)
     image: str = Field(max_length=1024, description="Container image.")
-    predicted: EngineMemory | None = optional("Memory of one GPU as predicted, once it was measured.")
-    measured: EngineMemory | None = optional("Memory of one GPU as the engine measured it at its start.")
+    memory: str | None = optional("Memory of one GPU as predicted, and as the engine measured it at its start.", max_length=256)
     observed_backends: list[ObservedBackend] | None = optional(
         "Backends that the log of the engine reports and that are not those of the plan.", list_map("component"), max_length=32
     )

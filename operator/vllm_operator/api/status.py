@@ -13,8 +13,10 @@ LONGEST_STAGE_SECONDS = 7 * 86_400
 Timestamp = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 StageSeconds = Annotated[dict[str, Annotated[int, Field(ge=0, le=LONGEST_STAGE_SECONDS)]], Field(max_length=16)]
 """Seconds by stage."""
-CacheState = Literal["Cold", "Compiling", "Warm", "Quarantined"]
+CacheState = Literal["Cold", "Compiling", "Filled", "Warm", "Quarantined"]
 """State of the caches with the current key."""
+FILLED: tuple[CacheState, ...] = ("Filled", "Warm")
+"""States of caches that the next start loads."""
 RemediationState = Literal["Suggested", "Applied", "GaveUp", "Stopped"]
 """Action of the operator about the last crash."""
 ChangeKind = Literal["Argument", "Variable"]
@@ -34,7 +36,9 @@ class Condition(Model):
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = optional("Generation of the spec that the condition was observed for.", ge=0)
+    observed_generation: int | None = optional(
+        "Generation of the spec that the condition was observed for, if it is not the one of the status.", ge=0
+    )
     last_transition_time: Timestamp | None = optional("Time of the last change of `status`.", {"format": "date-time"})
     reason: str = Field(
         min_length=1,
@@ -72,7 +76,10 @@ class CacheStatus(Model):
     """Observed state of the caches."""
 
     key: str | None = optional("Cache key, the name of the directory on the volume.", max_length=63)
-    state: CacheState | None = optional("State of the caches: Compiling, Warm or Quarantined. Absent if they are cold.")
+    state: CacheState | None = optional(
+        "State of the caches: Compiling, Filled (a Pod has served with them), Warm (the log of a start has shown it) or Quarantined. "
+        "Absent if they are cold."
+    )
     claim_name: Annotated[str, Field(max_length=253)] | None = optional(
         "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
         "`podTemplate` replaces that one by another kind of volume."
@@ -188,7 +195,7 @@ class VLLMDeploymentStatus(Model):
     ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
     selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
     conditions: list[Condition] = repeated(
-        "Conditions, Ready first. Ready, Accepted, Planned, CacheWarm and Progressing are always set.", list_map("type"), max_length=16
+        "Conditions, Ready first. Ready and Available are always set, the others while they say more.", list_map("type"), max_length=16
     )
     url: str | None = optional(
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024

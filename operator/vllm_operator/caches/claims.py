@@ -247,20 +247,20 @@ def is_recent(user: ClaimUser, now: datetime) -> bool:
     return user.since is not None and now - user.since < GRACE
 
 
-def named_claims(spec: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the PVCs that any field of a spec names."""
+def named_claims(spec: Any, field: str = "spec", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield each PVC that a field of a spec names, with that field, for example `spec.model.uri`."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(spec, Mapping):
         if isinstance(name := spec.get("claimName"), str) and name:
-            yield name
-        for value in spec.values():
-            yield from named_claims(value, depth + 1)
+            yield name, f"{field}.claimName"
+        for key, value in spec.items():
+            yield from named_claims(value, f"{field}.{key}", depth + 1)
     elif isinstance(spec, list):
-        for value in spec:
-            yield from named_claims(value, depth + 1)
+        for index, value in enumerate(spec):
+            yield from named_claims(value, f"{field}[{index}]", depth + 1)
     elif isinstance(spec, str) and spec.startswith(_SCHEME):
-        yield spec.removeprefix(_SCHEME).partition("/")[0]
+        yield spec.removeprefix(_SCHEME).partition("/")[0], field
 
 
 def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:

@@ -4,10 +4,11 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
-from vllm_operator.api.labels import KIND
-from vllm_operator.api.reading import mapping, objects, text
+from vllm_operator.api.labels import KIND, NAME_LABEL, OPERATOR_NAME
+from vllm_operator.api.reading import mapping, moment, objects, text
 from vllm_operator.cli.documents import ClusterObjects
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.terminal import Line
@@ -21,8 +22,6 @@ from vllm_operator.kube.connection import MissingConnectionError, context_namesp
 Read = TypeVar("Read")
 Objects = list[dict[str, Any]]
 REDRAW_SECONDS = 2.0
-OPERATOR_NAME = "vllm-operator"
-"""Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
 CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 """The operator's settings (without `_config_map`) that name a ConfigMap for plans, with the flags for a file instead."""
 
@@ -119,6 +118,12 @@ async def find_if_there(client: kube.ClusterClient, kind: kube.Kind, namespace: 
         return []
 
 
+async def last_renewal(client: kube.ClusterClient) -> datetime | None:
+    """Return when an operator renewed its Lease last; None without a Lease, or without the permission to list Leases."""
+    leases = await find_if_there(client, kube.LEASE, labels={NAME_LABEL: OPERATOR_NAME}, cached=True)
+    return max(filter(None, (moment(lease, "spec", "renewTime") for lease in leases)), default=None)
+
+
 async def _pods(client: KubeClient) -> Objects | None:
     try:
         pages = client.pages(kube.POD, fields=ON_NODES)
@@ -129,7 +134,7 @@ async def _pods(client: KubeClient) -> Objects | None:
 
 async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
     """Return the texts of the ConfigMaps that the operator's Deployment names in its settings."""
-    operators = await find_if_there(client, kube.DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
+    operators = await find_if_there(client, kube.DEPLOYMENT, labels={NAME_LABEL: OPERATOR_NAME})
     found: dict[str, Mapping[str, str]] = {}
     for purpose, flag in CONFIG_MAPS.items():
         variable = f"{PREFIX}{purpose.upper()}_CONFIG_MAP"

@@ -14,6 +14,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import API_VERSION, KIND, PRIME_ANNOTATION
+from vllm_operator.api.status import FILLED
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.live import with_client
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
@@ -72,7 +73,7 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
         if message != printed:
             print(message, flush=True)
             printed = message
-        if state == "Warm":
+        if state in FILLED:
             print(f"The caches of {name} are filled (cache key {key}).")
             return FILLED_STATUS
         if requested and timeout_seconds == 0:
@@ -100,4 +101,4 @@ def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
     if key and not reported_cache_claim(resource) and published.get("status") == "True":
         state = "Warm"
     condition = reading.named(resource, CACHE_WARM, "status", "conditions")
-    return key, state, reading.text(condition, "message") or "The operator has not processed it yet."
+    return key, state, reading.text(condition, "message") or "Waiting for the operator."

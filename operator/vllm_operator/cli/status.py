@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import of_kind, print_as, read_objects
-from vllm_operator.cli.live import Read, find_if_there, namespace_or_current, screens, with_client
+from vllm_operator.cli.live import Read, find_if_there, last_renewal, namespace_or_current, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
 from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient
-from vllm_operator.text.wording import clean, count, duration
+from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
 
@@ -55,7 +55,10 @@ def _add_scope(parser: argparse.ArgumentParser) -> Any:
 
 def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
     async def use(client: ClusterClient) -> None:
-        pages = screens(lambda: read(client), draw)
+        async def read_all() -> tuple[Read, datetime | None]:
+            return await read(client), await last_renewal(client)
+
+        pages = screens(read_all, lambda found: [*notice_of_absence(found[1], datetime.now(UTC), width=screen_width()), *draw(found[0])])
         await show_each(pages) if is_endless else show(await anext(pages))
 
     try:
@@ -94,8 +97,21 @@ def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaita
 async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, Sequence[Manifest]]:
     """Read an object and its events, which are empty without the permission. Raises ClusterError if the object cannot be read."""
     resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    fields = {"involvedObject.kind": KIND, "involvedObject.name": name}
+    # an earlier object of this name may have left events
+    fields = {"involvedObject.kind": KIND, "involvedObject.name": name, "involvedObject.uid": text(resource, "metadata", "uid")}
     return resource, await find_if_there(client, EVENT, namespace, fields=fields)
+
+
+AWAY_SECONDS = 30
+"""An operator that has not renewed its Lease for so long is away: another one could have acquired it after half of the time."""
+
+
+def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) -> list[Line]:
+    """Return that what follows is old, if no operator has renewed its Lease for a while. `renewed` is None if that is unknown."""
+    if renewed is None or (now - renewed).total_seconds() < AWAY_SECONDS:
+        return []
+    words = f"The operator has not renewed its Lease since {clock(renewed)} ({age(renewed, now)} ago): this is the state of that time."
+    return [*labelled("", words, style=Style.RED, label_width=0, width=width), ()]
 
 
 EVENTS_SHOWN = 5
@@ -103,8 +119,10 @@ _LABEL = 11
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
-_PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: |vLLM defaults: )")
+_PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of Planned's message."""
+_SEE = re.compile(r" See conditions? (\w+)")
+"""Where Ready refers to the condition that says more."""
 _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
 
 
@@ -121,16 +139,21 @@ class _StatusPage:
 
     def compose(self, events: Iterable[Manifest]) -> list[Line]:
         created, (reason, style) = age(moment(self.resource, "metadata", "creationTimestamp"), self.now), state_of(self.resource)
-        is_crashed = named(self.status, CRASHED, "conditions").get("status") == "True"
+        is_crashed = self._is_true(CRASHED)
         head = (Span("/".join(_name(self.resource)), Style.BOLD), "  ", Span(reason, style))
         self.lines = [
             line(*head, Span(f"  created {created} ago" if created else "", Style.DIM)),
             line(Span(text(self.resource, "spec", "model", "uri"), Style.DIM)),
             (),
         ]
-        if not is_crashed:
-            self._add("State", _ESTIMATE.sub("", self._message(READY)), style)
-        self._add("Spec", self._message(ACCEPTED))
+        state, serves = self._state(), self._is_true(AVAILABLE)
+        if self._is_true(READY) and serves:
+            self._add("State", self._message(AVAILABLE), style)
+        else:
+            self._add("State", "" if is_crashed else _ESTIMATE.sub("", state), style)
+            self._add("Serves", self._message(AVAILABLE) if serves else "")
+        if (spec := self._message(ACCEPTED)) != state:
+            self._add("Spec", spec)
         self._add_start()
         if is_crashed:
             self._add_crash()
@@ -147,8 +170,17 @@ class _StatusPage:
     def _add(self, label: str, words: str, style: str = "") -> None:
         self.lines += labelled(label, words, style=style, label_width=_LABEL, width=self.width) if words else []
 
+    def _is_true(self, condition: str) -> bool:
+        return named(self.status, condition, "conditions").get("status") == "True"
+
     def _message(self, condition: str) -> str:
         return text(named(self.status, condition, "conditions"), "message")
+
+    def _state(self) -> str:
+        """Return the message of the condition that Ready refers to, else the one of Ready."""
+        said = self._message(READY)
+        see = _SEE.search(said)
+        return (self._message(see[1]) if see else "") or said
 
     def _add_start(self) -> None:
         startup = mapping(self.status, "startup")
@@ -185,12 +217,12 @@ class _StatusPage:
 
     def _add_gpu(self) -> None:
         message = self._message(PLANNED).removeprefix("Planned for ")
-        if not message or message == self._message(READY):
+        if not message or message == self._state():
             return
         gpu, *parts = _PARTS.split(message)
         plan = mapping(self.status, "plan")
         self._add("GPU", gpu)
-        for part in (*parts, _memory(plan)):
+        for part in (*parts, text(plan, "memory")):
             self._add("", part, Style.DIM)
         self._add("Image", text(plan, "image"))
 
@@ -214,15 +246,6 @@ class _StatusPage:
             head = f"  {age(when, self.now) or '?':>7}  {clean(text(event, 'reason'), 64)}{f' ({times} times)' if times > 1 else ''}"
             room = max(0, self.width - len(head) - 2)
             self.lines.append(line(Span(head, style), Span(f"  {clean(text(event, 'message'), room)}", Style.DIM)))
-
-
-def _memory(plan: Manifest) -> str:
-    parts = []
-    for name, field in (("weights", "weightsMebibytes"), ("KV cache", "kvCacheMebibytes")):
-        predicted, measured = integer(plan, "predicted", field), integer(plan, "measured", field)
-        if predicted is not None and measured is not None:
-            parts.append(f"{name}: predicted {predicted / 1024:.1f} GiB, measured {measured / 1024:.1f}")
-    return "; ".join(parts)
 
 
 def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manifest]]:
@@ -270,7 +293,7 @@ def _name(resource: Manifest) -> tuple[str, str]:
 
 
 TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
-_SEVERITIES = {Style.RED: "failed", Style.YELLOW: "not ready", Style.GREEN: "serving"}
+_SEVERITIES = {Style.RED: "failed", Style.YELLOW: "not ready", Style.GREEN: "ready"}
 _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 

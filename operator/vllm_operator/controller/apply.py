@@ -41,7 +41,9 @@ class Refusal:
     error: ClusterError
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}: {self.error}"
+        if isinstance(self.error, Conflict):
+            return str(self.error)
+        return f"The API server refused {self.kind} {self.name}: {self.error}"
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class Applied:
     refusals: list[Refusal] = field(default_factory=list)
     not_kept: list[str] = field(default_factory=list)
     """For each Deployment, the first applied field of its Pod template that is missing or has another value."""
+    restored: list[tuple[str, str, managed_fields.Change]] = field(default_factory=list)
+    """Kind and name of each child that somebody else had changed, and the first field of it."""
     written: int = 0
     waiting: bool = False
     """A child is being deleted, for example one of an earlier object of this name."""
@@ -154,13 +158,17 @@ class Applier:
             child = await self.client.apply({**digested, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
             self._wrote("apply", child, result)
         elif managed_fields.needs_apply(digested, child):
+            drift = managed_fields.find_drift(digested, child)
             child = await self._apply_over(digested, child, result)
             self._wrote("apply", child, result)
+            result.restored += [(*_identity(desired), drift)] if drift is not None else []
         if kind_of(desired) not in CLEANED or not (pointers := _additions(child, desired)):
             return child
         log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
+        added = managed_fields.describe_change(child, child, tuple(pointers[-1].split("/")[1:]))
         child = await _patch(self.client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
         self._wrote("patch", child, result)
+        result.restored.append((*_identity(desired), added))
         return child
 
     async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
@@ -311,8 +319,10 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
         return error
     kind, name = _identity(desired)
     if kind == kube.CLAIM.kind:
-        return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
-    return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
+        return Conflict(
+            f"{kind} {name} exists and was not created by the operator. Name it in spec, rename this {labels.KIND}, or delete it"
+        )
+    return Conflict(f"{kind} {name} exists and was not created by the operator. Rename this {labels.KIND}, or delete the {kind}")
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api import reading
+from vllm_operator.api.labels import NAME_LABEL, OPERATOR_NAME
 from vllm_operator.controller.health import Readiness
 from vllm_operator.kube.api_client import Fence
 from vllm_operator.kube.client import LEASE, ClusterClient, ClusterError, Conflict, Forbidden, Manifest, NotFound, Unauthorized, Unavailable
@@ -139,7 +140,8 @@ class Leadership:
         except NotFound:
             # If the Lease was just deleted, its holder may not know it yet.
             if self._observed is None or started >= self._observed_at + LEASE_SECONDS:
-                manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": self._named}
+                metadata = {**self._named, "labels": {NAME_LABEL: OPERATOR_NAME}}
+                manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
                 self._hold(await self.client.create({**manifest, "spec": lease_spec(self.identity, datetime.now(UTC))}), started)
             return
         self.readiness.clear_missing("lease")

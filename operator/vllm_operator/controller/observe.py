@@ -92,6 +92,8 @@ class Snapshot:
     """Jobs of the operator and finished Pods that block the deletion of a PVC."""
     claims: Mapping[str, Manifest] = field(default_factory=dict)
     """The live PVCs that its Pods mount or could mount, by name."""
+    missing_claims: Mapping[str, str] = field(default_factory=dict)
+    """While a Pod waits for a node, the PVCs that the spec names and that do not exist, with the field that names each."""
     claim_users: Mapping[str, tuple[ClaimUser, ...]] = field(default_factory=dict)
     """For each PVC that an operator created and that is not being deleted, the other VLLMDeployments with a valid record on it."""
     peers: Mapping[str, Manifest] = field(default_factory=dict)
@@ -280,7 +282,11 @@ class Observer:
 
     async def _with_claims(self, snapshot: Snapshot, known: Mapping[str, Manifest]) -> Snapshot:
         resource, (namespace, own_name) = snapshot.resource, snapshot.key
-        claims = await self._read_claims(namespace, claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment), known)
+        names = claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment)
+        # Only a missing PVC keeps a Pod from every node, whatever the PVC is for.
+        named = dict(named_claims(resource.spec.to_json())) if any(not pod.node for pod in snapshot.pods) else {}
+        claims = await self._read_claims(namespace, names | named.keys(), known)
+        missing = {name: field for name, field in named.items() if name not in claims}
         users, peer_pods = dict[str, tuple[ClaimUser, ...]](), dict[str, tuple[PodView, ...]]()
         peers = dict[str, Manifest | None]()
         for name, claim in claims.items():
@@ -295,14 +301,14 @@ class Observer:
             if lender is not None and lender != own_name and lender not in peers:
                 peers[lender] = await self._get(kube.VLLM_DEPLOYMENT, lender, namespace)
         present = {name: peer for name, peer in peers.items() if peer is not None}
-        return replace(snapshot, claims=claims, claim_users=users, peers=present, peer_pods=peer_pods)
+        return replace(snapshot, claims=claims, missing_claims=missing, claim_users=users, peers=present, peer_pods=peer_pods)
 
     async def _is_valid(self, user: ClaimUser, namespace: str, claim: str) -> bool:
         """Return whether the VLLMDeployment of a record exists, and uses the PVC or is about to."""
         found = await self._get(kube.VLLM_DEPLOYMENT, user.name, namespace)
         if found is None or found["metadata"].get("uid") != user.uid:
             return False
-        if is_recent(user, self.now()) or claim in named_claims(found.get("spec")):
+        if is_recent(user, self.now()) or claim in dict(named_claims(found.get("spec"))):
             return True
         return claim in claims_of(template_spec(await self._get(kube.DEPLOYMENT, user.name, namespace)))
 
@@ -317,4 +323,4 @@ def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest 
     names |= {address.claim} if (address := cache_address(running)) is not None else set()
     names |= {weights} if (weights := weights_claim(running)) is not None else set()
     mentioned = (*named_claims(written), *named_claims(resource.preset.spec if resource.preset is not None else None))
-    return names | {name for name in mentioned if lender_of(name) is not None}
+    return names | {name for name, _ in mentioned if lender_of(name) is not None}

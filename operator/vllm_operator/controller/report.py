@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
+from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
 from vllm_operator.caches.context import is_primer, is_replica
@@ -28,6 +29,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
 from vllm_operator.pods.view import PodView
+from vllm_operator.status.events import describe_restored
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report, report, status_with_failure
 from vllm_operator.text import wording
@@ -63,6 +65,7 @@ class Reporter:
 
     async def report(self, snapshot: Snapshot, result: ActionResult) -> Result:
         """Write the events and the status, and delete Pods whose start has stalled. Raises ClusterError."""
+        await self._record(snapshot, describe_restored(result.applied.restored, self.crashes.reporting.messages, self.now()))
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
         observed, look_again = await self._observe(snapshot, result)
@@ -116,7 +119,7 @@ class Reporter:
         # Pods can use an existing PVC whose change was refused.
         unchanged = [it for it in applied.refusals if it.kind == CLAIM.kind and claims.get(it.name) in live]
         errors = [str(it) for it in applied.refusals if it not in unchanged]
-        errors += [str(applied.failure)] if isinstance(applied.failure, Forbidden | Invalid) else []
+        errors += [f"The API server refused an object: {applied.failure}"] if isinstance(applied.failure, Forbidden | Invalid) else []
         notes = [_describe_refused_claim(it, claims[it.name]) for it in unchanged] or _claim_notes(snapshot, result)
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
@@ -132,6 +135,7 @@ class Reporter:
             claim_name=decision.claim_name,
             weights_claim=weights,
             weights_claim_name=decision.weights_claim_name,
+            missing_claims=snapshot.missing_claims,
             claim_holders=starts.holders,
             pods=() if of_earlier else tuple(filter(is_replica, snapshot.pods)),
             primers=tuple(filter(is_primer, snapshot.pods)),
@@ -156,14 +160,17 @@ class Reporter:
         An operator that is killed in between makes the same report after its restart, and finds the events that it has written.
         """
         manifest, metadata = snapshot.manifest, snapshot.resource.metadata
-        for event in reported.events:
-            if verb := await record_event(self.client, manifest, event, now=self.now()):
-                self.metrics.wrote(verb, "Event")
-                log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
+        await self._record(snapshot, reported.events)
         replicas, warm = snapshot.resource.spec.replicas, reported.warm_starts
         self.metrics.reported(metadata.namespace, metadata.name, reported.status, reported.start, warm, replicas=replicas)
         if reported.status != snapshot.resource.status:
             await self._apply(manifest, reported.status)
+
+    async def _record(self, snapshot: Snapshot, events: Iterable[EventDraft]) -> None:
+        for event in events:
+            if verb := await record_event(self.client, snapshot.manifest, event, now=self.now()):
+                self.metrics.wrote(verb, "Event")
+                log.info("%s: %s", event.reason, event.message, extra={"key": "/".join(snapshot.key)})
 
     async def _apply(self, manifest: Manifest, status: VLLMDeploymentStatus) -> None:
         # The API server ignores a wrong UID in a status. Only the resourceVersion protects a new object with the same name.

@@ -78,11 +78,11 @@ def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | No
     )
 
 
-def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict:
-    """Judge CacheWarm: a problem with a PVC, else the Pod that fills the cache, else the last start."""
+def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict | None:
+    """Judge CacheWarm: a problem with a PVC, else the Pod that compiles, else the last start. None if there is nothing to say yet."""
     say = observed.messages.say
     if cache is None:
-        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.not_planned"))
+        return None
     place = locate_cache(observed)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
@@ -93,7 +93,7 @@ def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupS
     text = verdict.message
     for name, facts in _notes(observed, damage if verdict.status is not TRUE else CacheDamage()):
         text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
-    return Verdict(verdict.status, verdict.reason, text)
+    return Verdict(verdict.status, verdict.reason, text) if text else None
 
 
 def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,7 +177,7 @@ def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheL
         is_over = start.seconds is not None if start is not None else observed.serving > 0
         return Verdict(FALSE, reason, say("cache.miss" if is_over else "cache.building"))
     repository = artifact.repository if artifact is not None else None
-    return Verdict(UNKNOWN, reason, say("cache.not_seen" if place.is_shared else "cache.per_pod", repository=repository))
+    return Verdict(UNKNOWN, reason, "" if place.is_shared else say("cache.per_pod", repository=repository))
 
 
 def _remembered(observed: Observation, cache: CacheStatus, place: CacheLocation) -> str | None:

@@ -1,5 +1,6 @@
 """Problems with the PVCs of caches and weights, which CacheWarm reports."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,8 +13,11 @@ from vllm_operator.caches.claims import is_terminating
 from vllm_operator.status.observation import Observation
 from vllm_operator.text import wording
 
+WRONG = (Reason.CLAIM_MISSING, Reason.STORAGE_CLASS_MISSING, Reason.CLAIM_READ_ONLY)
+"""Reasons that do not go away while a start waits: somebody must change the spec, or create what it names."""
 CLAIM_PROBLEMS = (
     Reason.CLAIM_MISSING,
+    Reason.STORAGE_CLASS_MISSING,
     Reason.CLAIM_NOT_BOUND,
     Reason.CLAIM_NAME_TAKEN,
     Reason.CLAIM_READ_ONLY,
@@ -25,10 +29,29 @@ BINDING_SECONDS = 15
 """Seconds that a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
 _BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
 _NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
+_NO_CLASS = re.compile(r'storageclass(?:\.storage\.k8s\.io)? "[^"]{1,253}" not found', re.IGNORECASE)
+"""The message of the event ProvisioningFailed (pkg/controller/volume/persistentvolume of Kubernetes 1.35)."""
+
+
+def wrong_claim(observed: Observation) -> Verdict | None:
+    """Return why no Pod can start until somebody changes the spec or creates what it names; None if there is no such problem."""
+    verdict = claim_verdict(observed)
+    if verdict is not None and verdict.reason in WRONG:
+        return Verdict(FALSE, verdict.reason, observed.messages.say("progressing.cache_warm"))
+    judged = ("spec.cache.claimName", "spec.weights.claimName")  # by the condition CacheWarm
+    for name, field in observed.missing_claims.items():
+        if field not in judged:
+            namespace = observed.resource.metadata.namespace
+            text = observed.messages.say("progressing.claim_missing", claim=name, field=field, namespace=namespace)
+            return Verdict(FALSE, Reason.CLAIM_MISSING, text)
+    return None
 
 
 def claim_verdict(observed: Observation) -> Verdict | None:
-    """Return the problem with the PVCs of caches and weights, first the one that blocks everything else; None if both are bound."""
+    """Return the problem with the PVCs of caches and weights, first the one that blocks everything else; None if both are bound.
+
+    There is nothing to say while a new PVC is being bound: the message is then empty.
+    """
     spec = observed.resource.spec
     verdicts = (
         _judge_claim(observed, "cache", observed.claim_name, observed.claim, spec.cache),
@@ -60,7 +83,7 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     if live is None and is_named:
         return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named"))
     if live is None:
-        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.missing_own"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
     if name in observed.activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NAME_TAKEN, say("cache.not_owned", in_use=not observed.activity.held))
     if is_terminating(live):
@@ -74,11 +97,14 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
     event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
     if event is not None and event.reason in _NORMAL:
-        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.waiting_for_consumer"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
     if event is None and created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS):
-        return Verdict(UNKNOWN, Reason.NOT_REPORTED, say("cache.binding"))
-    why = event.message if event is not None else "no volume has been provisioned for it"
-    text = say("cache.not_bound", why=why, storage_class=reading.text(live, "spec", "storageClassName"))
+        return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
+    storage_class, why = reading.text(live, "spec", "storageClassName"), "no volume has been provisioned for it"
+    if event is not None and storage_class and _NO_CLASS.search(event.message):
+        text = say("cache.no_class", storage_class=storage_class, is_named=is_named)
+        return Verdict(FALSE, Reason.STORAGE_CLASS_MISSING, text)
+    text = say("cache.not_bound", why=event.message if event is not None else why, storage_class=storage_class)
     return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, text)
 
 

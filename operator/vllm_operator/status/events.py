@@ -6,18 +6,21 @@ the latest message.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
+from vllm_operator.kube.managed_fields import Change
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
+from vllm_operator.status.knowledge import Messages
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.planned import Backends, backends_logged_before, mismatches
 from vllm_operator.status.remedies import current, in_words
@@ -49,6 +52,27 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
     )
 
 
+_INSTEAD = (
+    ("replicas", "spec.replicas"),
+    (".image", "spec.engine.image"),
+    (".args", "spec.engine.args"),
+    (".env", "spec.engine.env"),
+    ("startupProbe", "spec.startup"),
+    ("strategy", "spec.rollout"),
+    ("template", "spec.podTemplate"),
+)
+"""Fields of the spec to change instead of a field of the Deployment that contains the text; the first match counts."""
+
+
+def describe_restored(restored: Iterable[tuple[str, str, Change]], messages: Messages, now: datetime) -> Iterator[EventDraft]:
+    """Draft the events about children that somebody else had changed: at most one per hour for a field, however often it is changed."""
+    for kind, name, change in restored:
+        known = (field for part, field in _INSTEAD if kind == "Deployment" and f"{part}." in f"{change.field}.")
+        facts: dict[str, Any] = {"change": change, "time": reading.moment(change.time), "instead": next(known, "")}
+        text = messages.say("event.restored", child=f"{kind} {name}", **facts)
+        yield EventDraft(WARNING, "Restored", text, f"restored-{_digest(kind, name, change.field, now.strftime('%Y%m%d%H'))}")
+
+
 def _both(observed: Observation, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
     return find_condition(status.conditions, type), find_condition(observed.previous.conditions, type)
 
@@ -57,7 +81,7 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
     generation, previous, plan = observed.resource.metadata.generation, observed.previous, observed.outcome.plan
     for type in (ACCEPTED, PLANNED):
         now, before = _both(observed, status, type)
-        if now is None or now.status is TRUE or now.reason == Reason.NOT_ACCEPTED:
+        if now is None or now.status is TRUE:
             continue
         if before is None or (before.reason, previous.observed_generation) != (now.reason, generation):
             yield EventDraft(WARNING, now.reason, now.message, f"{now.reason}-{generation}")
@@ -174,10 +198,9 @@ def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterato
 def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
     ready = [view for view in observed.pod_facts if view.phase is Phase.READY]
-    if now is None or now.reason != Reason.STARTED or not ready:
+    if now is not None or observed.outcome.refusal is not None or not observed.wanted or not ready:
         return
-    had_started = before is None or before.reason in (Reason.STARTED, Reason.NOT_PLANNED)
-    if had_started and (observed.previous.ready_replicas or 0) >= observed.serving:
+    if before is None and (observed.previous.ready_replicas or 0) >= observed.serving:
         return
     start, last = last_start(observed), max(ready, key=lambda view: (reading.stamp(view.ready_at) or "", view.name))
     seconds: float | None = start.seconds if start is not None else None

@@ -180,6 +180,7 @@ class Observation:
     claim_name: str | None = None  # None if the caches are on no PVC
     weights_claim: Manifest | None = None  # the live PVC of the weights, if it is another one
     weights_claim_name: str | None = None
+    missing_claims: Mapping[str, str] = field(default_factory=dict)  # PVCs that do not exist, with the field of the spec that names each
     claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)  # Pods that keep a PVC from being deleted, by PVC
     pods: tuple[PodView, ...] = ()  # of the Deployment, including failed Pods and Pods that are being deleted
     primers: tuple[PodView, ...] = ()  # Pods that only fill a cache and never serve

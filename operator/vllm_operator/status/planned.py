@@ -1,9 +1,10 @@
 """Accepted and Planned, the backends in the engine's log, and the summary of the plan in the status."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from vllm_operator.api.conditions import TRUE, Reason, Verdict
-from vllm_operator.api.plan import BackendChoice, EngineMemory, ObservedBackend, Plan, PlanSummary
+from vllm_operator.api.plan import BackendChoice, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.inventory.pools import GPU_RESOURCE
@@ -84,18 +85,13 @@ def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
         return observed.previous.plan if observed.deployment is not None else None
     if observed.revision is None:
         return None
-    measured = _measured(observed, plan) if plan.memory is not None else None
-    memory = plan.memory if measured is not None else None
     return PlanSummary(
         revision=observed.revision,
         replan_token=plan.replan_token,
         architecture=plan.architecture,
         resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
-        predicted=EngineMemory(weights_mebibytes=memory.weights_mebibytes, kv_cache_mebibytes=memory.kv_cache_mebibytes)
-        if memory
-        else None,
-        measured=measured,
+        memory=_memory(observed, plan),
         observed_backends=[
             ObservedBackend(component=choice.component, backend=logged[choice.component])
             for choice in plan.backends
@@ -127,14 +123,17 @@ def unserved_adapters(observed: Observation) -> list[str]:
     return [name for name in (before.unserved_adapters if before is not None else None) or () if name in names]
 
 
-def _measured(observed: Observation, plan: Plan) -> EngineMemory | None:
-    """Return the GPU memory from the first Pod by name that runs the plan and logged all values; else the previous result."""
-    for view in sorted(observed.pod_facts, key=lambda view: view.name):
+def _memory(observed: Observation, plan: Plan) -> str | None:
+    """Compare the plan with the first Pod by name that runs it and logged all values; else return the previous result."""
+    predicted, before = plan.memory, _before(observed)
+    for view in sorted(observed.pod_facts, key=lambda view: view.name) if predicted is not None else ():
         memory = view.state.memory if view.state is not None and view.is_current and view.has_caches_of(plan) else None
-        if memory is not None and memory.weights_gib is not None and memory.kv_cache_gib is not None:
-            return EngineMemory(weights_mebibytes=round(memory.weights_gib * 1024), kv_cache_mebibytes=round(memory.kv_cache_gib * 1024))
-    before = _before(observed)
-    return before.measured if before is not None else None
+        if predicted is not None and memory is not None and memory.weights_gib is not None and memory.kv_cache_gib is not None:
+            weights, kv_cache = predicted.weights_mebibytes / 1024, predicted.kv_cache_mebibytes / 1024
+            facts = {"weights": (weights, memory.weights_gib), "kv_cache": (kv_cache, memory.kv_cache_gib)}
+            said: dict[str, Any] = {name: [f"{size:.1f}" for size in sizes] for name, sizes in facts.items()}
+            return observed.messages.say("plan.memory", **said)
+    return before.memory if before is not None else None
 
 
 def mismatches(plan: Plan | None, logged: Backends, names: LoggedNames) -> tuple[str, ...]:

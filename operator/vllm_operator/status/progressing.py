@@ -13,6 +13,7 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
+from vllm_operator.status.claims import wrong_claim
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
@@ -40,7 +41,8 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
     if (fetching := describe_fetching(observed)) is not None:
         return fetching
     if observed.unhealthy:
-        return _of_pods(observed, block)
+        waits = observed.unhealthy[0].phase in (Phase.WAITING_FOR_VOLUME, Phase.SCHEDULING)
+        return (wrong_claim(observed) if waits else None) or _of_pods(observed, block)
     if (refusal := observed.outcome.refusal) is not None:
         return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
     if observed.wanted == 0:

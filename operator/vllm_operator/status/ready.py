@@ -1,4 +1,4 @@
-"""Ready, which summarizes the most important problem, Crashed, Stalled, and the choice of reported conditions.
+"""Ready, which summarizes the most important problem, Available, Crashed, Stalled, and the choice of reported conditions.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.
@@ -8,7 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, FALSE, PLANNED, PROGRESSING, TRUE, Reason, Verdict
+from vllm_operator.api.conditions import (
+    ACCEPTED,
+    AUTOSCALED,
+    CACHE_PUBLISHED,
+    CACHE_WARM,
+    CRASHED,
+    EXPOSED,
+    FALSE,
+    PLANNED,
+    PROGRESSING,
+    PROTECTED,
+    TRUE,
+    Reason,
+    Verdict,
+)
 from vllm_operator.api.status import CrashStatus, RemediationStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
@@ -17,6 +31,22 @@ from vllm_operator.status.observation import Observation
 from vllm_operator.status.progressing import partly
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
 from vllm_operator.text import wording
+
+_PARTS = {
+    EXPOSED: Reason.NOT_EXPOSED,
+    AUTOSCALED: Reason.NOT_AUTOSCALED,
+    PROTECTED: Reason.NOT_PROTECTED,
+    CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
+}
+"""Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
+_SAID_BY_READY = {
+    ACCEPTED: (Reason.VALID,),
+    PLANNED: (Reason.NOT_ACCEPTED,),
+    PROGRESSING: (Reason.STARTED, Reason.NOT_PLANNED, Reason.SCALED_TO_ZERO),
+}
+"""Reasons that say no more than Ready, by condition."""
+_SHORT = (100, 30)
+"""Maximum characters of a problem in Ready, and minimum where it is cut at the end of a sentence."""
 
 
 def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
@@ -35,49 +65,83 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
     say, progress = observed.messages.say, judged[PROGRESSING]
     for type in (ACCEPTED, PLANNED):
         if observed.outcome.plan is None and judged[type].status is not TRUE:
-            return Verdict(FALSE, judged[type].reason, judged[type].message)
+            return _in_short(observed, type, judged[type])
     if observed.apply_error:
         return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
     if progress.reason == Reason.STARTED:
-        model, url = observed.resource.spec.model, service_url(observed)
-        name, address = model.served_name or model.uri.split("://", 1)[-1], f"{url}/v1" if url else ""
-        return Verdict(TRUE, Reason.SERVING, say("ready.serving", wanted=observed.wanted, model=name, address=address))
+        return _of_parts(observed, judged)
     if progress.reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
     crash, cache = judged.get(CRASHED), judged.get(CACHE_WARM)
     if crash is not None and crash.status is TRUE:
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
     if cache is not None and cache.reason in CLAIM_PROBLEMS:
-        return Verdict(FALSE, cache.reason, cache.message)
-    merely_starting = progress.status is TRUE and observed.serving > 0
-    return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else progress.reason, progress.message)
+        return _in_short(observed, CACHE_WARM, cache)
+    reason = Reason.REPLICAS_NOT_READY if observed.serving < observed.wanted else Reason.ROLLING_OUT
+    return _in_short(observed, PROGRESSING, progress, reason if progress.status is TRUE and observed.serving else "")
+
+
+def _in_short(observed: Observation, type: str, problem: Verdict, reason: str = "") -> Verdict:
+    """Summarize a condition that keeps the object from being Ready."""
+    text = wording.whole_sentences(problem.message, _SHORT[0], at_least=_SHORT[1])
+    is_kept = observed.outcome.plan is None and observed.serving > 0
+    said = observed.messages.say("ready.problem", text=text, see=type if text != problem.message else "", is_kept=is_kept)
+    return Verdict(FALSE, reason or problem.reason, said)
+
+
+def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
+    """Judge Ready when all replicas serve the current spec: whether everything else that the spec asks for is in effect."""
+    missing = [
+        type for type in _PARTS if type in judged and judged[type].status is not TRUE and judged[type].reason != Reason.WAITING_FOR_ROLLOUT
+    ]
+    if not missing:
+        return Verdict(TRUE, Reason.SERVING, observed.messages.say("ready.serving"))
+    return Verdict(FALSE, _PARTS[missing[0]], observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
+
+
+def available(observed: Observation) -> Verdict:
+    """Judge Available: whether a replica serves requests."""
+    say, model, url = observed.messages.say, observed.resource.spec.model, service_url(observed)
+    if not observed.serving:
+        reason = Reason.NOT_SERVING if observed.wanted else Reason.SCALED_TO_ZERO
+        return Verdict(FALSE, reason, say("available.none"))
+    facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": observed.outcome.plan is None}
+    name, address = model.served_name or model.uri.split("://", 1)[-1], f"{url}/v1" if url else ""
+    return Verdict(TRUE, Reason.SERVING, say("available.serving", model=name, address=address, **facts))
 
 
 def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if judged[ACCEPTED].status is FALSE:
-        return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
+        return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted"))
     if is_unrecoverable:
-        return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash", reason=judged[CRASHED].reason))
+        return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash"))
     return None
 
 
 def reportable(observed: Observation, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Return the verdicts to report: Progressing refers to Crashed if it has nothing to add."""
+    """Return the verdicts to report: those that say more than Ready. Progressing refers to Crashed if it has nothing to add."""
     crash, progress = judged.get(CRASHED), judged[PROGRESSING]
     is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
     if is_only_crash and progress.reason in (Reason.START_FAILED, Reason.STOPPED):
         progress = Verdict(progress.status, progress.reason, observed.messages.say("progressing.crashed"))
-    return {**judged, PROGRESSING: progress}
+    told = {**judged, PROGRESSING: progress}
+    return {type: verdict for type, verdict in told.items() if verdict.reason not in _SAID_BY_READY.get(type, ())}
 
 
 def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     """Return the crashed Pod and the name of the crash. The condition Crashed has the details."""
     chosen = crashes.most_informative
-    crash = chosen.status if chosen is not None else None if crashes.in_force else crashes.last
+    crash = chosen.status if chosen is not None else _known_before(crashes) if crashes.in_force else crashes.last
     if crash is None:
         return _being_read(observed, crashes.in_force[0])
     return observed.messages.say("ready.crashed", crash=crash)
+
+
+def _known_before(crashes: Crashes) -> CrashStatus | None:
+    """Return the crash before the one whose log is being read, if it was of the same Pod; None otherwise."""
+    last = crashes.last
+    return last if last is not None and crashes.in_force and last.pod == crashes.in_force[0].view.name else None
 
 
 def service_url(observed: Observation) -> str | None:
@@ -92,6 +156,8 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
     """Judge Crashed: whether a Pod crashed and no later start has succeeded, and the cause. None if no Pod has crashed."""
     last, chosen, decided = crashes.last, crashes.most_informative, remediation or RemediationStatus()
     if crashes.in_force and chosen is None:
+        if (known := _known_before(crashes)) is not None:  # the Pod crashes again and again
+            return Verdict(TRUE, reason_of(known.signature), partly(observed, _crash_text(observed, crashes, known, decided)))
         return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, _being_read(observed, crashes.in_force[0])))
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})

@@ -86,7 +86,7 @@ def _status(
         conditions.PROTECTED: optional_objects.protected(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY] = ready.ready(observed, crashes, judged)
+    judged[READY], judged[conditions.AVAILABLE] = ready.ready(observed, crashes, judged), ready.available(observed)
     if (verdict := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = verdict
     if last_crash is not None and (verdict := verdicts[conditions.CRASHED]) is not None and verdict.status is TRUE:
@@ -98,7 +98,7 @@ def _status(
         ready_replicas=observed.serving,
         selector=_selector(observed),
         url=optional_objects.url(observed),
-        conditions=conditions.set_conditions(previous.conditions, ready.reportable(observed, judged), generation=generation, now=now),
+        conditions=conditions.set_conditions(previous.conditions, ready.reportable(observed, judged), now=now),
         plan=summary,
         cache=cached,
         startup=block,
@@ -143,8 +143,8 @@ def _seconds_to_next_try(observed: Observation) -> float:
     return min(most, max(least, waited / 2))
 
 
-_STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."
-_UNKNOWN = "The operator could not observe this. See condition Ready."
+_STALLED = "The spec must change. See condition Ready."
+_UNKNOWN = "The operator could not observe it."
 
 
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
@@ -158,8 +158,11 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
     if reason == Reason.INVALID_SPEC:
         verdicts |= {conditions.ACCEPTED: failure, conditions.STALLED: Verdict(TRUE, reason, _STALLED)}
     kept = {it.type: it for it in previous.conditions if it.type not in (*verdicts, conditions.STALLED)}
+    if previous.observed_generation != generation:
+        seen = {"observed_generation": previous.observed_generation}
+        kept = {type: it if it.observed_generation is not None else it.model_copy(update=seen) for type, it in kept.items()}
     verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in conditions.ALWAYS if type not in (*verdicts, *kept)}
-    made = conditions.set_conditions(previous.conditions, verdicts, generation=generation, now=now)
+    made = conditions.set_conditions(previous.conditions, verdicts, now=now)
     return previous.model_copy(
         update={"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
     )

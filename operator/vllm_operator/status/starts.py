@@ -12,11 +12,12 @@ from itertools import pairwise
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import LONGEST_STAGE_SECONDS, CacheState, CacheStatus
+from vllm_operator.api.status import FILLED, LONGEST_STAGE_SECONDS, CacheState, CacheStatus
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.planning.engine.serving import MAX_DEADLINE_SECONDS
 from vllm_operator.pods.view import Phase
+from vllm_operator.status.claims import wrong_claim
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
 
@@ -70,19 +71,19 @@ def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, Stage
 def next_start_finds(observed: Observation, plan: Plan) -> CacheState | None:
     """Return the cache state for the next start; None if there are no caches or no PVC. Writing the result does not change it."""
     previous = observed.previous.cache
-    was_warm = previous is not None and previous.key == plan.cache_key and previous.state == "Warm"
+    was = previous.state if previous is not None and previous.key == plan.cache_key else None
     if observed.claim_name is None:
         return None
     primed = reading.text(observed.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
     if not primed and observed.activity.is_priming:
         return "Compiling"
     served = observed.serving > 0 and observed.rollout.is_complete and observed.outcome.plan is not None
-    if primed or served or was_warm:
-        return "Warm"
+    if primed or served or was in FILLED:
+        return "Warm" if was == "Warm" or last_start(observed) is not None else "Filled"
     return "Compiling" if any(view.phase is Phase.STARTING for view in observed.pod_facts) else None
 
 
-SHORTEST_KEPT_SECONDS = 5
+SHORTEST_KEPT_SECONDS = 30
 """Minimum seconds of stages that are kept in the status."""
 
 
@@ -156,7 +157,7 @@ def by_count(counted: Progress) -> int | None:
 def is_warm(observed: Observation, state: StartupState) -> bool:
     """Return whether a start finds compiled artifacts, as far as known."""
     plan = observed.outcome.plan
-    return plan is not None and next_start_finds(observed, plan) == "Warm" and state.cache.misses == 0
+    return plan is not None and next_start_finds(observed, plan) in FILLED and state.cache.misses == 0
 
 
 LONGEST_START_SECONDS = 30 * 86_400
@@ -179,7 +180,9 @@ class StartClock:
 
 
 def start_clock(observed: Observation) -> StartClock | None:
-    """Return the clock of the start that becomes late first; None if none is in progress."""
+    """Return the clock of the start that becomes late first; None if none is in progress, or none can succeed."""
+    if wrong_claim(observed) is not None:
+        return None
     clocks = (
         StartClock(began, _late_after(observed, view))
         for view in observed.starting

@@ -1,0 +1,88 @@
+"""A status that tells all: parts that are not in effect, volumes that do not exist, edits that are undone, events of this object."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, the_pod
+from support.kubectl import Kubectl, KubectlError
+from support.operator_process import OperatorProcess, condition, has, llama
+from vllm_operator.cli.status import read_object
+from vllm_operator.kube.api_client import KubeClient
+from vllm_operator.kube.connection import load_configuration
+
+pytestmark = pytest.mark.cluster
+
+GATEWAY = {"parentRefs": [{"name": "public"}]}
+
+
+async def test_a_gateway_that_is_not_in_effect_is_named_and_ready_waits_for_it(served: Cluster, operator: OperatorProcess) -> None:
+    kubectl = Kubectl(served.kubeconfig, served.namespace)
+    await served.create(llama(served.namespace, gateway=GATEWAY))
+    await kubectl.run("wait", "vllm/llama", "--for=condition=Available", "--timeout=60s")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NotExposed"))
+    assert condition(told, "Exposed")["reason"] == "IntegrationDisabled"
+    assert condition(told, "Ready")["message"] == "The replica serves, but not all of the spec is in effect. See condition Exposed."
+    header, row = (line.split() for line in (await kubectl.run("get", "vllm", "llama")).splitlines())
+    shown = dict(zip(header, row, strict=False))
+    assert (shown["READY"], shown["STATUS"]) == ("1", "NotExposed")
+    with pytest.raises(KubectlError, match="timed out"):
+        await kubectl.run("wait", "vllm/llama", "--for=condition=Ready", "--timeout=1s")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"gateway": None}})
+    await kubectl.run("wait", "vllm/llama", "--for=condition=Ready", "--timeout=30s")
+
+
+async def test_a_volume_of_the_model_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, model={"uri": "pvc://modelz/llama"}))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimMissing"))
+    progress = condition(told, "Progressing")
+    assert (progress["status"], progress["reason"]) == ("False", "ClaimMissing")
+    assert "PersistentVolumeClaim modelz (spec.model.uri) does not exist" in progress["message"]
+    _, metrics = await operator.fetch("/metrics")
+    assert "vllm_operator_start_late_after_seconds{" not in metrics
+
+
+async def test_a_storage_class_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "fastt"}}))
+    claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", bool)
+    about = {"kind": "PersistentVolumeClaim", "namespace": served.namespace, "name": "llama-cache", "uid": claim["metadata"]["uid"]}
+    said = 'storageclass.storage.k8s.io "fastt" not found'
+    event = {"reason": "ProvisioningFailed", "message": said, "type": "Warning", "involvedObject": about}
+    times = {"firstTimestamp": claim["metadata"]["creationTimestamp"], "lastTimestamp": claim["metadata"]["creationTimestamp"]}
+    named = {"metadata": {"name": "llama-cache.1", "namespace": served.namespace}}
+    await served.create({"apiVersion": "v1", "kind": "Event", **named, **event, **times})
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "StorageClassMissing"), within=40)
+    assert "correct spec.cache.volume.storageClassName and delete the PVC" in condition(told, "CacheWarm")["message"]
+    assert condition(told, "Progressing")["status"] == "False"
+
+
+async def test_an_edit_that_is_undone_is_told_with_its_author(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    kubectl = Kubectl(served.kubeconfig, served.namespace)
+    for _ in range(2):
+        await kubectl.run("scale", "deployment", "llama", "--replicas=3")
+        await served.wait_for("Deployment", "llama", lambda d: d["spec"]["replicas"] == 1)
+    event = await served.wait_for_event("llama", "Restored")
+    pattern = (
+        r"Restored spec\.replicas of Deployment llama, which kubectl changed at [-0-9]+ [:0-9]+ UTC\. Change spec\.replicas of the VLLM"
+    )
+    assert re.match(pattern, event["message"]), event["message"]
+    assert event.get("count", 1) == 1, "once an hour"
+
+
+async def test_events_of_an_earlier_object_are_not_shown(served: Cluster, operator: OperatorProcess, tmp_path: Path) -> None:
+    await served.create(llama(served.namespace, backends={"attention": "NO_SUCH_BACKEND"}))
+    await served.wait_for_event("llama", "Unsupported")
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("VLLMDeployment", "llama")
+    await served.create(llama(served.namespace))
+    await the_pod(served)
+    client = KubeClient(await load_configuration({"KUBECONFIG": str(served.kubeconfig)}))
+    try:
+        _, events = await read_object(client, "llama", served.namespace)
+    finally:
+        await client.close()
+    assert "Unsupported" in {event["reason"] for event in await served.events(name="llama")}
+    assert "Unsupported" not in {event["reason"] for event in events}
