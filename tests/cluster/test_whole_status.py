@@ -62,12 +62,10 @@ async def test_an_edit_that_is_undone_is_told_with_its_author(served: Cluster, o
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     kubectl = Kubectl(served.kubeconfig, served.namespace)
     for _ in range(2):
-        await kubectl.run("scale", "deployment", "llama", "--replicas=3")
+        await kubectl.run("patch", "deployment", "llama", "--patch", '{"spec": {"replicas": 3}}')
         await served.wait_for("Deployment", "llama", lambda d: d["spec"]["replicas"] == 1)
     event = await served.wait_for_event("llama", "Restored")
-    pattern = (
-        r"Restored spec\.replicas of Deployment llama, which kubectl changed at [-0-9]+ [:0-9]+ UTC\. Change spec\.replicas of the VLLM"
-    )
+    pattern = r"Restored spec\.replicas of Deployment llama, which kubectl-patch changed at [-0-9]+ [:0-9]+ UTC\. Change spec"
     assert re.match(pattern, event["message"]), event["message"]
     assert event.get("count", 1) == 1, "once an hour"
 

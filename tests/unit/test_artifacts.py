@@ -314,7 +314,7 @@ async def test_a_node_that_cannot_pull_the_operators_image_is_said(fleet: Fleet,
     waiting = {"name": tools["name"], "image": tools["image"], "state": waits, "ready": False, "restartCount": 0}
     bench.cluster.edit(POD, "default", pod, {"status": {"phase": "Pending", "initContainerStatuses": [waiting]}})
     await fleet.settle()
-    message = bench.message("Ready")
+    message = bench.message("Progressing")
     assert f"cannot pull image {TOOLS_IMAGE}" in message
     assert "programs from this image of the operator" in message
     assert "spec.engine.image" not in message

@@ -283,7 +283,7 @@ async def test_no_job_fetches_to_a_volume_for_one_pod(bench: Bench, fleet: Fleet
     assert "Only one Pod can mount" in starting.message
     assert "remove spec.weights.prefetch" in starting.message
     await fleet.change(weights={**spec, "prefetch": None})
-    assert (fleet.replicas(), bench.condition("Progressing").reason) == (1, "Started")
+    assert (fleet.replicas(), bench.message("Progressing"), bench.condition("Ready").status) == (1, "", "True")
 
 
 async def test_with_dynamic_resource_allocation_the_job_runs_only_where_the_gpus_of_the_plan_are() -> None:

@@ -83,7 +83,7 @@ def test_what_a_report_itself_says_of_the_caches_changes_nothing_about_the_start
     seen = o.observe(o.ready_pod("vllm-a-x2"), o.starting_pod(), replicas=2, states={X1: loading})
     first = report(seen)
     assert first.status.cache is not None
-    assert first.status.cache.state == "Warm"
+    assert first.status.cache.state == "Filled"
     assert report(o.after(seen, first, seconds=10)).status.startup == first.status.startup
 
 

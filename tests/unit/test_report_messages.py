@@ -14,6 +14,7 @@ from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
+from vllm_operator.kube.managed_fields import Change
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
 from vllm_operator.status.knowledge import Messages, load_knowledge
@@ -30,6 +31,7 @@ FACTS: dict[str, Any] = {
     "time": o.NOW,
     "until": o.NOW,
     "usual": Estimate(35, "with a small model", o.NOW),
+    "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (

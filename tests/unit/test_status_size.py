@@ -33,9 +33,9 @@ BYTES = 4096
 def test_the_summary_of_a_plan_and_the_whole_status_are_small(name: str) -> None:
     plan = Plan.model_validate({**SAME_EVERYWHERE, **PLANS[name]})
     seen = tuple((choice.component, f"SOME_{choice.backend}") for choice in plan.backends[:1])
-    entered = tuple((stage, o.at(10 * number)) for number, stage in enumerate(Stage))
+    entered = tuple((stage, o.at(31 * number)) for number, stage in enumerate(Stage))
     state = StartupState(stage=Stage.READY, stage_since=o.at(0), cache=CacheEvidence(misses=3), observed_backends=seen, entered=entered)
-    observation = o.observe(o.ready_pod(since=0, ready=200), states={("vllm-a-x1", 0): state}, outcome=o.outcome(plan=plan), now=o.at(201))
+    observation = o.observe(o.ready_pod(since=0, ready=500), states={("vllm-a-x1", 0): state}, outcome=o.outcome(plan=plan), now=o.at(501))
     status = report(observation).status
     assert status.plan is not None
     assert status.cache is not None
