@@ -157,7 +157,7 @@ def storage_missing(reason: str) -> dict[str, Sequence[Firing]]:
 
 ONE_IS_MISSING: dict[str, Sequence[Firing]] = {"VLLMDeploymentReplicasMissing": [Firing(OBJECT, "models/vllm-a lacks 1 of its replicas.")]}
 PLAN_DIFFERS: dict[str, Sequence[Firing]] = {
-    "VLLMDeploymentPlanDiffers": [Firing(OBJECT, "A new plan for models/vllm-a would differ from the one in force.")]
+    "VLLMDeploymentPlanDiffers": [Firing(OBJECT, "A new plan for models/vllm-a would differ from the current one.")]
 }
 
 
