@@ -11,10 +11,10 @@ from jinja2 import meta
 
 import vllm_operator
 from support import observations as o
+from vllm_operator.api.events import Change
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
-from vllm_operator.kube.managed_fields import Change
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import read_pod
 from vllm_operator.status.knowledge import Messages, load_knowledge

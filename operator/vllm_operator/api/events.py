@@ -1,4 +1,4 @@
-"""An event that the operator writes about an object."""
+"""An event that the operator writes about an object, and a change that it tells."""
 
 from dataclasses import dataclass
 
@@ -19,3 +19,12 @@ class EventDraft:
     message: str
     key: str
     series: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a child by somebody else: the field, the field manager and the time (RFC 3339), which are empty if they are unknown."""
+
+    field: str
+    manager: str = ""
+    time: str = ""

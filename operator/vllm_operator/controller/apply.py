@@ -16,6 +16,7 @@ from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.digests import digest
+from vllm_operator.api.events import Change
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -55,7 +56,7 @@ class Applied:
     refusals: list[Refusal] = field(default_factory=list)
     not_kept: list[str] = field(default_factory=list)
     """For each Deployment, the first applied field of its Pod template that is missing or has another value."""
-    restored: list[tuple[str, str, managed_fields.Change]] = field(default_factory=list)
+    restored: list[tuple[str, str, Change]] = field(default_factory=list)
     """Kind and name of each child that somebody else had changed, and the first field of it."""
     written: int = 0
     waiting: bool = False

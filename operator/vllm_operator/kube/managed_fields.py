@@ -13,12 +13,12 @@ Format of the record: https://kubernetes.io/docs/reference/using-api/server-side
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from vllm_operator.api import labels
 from vllm_operator.api.digests import digest
+from vllm_operator.api.events import Change
 from vllm_operator.api.reading import read_quantity
 from vllm_operator.kube.client import Manifest
 
@@ -48,15 +48,6 @@ def needs_apply(digested: Manifest, child: Manifest) -> bool:
 def _has_digest(digested: Manifest, child: Manifest) -> bool:
     digest = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
     return bool(find_applied(child)) and (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) == digest
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of a child by somebody else: the field, the field manager and the time (RFC 3339), which are empty if they are unknown."""
-
-    field: str
-    manager: str = ""
-    time: str = ""
 
 
 def find_drift(digested: Manifest, child: Manifest) -> Change | None:

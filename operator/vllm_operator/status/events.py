@@ -12,10 +12,9 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
-from vllm_operator.api.events import NORMAL, WARNING, EventDraft
+from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
-from vllm_operator.kube.managed_fields import Change
 from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
