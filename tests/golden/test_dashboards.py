@@ -3,6 +3,7 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -50,6 +51,17 @@ def _labels(labels: dict[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
 
+def run_promtool(folder: Path, inputs: list[dict[str, Any]], tests: list[dict[str, Any]]) -> str:
+    """Evaluate expressions over series; empty if each has the samples that are expected, else what differs."""
+    path = folder / "test.yaml"
+    group = {"interval": "1m", "input_series": inputs, "promql_expr_test": tests}
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [group]}))
+    done = subprocess.run(
+        [str(find_binary("promtool")), "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
 def queries(uid: str) -> list[tuple[str, str]]:
     """Title and query of each target of a dashboard, with values for its variables."""
     found = [(panel["title"], target["expr"]) for panel in generate_dashboards.dashboard(uid)["panels"] for target in panel["targets"]]
@@ -68,14 +80,21 @@ def test_every_query_finds_something(uid: str, version: str, tmp_path: Path) -> 
     ]
     # a query for a metric that no version has any more must fail, or this test would say nothing
     tests.append({"expr": "count(vllm:gpu_cache_usage_percent)", "eval_time": f"{MINUTES}m", "exp_samples": []})
-    path = tmp_path / "test.yaml"
-    path.write_text(
-        yaml.safe_dump({"evaluation_interval": "1m", "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": tests}]})
-    )
-    done = subprocess.run(
-        [str(find_binary("promtool")), "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert run_promtool(tmp_path, inputs, tests) == ""
+
+
+@pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
+@pytest.mark.parametrize("pods", [["one"], ["one", "two"]], ids=["one", "two, around a takeover"])
+def test_an_object_that_two_pods_of_the_operator_report_counts_once(pods: list[str], tmp_path: Path) -> None:
+    series = [name.replace("{", f'{{pod="{pod}",', 1) for name in of_operator() for pod in pods]
+    inputs = [{"series": name, "values": f"1+0x{MINUTES}"} for name in series]
+    wanted = {"VLLMDeployments": 1, "Not ready": 1, "Crashed": 1, "Ready replicas": 2}
+    numbers = {title: query for title, query in queries("vllm-fleet") if title in wanted}
+    tests = [
+        {"expr": numbers[title], "eval_time": f"{MINUTES}m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for title, value in wanted.items()
+    ]
+    assert run_promtool(tmp_path, inputs, tests) == ""
 
 
 def test_a_query_for_a_name_that_only_one_version_has_would_be_found() -> None:
