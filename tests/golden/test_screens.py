@@ -86,7 +86,7 @@ def test_the_picture_in_the_readme_has_the_four_situations_of_the_demo(golden: G
     drawn = draw_picture(recorded("settled")["objects"], cold, warm)
     golden(IMAGES / "demo.svg", drawn)
     said = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    for words in ("kernel warm-up", "7 min 27 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU"):
+    for words in ("kernel warm-up", "7 min 28 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU"):
         assert words in said
     assert len([words for words in said if words and words.startswith("What to do: ")]) == 2
     # the last frame is what is drawn; only the way to it is animated

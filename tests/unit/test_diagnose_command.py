@@ -29,7 +29,7 @@ def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert told["engineVersion"] == "0.20.1"
     assert told["stage"] == "WeightLoad"
     assert told["progress"] is None
-    assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line", "lineNumber"}
+    assert set(told["crash"]) == {"signature", "family", "cause", "remedy", "reference", "line", "lineNumber"}
     assert told["crash"]["signature"] == "NoKvCacheMemory"
     assert told["crash"]["line"].startswith("ValueError: No available memory")
 

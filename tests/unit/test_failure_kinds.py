@@ -50,6 +50,80 @@ CASES: dict[str, tuple[list[str], str]] = {
     "ServerStartFailed": (["uvicorn/config.py"], ODD),
     "PluginFailed": (["vllm/plugins/__init__.py"], ODD),
     "ImportFailed": (["vllm/v1/engine/core.py"], "ImportError: odd"),
+    "NvmlVersionMismatch": (["vllm/platforms/cuda.py"], "NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch."),
+    "NvmlAllocatorAssertion": ([WORKER], 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154'),
+    "NvmlFailed": (["vllm/platforms/cuda.py"], "vllm.third_party.pynvml.NVMLError_Unknown: Unknown Error"),
+    "KvBlockSizeUnsupported": (["vllm/v1/worker/utils.py"], "ValueError: No common block size for 8."),
+    "KvPageSizesDiffer": (["vllm/v1/core/kv_cache_utils.py"], "NotImplementedError: The page size of the layer is not divisible"),
+    "MambaCacheFailed": ([WORKER], "AssertionError: mamba_block_size must be set"),
+    "EplbFailed": ([WORKER], "AssertionError: EPLB is not initialized"),
+    "PipelineParallelFailed": ([WORKER], "AttributeError: 'IntermediateTensors' object has no attribute 'get'"),
+    "GraphCaptureForbidden": ([WORKER], "RuntimeError: CUDA graphs must be captured on a non-default stream."),
+    "InputCacheOutOfStep": (["vllm/multimodal/cache.py"], "AssertionError: Expected a cached item for mm_hash='a1'"),
+    "WorkspaceTooSmall": (["vllm/v1/worker/workspace.py"], "AssertionError: Workspace is locked but allocation requires 8.12 MB"),
+    "WebFrameworkMismatch": ([], "AttributeError: '_IncludedRouter' object has no attribute 'path'"),
+    "StructuredOutputFailed": (["vllm/v1/structured_output/__init__.py"], "AssertionError: Failed to advance FSM"),
+    "ImagePullFailed": ([], 'RuntimeError: Failed to pull image "odd": manifest unknown'),
+    "PodConfigMissing": ([], "RuntimeError: CreateContainerConfigError"),
+    "DeviceNotAdmitted": ([], "RuntimeError: UnexpectedAdmissionError"),
+    "ContainerRuntimeFailed": ([], "RuntimeError: OCI runtime error"),
+    "OperatorMissing": ([WORKER], "RuntimeError: operator torchvision::nms does not exist"),
+    "DevicesDiffer": ([WORKER], "RuntimeError: Expected all tensors to be on the same device, but found at least two"),
+    "PinnedMemoryFailed": ([WORKER], "RuntimeError: cudaHostRegister failed"),
+    "RocmLibraryFailed": ([WORKER], "RuntimeError: rocBLAS error"),
+    "CpuKernelFailed": ([WORKER], "RuntimeError: could not create a primitive"),
+    "PythonStartFailed": ([], "Fatal Python error: init_fs_encoding: failed to get the Python codec"),
+    "OpenFilesExhausted": ([WORKER], "RuntimeError: rv != -1. Too many open files"),
+    "AllocatorSettingRefused": ([WORKER], "RuntimeError: stoull"),
+    "ProgramFailed": ([WORKER], "subprocess.CalledProcessError: Command '['false']' returned non-zero exit status 1."),
+    "LoggingConfigFailed": (["vllm/logger.py"], "ValueError: Unable to configure handler 'vllm'"),
+    "TypesDiffer": ([WORKER], "AssertionError: Unsupported lhs dtype fp8e4nv"),
+    "TritonAbsent": ([WORKER], "TypeError: 'function' object is not subscriptable"),
+    "TorchWithoutDevice": ([WORKER], "AssertionError: Torch not compiled with CUDA enabled"),
+    "DriverInitFailed": (
+        ["torch/cuda/__init__.py"],
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 807: MPS server is not ready",
+    ),
+    "CublasFailed": ([WORKER], "RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx`"),
+    "CudnnFailed": (["flashinfer/gemm/gemm_base.py"], "RuntimeError: Plan index 13 is invalid"),
+    "FlashInferFilesMissing": (["flashinfer/jit/fused_moe.py"], "AssertionError: BatchedGemmEnums.h not found"),
+    "PackageVersionMismatch": ([WORKER], "AttributeError: module 'cutlass.cute.nvgpu' has no attribute 'LoadCacheMode'"),
+    "DeviceCommunicatorFailed": ([WORKER], "RuntimeError: symmetric memory rendezvous failed"),
+    "GpuLibraryMissing": ([WORKER], "OSError: libfoo.so.2: cannot open shared object file: No such file or directory"),
+    "CertificateFailed": (["aiohttp/client.py"], "ssl.SSLError: bad handshake"),
+    "DynamoFailed": (["dynamo/runtime/__init__.py"], "Exception: Unable to connect to etcd server at http://etcd:2379"),
+    "TpuFailed": (["tpu_inference/utils.py"], ODD),
+    "AscendFailed": (["vllm_ascend/worker.py"], ODD),
+    "GaudiFailed": (["vllm_gaudi/v1/worker.py"], ODD),
+    "XpuFailed": (["vllm/v1/worker/xpu_worker.py"], ODD),
+    "SleepModeFailed": (["vllm/device_allocator/cumem.py"], ODD),
+    "StorageInitializerFailed": (["kserve_storage/kserve_storage.py"], ODD),
+    "DynamoWorkerFailed": (["dynamo/vllm/main.py"], ODD),
+    "RunPodWorkerFailed": (["runpod/serverless/worker.py"], ODD),
+    "ExpertExchangeFailed": (["deep_ep/buffer.py"], ODD),
+    "ParserFailed": (["vllm/tool_parsers/hermes_tool_parser.py"], ODD),
+    "GgufFailed": (["vllm/model_executor/model_loader/gguf_loader.py"], ODD),
+    "TileLangFailed": (["tilelang/jit/kernel.py"], ODD),
+    "SamplerFailed": (["vllm/v1/sample/sampler.py"], ODD),
+    "KvCacheLayoutFailed": (["vllm/v1/core/kv_cache_utils.py"], ODD),
+    "SchedulerFailed": (["vllm/v1/core/sched/scheduler.py"], ODD),
+    "ConfigurationFailed": (["argparse.py"], ODD),
+    "PlatformFailed": (["vllm/platforms/cuda.py"], ODD),
+    "TelemetryFailed": (["vllm/v1/metrics/loggers.py"], ODD),
+    "MessagingFailed": (["zmq/sugar/socket.py"], ODD),
+    "ModelRunnerFailed": ([WORKER], ODD),
+    "EngineLoopFailed": (["vllm/v1/engine/core.py"], ODD),
+    "CompilerMessage": ([], "RuntimeError: nvcc ended with status 4"),
+    "ShapesDiffer": ([], "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    "MemoryShort": ([], "RuntimeError: std::bad_alloc"),
+    "PermissionMissing": ([], "RuntimeError: Operation not permitted"),
+    "FileMissing": ([], "RuntimeError: /odd does not exist"),
+    "ConnectionFailed": ([], "RuntimeError: connection refused by 10.0.0.1"),
+    "NotImplementedHere": ([], "NotImplementedError: odd"),
+    "CodeMismatch": ([], "TypeError: odd"),
+    "CheckFailed": ([], "AssertionError: odd"),
+    "LookupFailed": ([], "IndexError: odd"),
+    "ValueRefused": ([], "ValueError: odd"),
 }
 
 
@@ -70,9 +144,28 @@ def test_every_kind_has_a_case() -> None:
 @pytest.mark.parametrize("kind", load_startup().kinds, ids=lambda kind: kind.id)
 def test_an_error_without_a_signature_says_what_failed_and_what_to_try(kind: FailureKind) -> None:
     crash = crash_of(*CASES[kind.id])
-    assert crash.signature == "Unknown"
-    assert crash.cause == f"{kind.cause}: {CASES[kind.id][1]}"
-    assert crash.remedy == kind.remedy
+    assert (crash.signature, crash.family) == ("Unknown", kind.id)
+    assert f": {CASES[kind.id][1].rstrip('.')}" in crash.cause
+    assert crash.remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("FlashInferFailed", "RuntimeError: Failed to initialize the TMA descriptor 1"),
+        ("TritonFailed", "RuntimeError: Failed to import triton kernels"),
+        ("KvTransferFailed", "RuntimeError: lmcache is odd"),
+        ("LoraFailed", "RuntimeError: LoRA is odd"),
+        ("KvCacheLayoutFailed", "RuntimeError: the KV cache is odd"),
+        ("RayFailed", "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."),
+        ("TokenizerFailed", "jinja2.exceptions.TemplateSyntaxError: Encountered unknown tag 'generation'"),
+        ("ModelDownloadFailed", "RuntimeError: odd answer of https://hf.co"),
+        ("ServerStartFailed", "RuntimeError: uvicorn is odd"),
+        ("CollectiveFailed", "RuntimeError: NCCL is not amused"),
+    ],
+)
+def test_without_frames_the_words_of_the_message_tell_the_family(kind: str, error: str) -> None:
+    assert crash_of([], error).family == kind
 
 
 def test_the_innermost_file_that_says_something_decides() -> None:
@@ -89,9 +182,9 @@ HANDLED = "During handling of the above exception, another exception occurred:"
 @pytest.mark.parametrize(
     ("first", "link", "last", "shown"),
     [
-        ("KeyError: 'abc'", DIRECT, "RuntimeError: no widget", "RuntimeError: no widget (caused by KeyError: 'abc')"),
-        ("StopIteration", HANDLED, "RuntimeError: no widget", "RuntimeError: no widget (caused by StopIteration)"),
-        ("KeyError: 'abc'", HANDLED, "TypeError: the handler failed", "KeyError: 'abc'"),
+        ("KeyError: 'abc'", DIRECT, "RuntimeError: no widget", "RuntimeError: no widget, in f (acme/b.py) (caused by KeyError: 'abc')"),
+        ("StopIteration", HANDLED, "RuntimeError: no widget", "RuntimeError: no widget, in f (acme/b.py) (caused by StopIteration)"),
+        ("KeyError: 'abc'", HANDLED, "TypeError: the handler failed", "KeyError: 'abc' at `x()`, in f (acme/a.py)"),
     ],
 )
 def test_a_chain_of_exceptions_shows_what_failed_and_why(first: str, link: str, last: str, shown: str) -> None:
@@ -111,5 +204,6 @@ def test_an_error_in_unknown_files_is_reported_as_unknown() -> None:
 def test_a_kind_reads_well(kind: FailureKind) -> None:
     assert kind.frames is not None or kind.message is not None
     assert not kind.cause.endswith(".")
-    assert kind.remedy.endswith(".")
+    assert kind.message is not None or not kind.first
+    assert kind.remedy.endswith((".", "{% endif %}"))
     assert re.search(r"\s{2}", kind.remedy) is None

@@ -26,9 +26,9 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-FACTS = ("stage", "utilization", "device", "limit")
-"""Names that every text may use in addition to captures: the stage of the start, settings that the log shows, and the memory limit of the
-container (`none` without one)."""
+FACTS = ("stage", "utilization", "device", "limit", "attention", "moe", "options")
+"""Names that every text may use in addition to captures: the stage of the start, settings, backends and optional flags that the log
+shows, and the memory limit of the container (`none` without one)."""
 
 
 class Severity(StrEnum):
@@ -117,9 +117,14 @@ class Signature(Entry):
     )
 
     @property
+    def is_fatal(self) -> bool:
+        """Whether it is a crash, rather than a notice."""
+        return self.severity is Severity.FATAL
+
+    @property
     def is_echo(self) -> bool:
         """Whether it reports a failure without its cause."""
-        return self.severity is Severity.FATAL and self.priority <= ECHO_PRIORITY
+        return self.is_fatal and self.priority <= ECHO_PRIORITY
 
     def is_shown_beside(self, crash: str | None) -> bool:
         """Return whether to show it as a notice together with a crash of this signature, or without a crash (None)."""
@@ -233,7 +238,8 @@ class FailureKind(Entry):
     """What the engine was doing when an error ended it that matches no signature.
 
     The message of the error follows `cause`. `frames` is a regular expression for a frame of the traceback, and `message` one for the
-    message of the error, which decides alone if there is no `frames`.
+    message of the error, which decides alone if there is no `frames`. `words` is one for the message that counts if no frame tells a kind.
+    `first`: it decides before those of other frames. `general`: it says little, so it is the last choice.
     """
 
     id: str
@@ -241,6 +247,9 @@ class FailureKind(Entry):
     remedy: str
     frames: str | None = None
     message: str | None = None
+    words: str | None = None
+    first: StrictBool = False
+    general: StrictBool = False
 
 
 class Heartbeat(Sourced):

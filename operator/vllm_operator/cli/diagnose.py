@@ -27,7 +27,7 @@ STAGE_NAMES = {stage: stage.name.lower().replace("_", " ") for stage in Stage} |
     Stage.FLASHINFER_WARMUP: "FlashInfer warm-up",
     Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
 }
-_OF_CRASH = ("signature", "cause", "remedy", "reference", "line", "line_number")
+_OF_CRASH = ("signature", "family", "cause", "remedy", "reference", "line", "line_number")
 _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
     " Line {line} says that a process failed. The error is below it, at the end of the traceback."
@@ -36,7 +36,13 @@ _WHOLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("log", metavar="LOGFILE", help="log of a vLLM start, from kubectl logs or any other source (- is standard input)")
+    help_of_log = "log of a vLLM start, from kubectl logs or any other source (- is standard input)"
+    parser.add_argument("log", metavar="LOGFILE", nargs="?", help=help_of_log)
+    parser.add_argument(
+        "--score", metavar="FOLDER", help="diagnose all logs of a folder and compare with its labels.yaml (docs/accuracy.md)"
+    )
+    parser.add_argument("--since", metavar="DATE", default="", help="with --score: only logs from this day or month on, such as 2026-07")
+    parser.add_argument("--before", metavar="DATE", default="", help="with --score: only logs from before this day or month")
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -66,6 +72,12 @@ def add_signatures_option(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis of a log. Return 0, or 3 with `--exit-code` if it contains a crash."""
     knowledge = known_crashes(arguments.signatures)
+    if arguments.score is not None:
+        from vllm_operator.cli.scoring import run_score
+
+        return run_score(arguments, knowledge)
+    if arguments.log is None:
+        raise InputError("give a log (- is standard input), or a folder with --score")
     data = read_input(arguments.log)
     if not data:
         raise InputError(f"{name_of_file(arguments.log)} is empty")
@@ -111,6 +123,8 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
         }
     elif state.cut_off_at is not None:
         sections["What to do"] = paragraph(_WHOLE.format(line=state.cut_off_at))
+    after = parser.consequences(crash) if crash is not None else ()
+    sections["Consequences"] = "\n".join(paragraph(f"{each.signature}, line {each.line_number}: {each.line[:120]}") for each in after)
     notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
     sections["Also in the log"] = "\n".join(notices)
     parts = [f"{bold}{title}{plain}\n{body}" for title, body in sections.items() if body]

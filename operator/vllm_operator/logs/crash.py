@@ -19,7 +19,7 @@ from typing import Any
 from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.lines import WARNING, Line
-from vllm_operator.logs.matching import Match, Recognizer, is_no_report, is_source
+from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.tracebacks import (
     ASIDE,
@@ -27,6 +27,7 @@ from vllm_operator.logs.tracebacks import (
     BYSTANDERS,
     CHAINED,
     CLIENTS,
+    LINES_KEPT,
     NATIVE_FRAME,
     REQUEST_HEADER,
     Part,
@@ -47,7 +48,8 @@ _UNKNOWN_CAUSE = "The engine failed with an error that matches no known signatur
 _UNKNOWN_REMEDY = (
     "Read the lines around this one in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
 )
-_REFUSED_CAUSE = "vLLM refused its configuration with an error that matches no known signature"
+_REFUSED_CAUSE = "vLLM refused its configuration"
+REFUSED = "ConfigurationRefused"  # family of an error that matches no signature
 REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
 _REFUSED = re.compile(
     r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
@@ -68,6 +70,12 @@ _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")  # an error that the GPU cannot be used, raised by its first user
+_BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
+_FRAME = re.compile(
+    r'File "(?:[^"\n]*-packages/|[^"\n]*?/(?=(?:[^"\n/]+/){1,3}[^"\n/]+"))?(?P<file>[^"\n]+)", line \d+, in (?P<function>[\w<>]+)'
+)
+_LIBRARY = re.compile(r"^(?:torch|triton|numpy|vllm/tracing)[/.]|\blib/python\d[\d.]*/(?!(?:dist|site)-packages)|<")
+"""Files of libraries that raise errors about what their caller asked for."""
 _EXCERPT_FRAMES = 6
 _KIND_FRAMES = 60  # lines of a traceback in which the kind of a failure is looked for
 _SERVING_WINDOW = 2000
@@ -93,7 +101,7 @@ class Evidence:
     provisional: bool = False  # a source line of a traceback, whose exception says more
     records: int = 0  # number of records below ERROR before it
     overrules: tuple[str, ...] = ()  # signatures whose crashes were ended from outside, according to this line
-    because: str = ""  # the first exception of a chain whose last one is `text`
+    because: str = ""  # why: the first exception of a chain whose last one is `text`, or the error record before one without a message
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -139,15 +147,33 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if evidence.signature is not None:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
-        return describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
-    if _REFUSED.search(excerpt) is not None:
-        cause, remedy = _REFUSED_CAUSE, REFUSED_REMEDY
-    elif (kind := recognizer.kind(evidence.text, evidence.frames)) is not None:
-        cause, remedy = kind.cause, kind.remedy
+        crash = describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
+        return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
+    code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
+    kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
+    if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
+        cause, remedy, family = _REFUSED_CAUSE, REFUSED_REMEDY, REFUSED
+    elif kind is not None:
+        found = compiled(kind.message).search(line) if kind.message is not None else None
+        known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
+        cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
     else:
-        cause, remedy = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY
-    because = f" (caused by {present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
-    return Crash(UNKNOWN, f"{cause}: {line}{because}", remedy, None, line, line_number=evidence.number, excerpt=excerpt)
+        cause, remedy, family = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY, ""
+    because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
+    place = f"{code}{', in ' if where else ''}{where}"
+    shown = f"{cause}: {line.rstrip('.') if place else line}{place}{because}"
+    return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family)
+
+
+def _place(evidence: Evidence) -> tuple[str, str]:
+    """Return the source line of an exception without a message, because its name says nothing, and the function that raised it."""
+    frames = evidence.frames
+    found = [found for each in frames if (found := _FRAME.search(each)) is not None]
+    ours = [each for each in found if _LIBRARY.search(each["file"]) is None] or found
+    is_bare = _BARE.fullmatch(evidence.text.strip()) is not None
+    has_code = is_bare and bool(frames) and not frames[-1].lstrip().startswith("File ")
+    code = f" at `{frames[-1].strip()}`" if has_code else ""
+    return code, f"{ours[-1]['function']} ({ours[-1]['file']})" if ours else ""
 
 
 def _best(evidence: Iterable[Evidence]) -> Evidence | None:
@@ -253,6 +279,7 @@ class CrashTracker:
         self._ready = False
         self._stopping = False
         self._found = _Findings()
+        self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -305,6 +332,8 @@ class CrashTracker:
                 # The line ends of a copied log were lost.
                 self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
             return
+        if part is Part.OTHER and level is not None and text.strip() and self._recognizer.look(text).failure is None:
+            self._said = (process, text, number)
         if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
@@ -400,7 +429,9 @@ class CrashTracker:
         if failure.native and not self._recognizer.look(text).is_echo and self._found.unknown is None:
             # It replaces an exception. A weak signature may match it, which explains less than any other signature.
             weak = next((each for each in self._recognizer.find(text) if each.pattern.evidence == "weak"), None)
-            self._found.unknown = self._seen(process, text, number, weak)
+            seen = self._seen(process, text, number, weak)
+            before = self._found.evidence.get(weak.signature.id) if weak is not None else None
+            self._found.unknown = seen if before is None or len(before.captures) <= len(seen.captures) else before
         if sure:
             self._found.failure_at = self._found.failure_at or number
         self._fail(number, death=failure.death)
@@ -444,12 +475,17 @@ class CrashTracker:
         elif not known:
             first = self._found.chained
             if first is not None and first is self._found.unknown and first.process == process:
-                self._found.unknown = replace(self._seen(process, text, number), because=first.because or first.text)
-            self._found.unknown = self._found.unknown or self._seen(process, text, number)
+                self._found.unknown = replace(self._seen(process, text, number), because=first.because or f"caused by {first.text}")
+            self._found.unknown = self._found.unknown or self._seen(process, text, number, because=self._before(process, text, number))
         if self._found.chained is not None and self._found.chained.process == process:
             self._found.chained = None
         if uncaught and not self._ready:
             self._fail(number)
+
+    def _before(self, process: str, text: str, number: int) -> str:
+        writer, said, line = self._said
+        is_alone = _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= LINES_KEPT
+        return f"after {said.strip()}" if is_alone else ""
 
     def _collect(self, signature: Signature, evidence: Evidence) -> bool:
         """Add evidence for this signature. Return whether it may explain a crash, and is no notice."""
@@ -464,7 +500,15 @@ class CrashTracker:
         if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
         chosen = self._found.cause(self._titled() if ended else None)
+        if chosen is not None and chosen.signature is not None and chosen.signature.is_echo and ended:
+            chosen = replace(chosen, because=self._cut_off_in(chosen.process))
         return self._described(chosen) if chosen is not None else None
+
+    def _cut_off_in(self, process: str) -> str:
+        """Return how far the traceback goes in which the log ends."""
+        is_open = any(each == process for each, _ in self.tracebacks.unfinished())
+        _, where = _place(Evidence(None, "", 0, frames=self.tracebacks.frames(process))) if is_open else ("", "")
+        return f"Its traceback was cut off in {where}." if where else ""
 
     def of_source_line(self, text: str) -> Crash | None:
         """Return the crash for a text that is a single source line. In a log, such a line would be part of a traceback."""
@@ -484,6 +528,12 @@ class CrashTracker:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
         return tuple(self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
+
+    def consequences(self, crash: Crash) -> tuple[Crash, ...]:
+        """Return errors of known kinds after the one that is the crash, in the order of the log."""
+        later = (each for each in self._found.evidence.values() if each.number > (crash.line_number or 0))
+        known = (each for each in later if each.signature is not None and each.signature.id != crash.signature and each.signature.is_fatal)
+        return tuple(map(self._described, sorted(known, key=lambda each: each.number)))
 
     def _described(self, evidence: Evidence) -> Crash:
         return _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)

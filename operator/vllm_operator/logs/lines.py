@@ -357,7 +357,7 @@ class LogClock:
 
     def see(self, text: str | None) -> None:
         """Set the text with the time of the following lines. After a record without a time (None), the time before counts."""
-        self._text = text
+        self._text = text or self._text
 
     def now(self) -> datetime | None:
         """Return the time of the latest line that has one (UTC)."""

@@ -132,12 +132,18 @@ class Recognizer:
                 found_before.add(signature.id)
                 yield match
 
-    def kind(self, text: str, frames: Sequence[str]) -> FailureKind | None:
-        """Return the kind of failure of an exception that matches no signature, by its innermost frame that tells one, or None."""
-        fitting = [kind for kind in self._kinds if kind.message is None or compiled(kind.message).search(text)]
-        lines = (each for each in reversed(frames) if each.lstrip().startswith("File "))
-        found = (kind for line in lines for kind in fitting if kind.frames and compiled(kind.frames).search(line))
-        return next(found, None) or next((kind for kind in fitting if kind.frames is None), None)
+    def kind(self, text: str, where: str, frames: Sequence[str]) -> FailureKind | None:
+        """Return the kind of failure of an exception that matches no signature, or None.
+
+        A message that leaves no doubt decides, then the innermost frame that tells a kind, then the message, then what says little.
+        `where`: the function that raised it.
+        """
+        fitting = [kind for kind in self._kinds if kind.message is None or compiled(kind.message).search(f"{text} {where}")]
+        lines = [each for each in reversed(frames) if each.lstrip().startswith("File ")]
+        found = [kind for line in lines for kind in fitting if kind.frames and compiled(kind.frames).search(line)]
+        of_words = [kind for kind in self._kinds if kind.words is not None and compiled(kind.words).search(text)]
+        of_message = [kind for kind in fitting if kind.frames is None and kind.message is not None]
+        return min((*found, *of_words, *of_message), key=lambda kind: (not kind.first, kind.general), default=None)
 
 
 @cache

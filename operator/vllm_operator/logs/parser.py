@@ -66,6 +66,10 @@ class StartupParser:
         """Return relevant notices in addition to this crash, or without a crash."""
         return self._start.crashes.notices_beside(crash)
 
+    def consequences(self, crash: Crash) -> tuple[Crash, ...]:
+        """Return errors of known kinds that the log shows after this crash."""
+        return self._start.crashes.consequences(crash)
+
     def _read(self, lines: list[str]) -> None:
         for raw in lines:
             self._start.lines += 1

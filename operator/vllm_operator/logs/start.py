@@ -30,6 +30,13 @@ _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
+_OPTIONS = re.compile(
+    r"'(enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
+    r"|kv_offloading_size|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
+    r"|async_scheduling|cpu_offload_gb)': "
+)
+"""Features that are off by default, in the line with the arguments."""
+_BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe"}
 _ROUNDED = timedelta(seconds=1)  # durations in lines are whole seconds
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
@@ -144,6 +151,8 @@ class StartTracker:
         if meaning.arguments or meaning.engine:
             for setting in _SETTINGS.finditer(found.string):
                 self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
+        if meaning.arguments and (options := _OPTIONS.findall(found.string)):
+            self.crashes.settings["options"] = ", ".join(f"--{name.replace('_', '-')}" for name in dict.fromkeys(options))
         self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(self.lines)
@@ -173,6 +182,9 @@ class StartTracker:
         if meaning.component is not None and "backend" in named:
             backends = dict.fromkeys((*seen.observed_backends, (meaning.component, named["backend"][:80])))
             changes["observed_backends"] = tuple(backends)[:_BACKENDS_KEPT]
+            if meaning.component in _BACKENDS:
+                of = f" ({named['quant']})" if "quant" in named else ""
+                self.crashes.settings[_BACKENDS[meaning.component]] = f"{named['backend'][:80]}{of}"
         if "adapter" in named:
             changes["adapters"] = tuple(dict.fromkeys((*seen.adapters, named["adapter"])))[:_ADAPTERS_KEPT]
         figures: dict[str, Any] = {
@@ -183,8 +195,14 @@ class StartTracker:
     def _enter(self, stage: Stage) -> None:
         """Enter a stage, unless the start has already reached or passed it."""
         if _ORDER[stage] > _ORDER[self._seen.stage]:
-            since = self._ended or self._clock.now()
-            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*self._seen.entered, (stage, since)))
+            since, entered = self._ended or self._clock.now(), self._seen.entered
+            if self._ended is not None and stage is Stage.SERVER_START:
+                # The engine says that it is ready. Since the end of its last stage, it has prepared kernels without logging.
+                since, (latest, began) = self._clock.now(), entered[-1]
+                is_brief = latest is Stage.AUTOTUNE and began is not None and self._ended - began <= _ROUNDED
+                if is_brief and Stage.KERNEL_WARMUP not in dict(entered) and since is not None and since - self._ended > _ROUNDED:
+                    entered = (*entered[:-1], (Stage.KERNEL_WARMUP, began))
+            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*entered, (stage, since)))
             self._ended = None
             self._counts = Counts()
             self.crashes.advanced(stage.value, ready=stage is Stage.READY)

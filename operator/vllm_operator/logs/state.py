@@ -52,6 +52,7 @@ class Crash:
     captures: tuple[tuple[str, str], ...] = ()  # named groups of the pattern
     retryable: bool = False
     auto_safe: bool = False
+    family: str = ""  # for an error that matches no signature: the part of the engine that failed, an `id` of failures.yaml
 
 
 class LogProblem(StrEnum):

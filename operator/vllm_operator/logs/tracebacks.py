@@ -28,6 +28,7 @@ _SOURCE_LINES = 8  # maximum number of source lines of a frame
 _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
+    r"|Exception: "
 )
 _NAME = re.compile(r"(?=[\w.]{0,240}[A-Z.])(?=[\w.]{0,240}[a-z])[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
 _TOP_FRAME = re.compile(
@@ -214,9 +215,13 @@ class Tracebacks:
     def broken_off(self) -> Iterator[tuple[str, Traceback]]:
         """Return tracebacks that end a process and whose exception is not in the log, with the process."""
         of_vllm = self.mention(_OF_VLLM)
-        for process, each in self._open.items():
+        for process, each in self.unfinished():
             if (each.uncaught or each.ends_engine or (each.is_of_a_cell and of_vllm)) and not each.harmless:
                 yield process, each
+
+    def unfinished(self) -> Iterator[tuple[str, Traceback]]:
+        """Return tracebacks whose exception is not in the log, with the process."""
+        yield from self._open.items()
 
     def _line_before(self, process: str) -> str:
         before = self.recent[-2] if len(self.recent) > 1 else None

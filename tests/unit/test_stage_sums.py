@@ -1,0 +1,32 @@
+"""The durations of the stages agree with the figures that the engine logs itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.pasted import read_pasted
+from vllm_operator.cli.diagnose import as_json
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+TOTAL = re.compile(r"init engine \(profile, create kv cache, warmup model\) took (\d+(?:\.\d+)?) s")
+INNER = {"TorchCompile", "MemoryProfiling", "KernelWarmup", "Autotune", "FlashInferWarmup", "CUDAGraphCapture"}
+"""Stages between the end of the weights and the line that says how long the engine took."""
+SECONDS_SLACK = 2  # times of lines are whole seconds
+
+LOGS = sorted(log for folder in ("h200", "induced", "reported") for log in (CORPUS / folder).glob("*.log"))
+TOTALS = {log: float(found[1]) for log in LOGS if (found := TOTAL.search(log.read_text("utf-8", "replace")))}
+
+
+@pytest.mark.parametrize("log", TOTALS, ids=lambda log: log.stem)
+def test_the_stages_of_an_engine_take_as_long_as_it_says(log: Path) -> None:
+    stages = as_json(read_pasted(log.read_bytes()).final_state)["stages"]
+    total = sum(stage["seconds"] or 0 for stage in stages if stage["stage"] in INNER)
+    assert total == pytest.approx(TOTALS[log], rel=0.1, abs=SECONDS_SLACK)
+
+
+def test_kernels_that_are_prepared_in_silence_after_a_brief_autotuner_are_a_stage() -> None:
+    state = read_pasted((CORPUS / "induced/good-flashinfer-sampler-v026.log").read_bytes()).final_state
+    seconds = {stage["stage"]: stage["seconds"] for stage in as_json(state)["stages"]}
+    assert "Autotune" not in seconds
+    assert seconds["KernelWarmup"] == pytest.approx(117, abs=1)
