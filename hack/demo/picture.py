@@ -112,7 +112,7 @@ def _text(x: float, y: float, text: str, style: str, begins: float | None = None
 
 
 def _moves(begins: float, seconds: float) -> str:
-    """The style of an element that is hidden after the first frame, and comes back from then on for so many seconds."""
+    """The style of an element that is dim after the first frame, and comes back in so many seconds."""
     return f"animation-delay:{SHOWN}s,{begins:.2f}s;animation-duration:{begins - SHOWN:.2f}s,{max(seconds, 0.01):.2f}s"
 
 

@@ -191,3 +191,17 @@ async def test_what_a_pod_is_asked_survives_an_outage_of_the_api_server(last: Ex
     player = Player(Client(), tmp_path, namespace="demo", speed=1000.0)
     await player._annotate({"metadata": {"name": "a"}}, {"load": "0"})
     assert seen == ["PATCH /api/v1/namespaces/demo/pods/a"] * asked
+
+
+async def test_a_pod_in_another_namespace_says_that_it_is_not_simulated(tmp_path: Path) -> None:
+    class Client(ApiClient):
+        def __init__(self) -> None:
+            """Has no server."""
+
+    player = Player(Client(), tmp_path, namespace="demo", speed=1000.0)
+    pod = {"metadata": {"namespace": "other", "name": "a", "uid": "1", "labels": {}}}
+    role = await player._prepare(pod)
+    assert role is None
+    await player._play_run(pod, {"name": "vllm", "restartCount": 0}, role)
+    log = (tmp_path / "other" / "a" / "vllm" / "0.log").read_text("utf-8")
+    assert "The demo simulates engines in namespace demo only" in log
