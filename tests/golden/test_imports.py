@@ -1,5 +1,6 @@
 """Deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
 
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_a_deployment_of_the_cluster_is_imported_without_what_the_api_server_add
     cluster.put({**live, "apiVersion": "apps/v1", "metadata": {"name": "a", "namespace": "models"}})
 
     @asynccontextmanager
-    async def connected(what: str) -> AsyncIterator[FakeCluster]:
+    async def connected(arguments: Namespace, what: str) -> AsyncIterator[FakeCluster]:
         yield cluster
 
     monkeypatch.setattr("vllm_operator.cli.live.connected", connected)
@@ -136,6 +137,32 @@ def test_a_deployment_of_the_cluster_is_imported_without_what_the_api_server_add
     assert yaml.safe_load(out)["metadata"] == {"name": "a", "namespace": "models"}
     assert set(yaml.safe_load(out)["spec"]) == {"model", "engine"}
     assert "grace period" not in report
+
+
+def test_an_object_store_and_a_key_from_a_secret_are_kept(tmp_path: Path, run: Run) -> None:
+    model: dict[str, Any] = {
+        "modelFormat": {"name": "huggingface"},
+        "storageUri": "s3://bucket/models/qwen",
+        "args": ["--api-key", "$(KEY)"],
+    }
+    model |= {"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}]}
+    model |= {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    service = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": {"name": "qwen"}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**service, "spec": {"predictor": {"model": model}}}), "utf-8")
+    status, out, _ = run(tmp_path / "a.yaml")
+    spec = yaml.safe_load(out)["spec"]
+    assert (status, spec["model"], spec["auth"]) == (
+        0,
+        {"uri": "s3://bucket/models/qwen"},
+        {"apiKeySecretRef": {"name": "keys", "key": "api"}},
+    )
+
+
+def test_a_key_of_a_variable_in_a_script_is_kept(tmp_path: Path, run: Run) -> None:
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
+    written = deployment("sh", "-c", "vllm serve a/b --api-key $KEY", env=[key])
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(written), "utf-8")
+    assert yaml.safe_load(run(tmp_path / "a.yaml")[1])["spec"]["auth"] == {"apiKeySecretRef": {"name": "keys", "key": "api"}}
 
 
 def test_an_engine_without_a_gpu_is_told_that_it_gets_one(tmp_path: Path, run: Run) -> None:

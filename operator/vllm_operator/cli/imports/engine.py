@@ -162,7 +162,7 @@ def _resolve(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[3]
         if name not in variables:
-            raise ImportRefusedError(f"the command line uses the variable {name}, whose value is not in the manifest. Write the value")
+            raise ImportRefusedError(f"the command line uses the variable {name}, whose value is not in the manifest. Add it to env")
         return variables[name]
 
     return REFERENCE.sub(value, word) if not word.lstrip().startswith("{") else word

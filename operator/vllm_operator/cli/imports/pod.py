@@ -54,7 +54,7 @@ class PodParts:
         self.mounts: list[Manifest] = []
         self.unneeded: list[Manifest] = []  # mounts of the model and of adapters, which the operator mounts itself
         self.shared_memory: dict[str, Any] = {}
-        self.volumes = {text(each, "name"): each for each in objects(pod, "volumes")}
+        self.volumes = {name: each for each in objects(pod, "volumes") if (name := text(each, "name"))}
         self.sidecars = [each for each in objects(pod, "containers") if each.get("name") != container.get("name")]
         self._sort_selector(pod)
         first = list(objects(pod, "initContainers"))

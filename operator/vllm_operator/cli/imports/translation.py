@@ -86,7 +86,7 @@ class _Translation:
         self.parts.keep_used(text(self.spec, "model", "uri"), words)
         self.spec |= engine.spec
         self.spec["podTemplate"] = self.parts.template()
-        metadata = {"name": _object_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
+        metadata = {"name": valid_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
         spec = {name: value for name, value in self.spec.items() if value not in ({}, [], None)}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
@@ -173,7 +173,7 @@ class _Translation:
     def _check_references(self, values: Sequence[str]) -> None:
         secret = next((found[1] for value in values for found in REFERENCE.finditer(value) if found[1] in self.secrets), None)
         if secret:
-            raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Write the value")
+            raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Add it to env")
 
     def _secret(self, source: str, about: tuple[str, str, str, str], secret: Manifest) -> None:
         """Name the Secret of the key for clients or of the token for the hub. A value is not written."""
@@ -319,7 +319,7 @@ def _shortened(command: str) -> str:
     return short if len(short) <= 80 else short[:79] + "…"
 
 
-def _object_name(name: str) -> str:
+def valid_name(name: str) -> str:
     """Return a valid name of a VLLMDeployment, which is also the name of a Service."""
     plain = re.sub(r"[^a-z0-9-]+", "-", name.lower())[:52].strip("-")
     return plain if re.match(r"[a-z]", plain) else f"vllm-{plain}"[:52].strip("-")
