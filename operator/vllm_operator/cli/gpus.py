@@ -8,80 +8,126 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_operator.api.reading import text
+from vllm_operator.api.reading import named, text
 from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.cli.inputs import add_connection, add_output, print_as
 from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
 from vllm_operator.inventory.devices import deployment_of, has_ended, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
-from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden
 from vllm_operator.text.wording import clean
 
+Pods = Sequence[Mapping[str, Any]]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: the command takes none."""
+    """Add the command's arguments."""
+    add_connection(parser)
+    add_output(parser, "wide")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the devices. Return the exit status."""
-    show(with_client("list of nodes", _page))
+    inventory, pods, gpus = with_client(arguments, "list of nodes", _read)
+    if arguments.output in ("json", "yaml"):
+        waiting = [{"user": user, "devices": list(map(dict, asked))} for user, asked in waiting_of(pods or ()).items()]
+        print_as({"devices": rows_of(inventory, pods, gpus), "waiting": waiting}, arguments.output)
+    else:
+        show(gpus_page(inventory, pods, gpus, width=screen_width(), shown=None if arguments.output else NAMES_SHOWN))
     return 0
 
 
-async def _page(client: ClusterClient) -> list[Line]:
+async def _read(client: ClusterClient) -> tuple[Inventory, Pods | None, GPUs]:
     gpus = load_file(GPUs, "gpus.yaml")
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
     inventory = read_inventory(nodes, await find_if_there(client, RESOURCE_SLICE, cached=True), gpus)
     try:
-        pods: Sequence[Mapping[str, Any]] | None = await client.find(POD, cached=True)
+        return inventory, await client.find(POD, cached=True), gpus
     except Forbidden:
-        pods = None
-    return gpus_page(inventory, pods, gpus, width=screen_width())
+        return inventory, None, gpus
 
 
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")
-_NAMES_SHOWN = 4
+NAMES_SHOWN = 4
 _NO_PODS = "Your account may not list the Pods of all namespaces, so it is unknown which devices are free."
 _CLAIMS = "Devices for ResourceClaims: it is not known which of them are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
+_WAYS = {"it is cordoned": "To use it: kubectl uncordon", "it is not ready": "See kubectl describe node"}
+"""Why a node is unavailable, with what to do, before its name."""
 
-Holders = Mapping[tuple[str, str], Mapping[str, int]]
-"""Devices by node and extended resource, and then by user."""
 
+def gpus_page(inventory: Inventory, pods: Pods | None, gpus: GPUs, *, width: int, shown: int | None = NAMES_SHOWN) -> list[Line]:
+    """Return the page. `pods` are all Pods, or None if they cannot be listed.
 
-def gpus_page(inventory: Inventory, pods: Iterable[Mapping[str, Any]] | None, gpus: GPUs, *, width: int) -> list[Line]:
-    """Return the page. `pods` are all Pods, or None if they cannot be listed. Lines below the table have at most `width` characters."""
+    Lines below the table have at most `width` characters. `shown` is the maximum number of names in a list; None for all.
+    """
     if not inventory.pools:
         return labelled("", _NONE, label_width=0, width=width)
-    all_pods = None if pods is None else [pod for pod in pods if not has_ended(pod)]
-    holders = None if all_pods is None else holders_of(all_pods)
-    entries = sorted(((node, pool) for pool in inventory.pools for node in pool.nodes), key=lambda each: (each[0], each[1].resource))
-    lines = grid(HEADER, [_row(node, pool, holders, gpus) for node, pool in entries])
-    lines += [(), *_totals(entries, holders, gpus)]
-    notes = [_NO_PODS] if holders is None else []
+    rows = rows_of(inventory, pods, gpus)
+    lines = [*grid(HEADER, [_cells(row, shown) for row in rows]), (), *_totals(rows)]
+    notes = [_NO_PODS] if pods is None else []
     notes += [_CLAIMS] if any(pool.claims for pool in inventory.pools) else []
-    notes += [f"Unavailable: {_shortened(pool.nodes)} ({' and '.join(pool.problems)})." for pool in inventory.pools if pool.problems]
-    for pod in all_pods or ():
-        if not text(pod, "spec", "nodeName") and (requested := requested_devices(pod)):
-            asked = ", ".join(f"{amount} {resource}" for resource, amount in requested.items())
-            notes.append(f"Waiting for a node: {_user(pod)} ({asked}).")
+    for pool in (pool for pool in inventory.pools if pool.problems):
+        way = next((f" {way} {pool.nodes[0]}." for problem, way in _WAYS.items() if problem in pool.problems), "")
+        notes.append(f"Unavailable: {_shortened(pool.nodes, shown)} ({' and '.join(pool.problems)}).{way}")
+    for user, asked in waiting_of(pods or ()).items():
+        needed = ", ".join(f"{amount} {resource}" for resource, amount in sum(asked, Counter[str]()).items())
+        notes.append(f"Waiting for a node: {user} ({f'{len(asked)} Pods, ' if len(asked) > 1 else ''}{needed}).")
     for note in (*notes, *inventory.notes):
         lines += labelled("", note, style=Style.YELLOW, label_width=0, width=width)
     return lines
 
 
-def holders_of(pods: Iterable[Mapping[str, Any]]) -> Holders:
-    """Return the users of each node's devices: a VLLMDeployment by its name, any other user by the name of the Pod."""
-    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+def rows_of(inventory: Inventory, pods: Pods | None, gpus: GPUs) -> list[dict[str, Any]]:
+    """Return one row for each kind of device on a node. `used`, `free` and `usedBy` are None if unknown.
+
+    `usedBy` has the number by user: a VLLMDeployment by its name, any other user by the name of the Pod. On an unavailable node, no device
+    is free.
+    """
+    holders: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for pod in pods or ():
+        for resource, amount in _requested(pod).items():
+            holders[text(pod, "spec", "nodeName"), resource][_user(pod)] += amount
+    rows = []
+    places = [(node, pool) for pool in inventory.pools for node in pool.nodes]
+    for node, pool in sorted(places, key=lambda each: (each[0], each[1].resource)):
+        users = None if pods is None or pool.claims else dict(sorted(holders[node, pool.resource].items(), key=lambda it: (-it[1], it[0])))
+        used = None if users is None else sum(users.values())
+        rows.append(
+            {
+                "node": node,
+                "gpu": gpus.title(pool.product, pool.architecture) + (", shared between Pods" if pool.shared else ""),
+                "migProfile": pool.mig_profile,
+                "memoryMebibytes": pool.memory_mebibytes,
+                "resource": pool.resource,
+                "claims": pool.claims,
+                "total": pool.count,
+                "used": used,
+                "free": None if used is None else 0 if pool.problems else max(0, pool.count - used),
+                "unavailable": list(pool.problems),
+                "usedBy": users,
+            }
+        )
+    return rows
+
+
+def waiting_of(pods: Pods) -> Mapping[str, Sequence[Counter[str]]]:
+    """Return the devices of each Pod without a node, by user, without Pods that wait for a PersistentVolumeClaim."""
+    found: defaultdict[str, list[Counter[str]]] = defaultdict(list)
     for pod in pods:
-        if node := text(pod, "spec", "nodeName"):
-            for resource, amount in requested_devices(pod).items():
-                found[node, resource][_user(pod)] += amount
+        why = text(named(pod, "PodScheduled", "status", "conditions"), "message").lower()
+        if not text(pod, "spec", "nodeName") and "persistentvolumeclaim" not in why and (requested := _requested(pod)):
+            found[_user(pod)].append(requested)
     return found
+
+
+def _requested(pod: Mapping[str, Any]) -> Counter[str]:
+    return Counter() if has_ended(pod) else Counter(requested_devices(pod))
 
 
 def _user(pod: Mapping[str, Any]) -> str:
@@ -89,40 +135,33 @@ def _user(pod: Mapping[str, Any]) -> str:
     return clean("/".join(deployment) if deployment else f"Pod {text(pod, 'metadata', 'namespace')}/{text(pod, 'metadata', 'name')}")
 
 
-def _row(node: str, pool: Pool, holders: Holders | None, gpus: GPUs) -> Sequence[Span]:
-    users = {} if holders is None or pool.claims else holders.get((node, pool.resource), {})
-    used = sum(users.values())
-    is_known = holders is not None and not pool.claims
-    free = max(0, pool.count - used)
+def _cells(row: Mapping[str, Any], shown: int | None) -> Sequence[Span]:
+    free = row["free"]
     return (
-        Span(node, Style.RED if pool.problems else ""),
-        Span(_title(pool, gpus)),
-        Span(pool.mig_profile or ""),
-        Span(f"{pool.memory_mebibytes / 1024:.0f} GiB" if pool.memory_mebibytes else ""),
-        Span(str(pool.count)),
-        Span(str(used) if is_known else "?"),
-        Span(str(free) if is_known else "?", (Style.GREEN if free else Style.RED) if is_known else Style.DIM),
-        Span(_shortened([f"{name} {amount}" for name, amount in sorted(users.items(), key=lambda each: (-each[1], each[0]))]), Style.DIM),
+        Span(row["node"], Style.RED if row["unavailable"] else ""),
+        Span(row["gpu"]),
+        Span(row["migProfile"] or ""),
+        Span(f"{row['memoryMebibytes'] / 1024:.0f} GiB" if row["memoryMebibytes"] else ""),
+        Span(str(row["total"])),
+        Span("?" if row["used"] is None else str(row["used"])),
+        Span("?" if free is None else str(free), Style.DIM if free is None else Style.GREEN if free else Style.RED),
+        Span(_shortened([f"{name} {amount}" for name, amount in (row["usedBy"] or {}).items()], shown), Style.DIM),
     )
 
 
-def _title(pool: Pool, gpus: GPUs) -> str:
-    return gpus.title(pool.product, pool.architecture) + (", shared between Pods" if pool.shared else "")
+def _shortened(names: Sequence[str], shown: int | None) -> str:
+    more = 0 if shown is None else len(names) - shown
+    return ", ".join([*names[:shown], *([f"{more} more"] if more > 0 else ())])
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join([*names[:_NAMES_SHOWN], *([f"{more} more"] if more > 0 else ())])
-
-
-def _totals(entries: Iterable[tuple[str, Pool]], holders: Holders | None, gpus: GPUs) -> list[Line]:
-    free, total = Counter[str](), Counter[str]()
-    for node, pool in entries:
-        if not pool.claims and not pool.problems:
-            kind = _title(pool, gpus) + (f", {pool.mig_profile}" if pool.mig_profile else "")
-            free[kind] += max(0, pool.count - sum((holders or {}).get((node, pool.resource), {}).values()))
-            total[kind] += pool.count
-    return [
-        line(Span(kind, Style.BOLD), f": {total[kind]}" if holders is None else f": {free[kind]} of {total[kind]} free")
-        for kind in sorted(total)
-    ]
+def _totals(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
+    found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if not row["claims"]:
+            found[row["gpu"] + (f", {row['migProfile']}" if row["migProfile"] else "")].append(row)
+    lines = []
+    for kind, same in sorted(found.items()):
+        total, lost = sum(row["total"] for row in same), sum(row["total"] for row in same if row["unavailable"])
+        free = "" if same[0]["free"] is None else f"{sum(row['free'] for row in same)} of "
+        lines.append(line(Span(kind, Style.BOLD), f": {free}{total}{' free' if free else ''}{f', {lost} unavailable' if lost else ''}"))
+    return lines
