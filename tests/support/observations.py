@@ -87,7 +87,7 @@ def pod(name: str = "vllm-a-x1", *, phase: str = "Running", node: str = "gpu-nod
     containers = status.pop("containers", [])
     init = status.pop("init", [])
     return {
-        "metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)},
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)},
         "spec": {"nodeName": node} if node else {},
         "status": {"phase": phase, "containerStatuses": containers, "initContainerStatuses": init, **status},
     }

@@ -209,7 +209,7 @@ def _claim_notes(snapshot: Snapshot, result: ActionResult) -> list[str]:
     notes = []
     for name, lender in result.decision.lenders.items():
         if find_other_owners(result.claims[name], snapshot.resource.metadata.uid):
-            notes.append(describe_kept_owner(name, f"VLLMDeployment {lender}"))
+            notes.append(describe_kept_owner(name, snapshot.key[0], f"VLLMDeployment {lender}"))
         elif lender in snapshot.peers and may_ask_for_deletion(snapshot.peers[lender], name):
             notes.append(describe_lender(name, lender))
     return [*notes, *([result.activity.claim_note] if result.activity.claim_note else [])]
@@ -219,7 +219,7 @@ def _describe_refused_claim(refusal: Refusal, claim: Manifest) -> str:
     if not isinstance(refusal.error, Forbidden) or "ownerRef" not in str(refusal.error):
         return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
     if claim["metadata"].get("ownerReferences"):
-        return describe_kept_owner(refusal.name)
+        return describe_kept_owner(refusal.name, reading.text(claim, "metadata", "namespace"))
     return (
         f"{refusal.kind} {refusal.name} stays when this object is deleted, because the operator may not set its owner: the API "
         f"server demands the permission to delete it. Delete it yourself."

@@ -93,6 +93,11 @@ class PodView:
     """The Pod as read."""
 
     @property
+    def in_kubectl(self) -> str:
+        """The Pod as words of a kubectl command."""
+        return f"{self.name} -n {reading.text(self.manifest, 'metadata', 'namespace')[:63]}"
+
+    @property
     def run(self) -> RunKey:
         """The current run of the engine container."""
         return (self.uid, self.restarts)

@@ -179,6 +179,7 @@ def match_pod(rules: TerminationRules, view: PodView) -> Crash:
 def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Crash:
     values = {
         "pod": pod.name,
+        "in_kubectl": pod.in_kubectl,
         "node": pod.node or "its node",
         "reason": pod.reason or (ended.reason if ended else ""),
         "message": clean(pod.message, 250),

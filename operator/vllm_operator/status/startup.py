@@ -144,6 +144,7 @@ def describe_fetching(observed: Observation) -> Verdict | None:
         shrink=("why",),
         model=model.uri.removeprefix("hf://"),
         claim=fetching.claim,
+        namespace=observed.resource.metadata.namespace,
         job_pod=fetching.view.name if fetching.view is not None else "",
         serving=observed.serving,
     )
