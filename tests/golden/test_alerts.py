@@ -431,6 +431,18 @@ def test_caches_that_are_damaged_twice_are_reported_and_once_is_none(tmp_path: P
     assert check_alerts(tmp_path, recording, at_each_minute({19: {}, 39: {}, 42: again, 58: {}})) == ""
 
 
+def test_volumes_that_nobody_uses_for_a_day_are_reported(tmp_path: Path) -> None:
+    metrics, recording, day = Metrics(), Recording(), 24 * 60
+    sizes: dict[str, list[int]] = {}
+    metrics.observe_orphans(lambda: sizes)
+    for minute in range(day + 30):
+        sizes = {"models": [20 * 2**30, 30 * 2**30]} if 5 <= minute < day + 20 else {}
+        recording.scrape(metrics)
+    summary = "Volumes of 50GiB in models belong to no VLLMDeployment."
+    orphaned: dict[str, Sequence[Firing]] = {"VLLMVolumesOrphaned": [Firing({"namespace": "models"}, summary)]}
+    assert check_alerts(tmp_path, recording, at_each_minute({4: {}, day: {}, day + 10: orphaned, day + 25: {}})) == ""
+
+
 def resolves(story: Story, name: str) -> bool:
     """Whether an alert fires in a story, and no longer fires at its end."""
     *before, last = [name in story.firing[minute] for minute in sorted(story.firing)]

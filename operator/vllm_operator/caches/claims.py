@@ -27,10 +27,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import FIELD_MANAGER, GROUP, KIND, SHARED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import FIELD_MANAGER, GROUP, INSTANCE_LABEL, KIND, SHARED_ANNOTATION_PREFIX, UNUSED_ANNOTATION
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights
-from vllm_operator.api.reading import controller_of, mapping, read_bytes, sequence
+from vllm_operator.api.reading import Manifest, controller_of, mapping, read_bytes, sequence
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
@@ -242,6 +242,35 @@ def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
     return tuple(ClaimUser(user, name, reading.moment(since)) for user, (name, _, since) in list(others.items())[:MAX_USERS])
 
 
+def find_orphans(claims: Iterable[dict[str, Any]], resources: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the PVCs that the operator created and that belong to none of these VLLMDeployments, and are used by none."""
+    existing, uids, named = set[tuple[str, str]](), set[str](), set[tuple[str, str]]()
+    for resource in resources:
+        namespace = reading.text(resource, "metadata", "namespace")
+        existing.add((namespace, reading.text(resource, "metadata", "name")))
+        uids.add(reading.text(resource, "metadata", "uid"))
+        named |= {(namespace, claim) for claim, _ in named_claims(resource.get("spec"))}
+    found = []
+    for claim in claims:
+        metadata = mapping(claim, "metadata")
+        namespace, name = reading.text(metadata, "namespace"), reading.text(metadata, "name")
+        is_used = (namespace, name) in named or any(user.uid in uids for user in read_users(claim, ""))
+        is_used = is_used or (namespace, reading.text(metadata, "labels", INSTANCE_LABEL)) in existing
+        if is_created_by_operator(claim) and not (is_used or is_terminating(claim) or sequence(metadata.get("ownerReferences"))):
+            found.append(claim)
+    return found
+
+
+def requested_bytes(claim: Manifest) -> int:
+    """Return the size that a PVC requests, in bytes; 0 if unknown."""
+    return read_bytes(reading.text(claim, "spec", "resources", "requests", "storage")) or 0
+
+
+def used_again(claim: Manifest) -> dict[str, str | None]:
+    """Return the removal of the record that a PVC is unused; empty without one."""
+    return {UNUSED_ANNOTATION: None} if reading.text(claim, "metadata", "annotations", UNUSED_ANNOTATION) else {}
+
+
 def is_recent(user: ClaimUser, now: datetime) -> bool:
     """Return whether a record is so recent that the Deployment of its VLLMDeployment may not exist yet."""
     return user.since is not None and now - user.since < GRACE
@@ -287,9 +316,9 @@ def describe_lender(claim: str, lender: str) -> str:
     )
 
 
-def describe_kept_owner(claim: str, lender: str = "this object") -> str:
+def describe_kept_owner(claim: str, namespace: str, lender: str = "this object") -> str:
     """Return a note that a PVC that several VLLMDeployments use is deleted with the VLLMDeployment that created it."""
-    command = f"""kubectl patch pvc {claim} --type json -p '[{{"op": "remove", "path": "/metadata/ownerReferences"}}]'"""
+    command = f"""kubectl patch pvc {claim} -n {namespace} --type json -p '[{{"op": "remove", "path": "/metadata/ownerReferences"}}]'"""
     return (
         f"Several VLLMDeployments use PersistentVolumeClaim {claim}, but it is deleted with {lender}: the operator may not remove its "
         f"owner, because the API server demands the permission to delete it. Remove the owner yourself: {command}"

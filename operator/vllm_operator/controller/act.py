@@ -9,10 +9,13 @@ priming lease is taken before the primer is created. So each step may be the las
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
+from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
+from vllm_operator.api.labels import UNUSED_ANNOTATION
 from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, Publication
-from vllm_operator.caches.claims import Removal, find_other_owners
+from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
     describe_blocked_cleaning,
@@ -34,6 +37,7 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.pinning import read_rollback
 from vllm_operator.rendering.revision import plan_name, with_plan_name
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
@@ -101,6 +105,7 @@ class Actor:
             if revision is not None:
                 summary = resource.status.plan
                 in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
+                in_use |= set(read_rollback(resource) or ())
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error
@@ -122,6 +127,17 @@ class Actor:
                 pass  # the garbage collector is about to delete its Pods
             except Forbidden as error:
                 log.warning("%s %s is not needed and cannot be deleted: %s", kind.kind, removal.name, error)
+
+    async def mark_unused(self, key: kube.Key, now: datetime) -> None:
+        """Record on the PVCs of a VLLMDeployment that is gone since when nobody uses them. Raises ClusterError."""
+        claims = await self.client.find(kube.CLAIM, key[0], labels=kube.children_of(kube.CLAIM, key[1]))
+        unused = find_orphans(claims, await self.client.find(kube.VLLM_DEPLOYMENT, key[0]))
+        for claim in (claim for claim in unused if not used_again(claim)):
+            try:
+                await annotate_claim(self.client, claim, {UNUSED_ANNOTATION: reading.stamp(now)})
+                self.count("patch", kube.CLAIM.kind)
+            except (Forbidden, NotFound) as error:
+                log.warning("cannot record that PersistentVolumeClaim %s is unused: %s", claim["metadata"]["name"], error)
 
     async def _write_record(self, uid: str, name: str, result: ActionResult) -> bool:
         """Write the annotations of a PVC, and remove its other owners. Return whether it has the annotations now."""

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any
 import uvloop
 
 from vllm_operator import __version__
+from vllm_operator.caches.claims import find_orphans, requested_bytes
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.controller.health import HealthServer, Readiness
@@ -48,7 +50,7 @@ from vllm_operator.controller.workers import Workers
 from vllm_operator.hub.client import HttpHub
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.api_client import ConnectionOutdated, Fence, KubeClient
-from vllm_operator.kube.client import Key, Kind, Manifest
+from vllm_operator.kube.client import CLAIM, VLLM_DEPLOYMENT, Key, Kind, Manifest
 from vllm_operator.kube.connection import MissingConnectionError, context_namespace, load_configuration
 
 log = logging.getLogger(__name__)
@@ -177,6 +179,7 @@ class Operator:
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
+        self.metrics.observe_orphans(self._orphans)
         self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
         client.refused = self.preconditions.recheck
         self.updater = CacheUpdater(
@@ -202,6 +205,14 @@ class Operator:
         """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
         self.followers.read_again()
         await self.updater.add_all()
+
+    def _orphans(self) -> dict[str, list[int]]:
+        """Return the sizes of the volumes without a VLLMDeployment, in bytes, by namespace."""
+        unowned, sizes = self.cache.unowned(CLAIM), defaultdict[str, list[int]](list)
+        namespaces = {claim["metadata"]["namespace"] for claim in unowned}
+        for claim in find_orphans(unowned, (it for each in namespaces for it in self.cache.known(VLLM_DEPLOYMENT, each))):
+            sizes[claim["metadata"]["namespace"]].append(requested_bytes(claim))
+        return sizes
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until a signal, until `stop` is set, or until a part ends. Return the exit status."""

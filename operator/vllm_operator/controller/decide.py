@@ -14,7 +14,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
-from vllm_operator.caches.claims import claims_of_others, read_users, usage_by
+from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, used_again
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
@@ -156,10 +156,11 @@ def _records(
 ) -> dict[str, Changes]:
     """Return the annotations to write on PVCs: who shares them (`caches.claims`), and the state of the caches."""
     resource, claims = snapshot.resource, snapshot.claims
-    records: dict[str, Changes] = {name: {**usage_by(resource, claims[name], snapshot.now)} for name in lenders}
+    records: dict[str, Changes] = {name: {**usage_by(resource, claims[name], snapshot.now), **used_again(claims[name])} for name in lenders}
     for name in (manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == CLAIM.kind):
         if (valid := snapshot.claim_users.get(name)) is not None:
-            records[name] = {user.annotation: None for user in read_users(claims[name], resource.metadata.uid) if user not in valid}
+            gone: Changes = {user.annotation: None for user in read_users(claims[name], resource.metadata.uid) if user not in valid}
+            records[name] = {**gone, **used_again(claims[name])}
     if context.address is not None and context.claim is not None:
         records[context.address.claim] = records.get(context.address.claim, {}) | actions.record
     return records

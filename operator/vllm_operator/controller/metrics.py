@@ -1,6 +1,6 @@
 """Metrics of the operator in Prometheus format."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -57,6 +57,7 @@ class Metrics(Collector):
             for what in ("rules", "signatures", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
+        self._orphans: Callable[[], Mapping[str, Sequence[int]]] = dict
         self._reasons = documented_reasons()
         self._samples: dict[Key, tuple[_Sample, ...]] = {}
         self._warm_starts: dict[Key, tuple[datetime, int, int]] = {}
@@ -92,6 +93,10 @@ class Metrics(Collector):
         self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
         gauge = self._gauge("leader_since_timestamp_seconds", "When this process became the leader, in Unix time. 0 while it is not.")
         gauge.set_function(lambda: since() if leads() else 0)
+
+    def observe_orphans(self, orphans: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+        """Collect at each scrape the sizes of the volumes without a VLLMDeployment, in bytes, by namespace."""
+        self._orphans = orphans
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
         """Collect the number of log streams at each scrape."""
@@ -141,6 +146,11 @@ class Metrics(Collector):
             for name, labels, value in samples:
                 families[name].add_metric((*key, *labels), value)
         yield from families.values()
+        for name, (documentation, of) in _ORPHANS.items():
+            orphaned = GaugeMetricFamily(f"{PREFIX}_{name}", documentation, labels=("namespace",))
+            for namespace, sizes in self._orphans().items():
+                orphaned.add_metric((namespace,), of(sizes))
+            yield orphaned
 
 
 _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -163,6 +173,12 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
 }
 """Help text and labels of each metric of a VLLMDeployment, without the labels of the object."""
+
+
+_ORPHANS: dict[str, tuple[str, Callable[[Sequence[int]], int]]] = {
+    "orphaned_volumes": ("Number of PersistentVolumeClaims of the operator whose VLLMDeployment is gone and that no other uses.", len),
+    "orphaned_volume_bytes": ("Sum of the sizes of these PersistentVolumeClaims in bytes.", sum),
+}
 
 
 def documented_reasons() -> frozenset[str]:

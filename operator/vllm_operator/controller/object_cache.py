@@ -92,6 +92,18 @@ class ObjectCache:
         self._complete.add(kind)
         return changed
 
+    def unowned(self, kind: Kind) -> list[Manifest]:
+        """Return the objects of a watched kind whose VLLMDeployment does not exist; none until all objects are known."""
+        if not (self.is_complete(kind) and self.is_complete(kube.VLLM_DEPLOYMENT)):
+            return []
+        owners = self._objects[kube.VLLM_DEPLOYMENT]
+        gone = (each for each in list(self._objects[kind].values()) if (owner := owners.get(each.key)) is None or owner.content is None)
+        return [manifest for each in gone if (manifest := each.manifest()) is not None]
+
+    def known(self, kind: Kind, namespace: str) -> list[Manifest]:
+        """Return the objects of a watched kind in a namespace."""
+        return self._found(kind, [name for name in self._objects[kind] if name[0] == namespace])
+
     def is_complete(self, kind: Kind) -> bool:
         """Return whether the cache has all objects of a kind."""
         return kind in self._complete

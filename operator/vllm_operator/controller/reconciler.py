@@ -89,6 +89,7 @@ class Reconciler:
             self.logs.forget(key)
             self.presets.forget(key)
             self.metrics.forget(*key)
+            await self._actor.mark_unused(key, self.now())
             return Result("gone")
         if isinstance(snapshot, Pending):
             await self._actor.remove(snapshot.manifest, snapshot.removals)
