@@ -20,6 +20,11 @@ COMMANDS = {
     "top": ("cli.status", "add_top_arguments", "show all VLLMDeployments, with the progress of their starts"),
     "gpus": ("cli.gpus", "add_arguments", "list the GPUs and MIG slices of the cluster: how many are free, and who uses the others"),
     "caches": ("cli.status", "add_caches_arguments", "list the caches: where they are, what they save, what was fetched and published"),
+    "history": ("cli.revisions", "add_history_arguments", "list the plans of a VLLMDeployment, and why each was made"),
+    "rollback": ("cli.revisions", "add_rollback_arguments", "go back to an earlier plan of a VLLMDeployment"),
+    "replan": ("cli.replan", "add_arguments", "request new plans, in waves if wanted, or list those that would differ"),
+    "create": ("cli.create", "add_arguments", "create a VLLMDeployment of a model, or print it"),
+    "check": ("cli.check", "add_arguments", "check whether the cluster is ready: CRDs, operator, storage, GPU nodes, integrations"),
     "prime": ("cli.prime", "add_arguments", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "import": ("cli.importing", "add_arguments", "write how another tool deploys vLLM as a VLLMDeployment"),
     "catalog": ("cli.catalog", "add_arguments", "list the vLLM versions, GPUs, models and rules in the catalog"),
@@ -32,7 +37,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("status", "top", "gpus", "plan", "prime", "caches", "import", "fit", "signatures", "catalog")},
+    **{name: command for name, command in COMMANDS.items() if name not in ("run", "diagnose", "diagnose-pod")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

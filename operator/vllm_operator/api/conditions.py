@@ -72,6 +72,8 @@ class Reason:
     """The operator chose a GPU and backends."""
     PLAN_DRIFTED = "PlanDrifted"
     """The current plan is in force. The current catalog, nodes or preset would result in a different plan."""
+    ROLLED_BACK = "RolledBack"
+    """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
     NO_MATCHING_GPU = "NoMatchingGPU"
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
     DOES_NOT_FIT = "DoesNotFit"

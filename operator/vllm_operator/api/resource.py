@@ -34,7 +34,9 @@ class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file.
 
     `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
-    was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`).
+    was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`). `rolled_back` is the number of
+    the earlier revision that an annotation requests; `pinned`, and the fields of `spec` that plans depend on, are then those of that
+    revision (`planning/pinning.py`).
     """
 
     metadata: Metadata
@@ -43,6 +45,7 @@ class VLLMDeployment(Model):
     pinned: Plan | None = Field(default=None, exclude=True)
     preset: PlannedPreset | None = Field(default=None, exclude=True)
     preset_change: str = Field(default="", exclude=True)
+    rolled_back: int | None = Field(default=None, exclude=True)
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":

@@ -5,7 +5,6 @@ a file of the user cannot be read.
 """
 
 import argparse
-import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +22,8 @@ from vllm_operator.catalog.startup import Change, Remedy, Signature, load_remedi
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
-from vllm_operator.cli.documents import RULES_HELP, catalog_with, print_as, texts_in
-from vllm_operator.cli.inputs import InputError
+from vllm_operator.cli.documents import RULES_HELP, catalog_with, texts_in
+from vllm_operator.cli.inputs import InputError, add_output, print_as
 from vllm_operator.cli.terminal import NARROW, paragraph, table
 from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("section", choices=tuple(SECTIONS), help="the part of the catalog")
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
-    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it in this format")
+    add_output(parser)
     parser.set_defaults(run=_show_catalog)
 
 
@@ -277,7 +276,7 @@ def add_signatures_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `signatures`."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
     add_signatures_option(parser)
-    parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
+    add_output(parser)
     parser.set_defaults(run=_show_signatures)
 
 
@@ -285,8 +284,8 @@ def _show_signatures(arguments: argparse.Namespace) -> int:
     signatures = {signature.id: signature for signature in known_crashes(arguments.signatures).signatures}
     remedies = load_remedies()
     if arguments.name is None:
-        if arguments.output == "json":
-            print(json.dumps([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()]))
+        if arguments.output:
+            print_as([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()], arguments.output)
         else:
             shown = ((each.signature, textwrap.shorten(each.cause, NARROW, placeholder=" ...")) for each in examples(signatures.values()))
             print("\n".join(f"{signature.id:38} {signature.severity.value:9} {cause}" for signature, cause in shown))
@@ -296,7 +295,10 @@ def _show_signatures(arguments: argparse.Namespace) -> int:
         near = listed(similar(arguments.name, signatures, most=3), "or")
         raise InputError(f"there is no signature {arguments.name}.{f' Did you mean {near}?' if near else ''}")
     remedy = remedies.get(found.id)
-    print(json.dumps(_signature_as_json(found, remedy)) if arguments.output == "json" else _signature_page(examples([found])[0], remedy))
+    if arguments.output:
+        print_as(_signature_as_json(found, remedy), arguments.output)
+    else:
+        print(_signature_page(examples([found])[0], remedy))
     return 0
 
 

@@ -1,7 +1,6 @@
 """`vllm-operator diagnose LOGFILE|-`: the stage of a start, the cause of a crash, and the fix. Needs no cluster."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.reading import stamp
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
-from vllm_operator.cli.inputs import InputError, name_of_file, read_input, read_text
+from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of all commands that diagnose."""
     add_signatures_option(parser)
-    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
+    add_output(parser)
     parser.add_argument(
         "--exit-code",
         action="store_true",
@@ -83,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{name_of_file(arguments.log)} is empty")
     found = read_logs(data, lambda: StartupParser(knowledge))
     name, parser = found[0]
-    if arguments.output == "json":
-        print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {})))
+    if arguments.output:
+        print_as(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {}), arguments.output)
     else:
         print(page_of_several(found, colours=sys.stdout.isatty()))
     return exit_code(parser.final_state, arguments)

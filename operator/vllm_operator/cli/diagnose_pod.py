@@ -5,15 +5,14 @@ It prints the page of `vllm-operator diagnose` from the log and the status of a 
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import add_options, as_json, exit_code, known_crashes, page
-from vllm_operator.cli.inputs import SIZE_LIMIT
-from vllm_operator.cli.live import find_if_there, namespace_or_current, with_client
+from vllm_operator.cli.inputs import SIZE_LIMIT, add_namespace, print_as
+from vllm_operator.cli.live import find_if_there, namespace_of, with_client
 from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, LogRequest
 from vllm_operator.logs.parser import StartupParser
@@ -42,7 +41,7 @@ class Diagnosis:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("pod", metavar="POD", help="name of the Pod, as NAME or pod/NAME")
-    parser.add_argument("-n", "--namespace", help="namespace of the Pod (default: that of the current context)")
+    add_namespace(parser)
     parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
     parser.add_argument("-p", "--previous", action="store_true", help="read the log of the previous run")
     add_options(parser)
@@ -52,13 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis of a Pod. Return 0, or 3 with `--exit-code` if it crashed."""
     knowledge = load_knowledge(known_crashes(arguments.signatures))
-    name, namespace = arguments.pod.removeprefix("pod/"), namespace_or_current(arguments.namespace)
+    name, namespace = arguments.pod.removeprefix("pod/"), namespace_of(arguments)
     found = with_client(
+        arguments,
         f"Pod {name} in the namespace {namespace}",
         lambda client: diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous),
     )
-    if arguments.output == "json":
-        print(json.dumps(as_json(found.state) | {"pod": found.note}))
+    if arguments.output:
+        print_as(as_json(found.state) | {"pod": found.note}, arguments.output)
     else:
         print(f"{found.note}\n\n{page(found.parser, found.state, colours=sys.stdout.isatty())}" if found.state.lines else found.note)
     return exit_code(found.state, arguments)

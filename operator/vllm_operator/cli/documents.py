@@ -106,14 +106,6 @@ def _config_maps(path: str, objects: Sequence[dict[str, Any]]) -> list[tuple[str
     return maps
 
 
-def print_as(content: Any, form: str) -> None:
-    """Print a value as `json` or `yaml`."""
-    if form == "json":
-        print(json.dumps(content, indent=2))
-    else:
-        print(yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True), end="")
-
-
 def of_kind(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
     """Return the objects of these kinds."""
     return [entry for entry in objects if entry.get("kind") in kinds]

@@ -20,8 +20,8 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.cli.documents import print_as, read_model_files
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, read_input
+from vllm_operator.cli.documents import read_model_files
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_output, print_as, read_input
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="as in vLLM; default: that of the version and GPU")
     parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--cases", metavar="FILE", help="estimate each line of a file with cases in JSON (- is standard input)")
-    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 

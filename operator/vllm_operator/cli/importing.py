@@ -14,7 +14,7 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
-from vllm_operator.cli.inputs import invalid
+from vllm_operator.cli.inputs import add_namespace, invalid
 from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService and a Model of LLMKube, or "
         "values of the production stack (- is standard input); or a Deployment of the cluster",
     )
-    parser.add_argument("-n", "--namespace", help="namespace of the Deployment (default: that of the current context)")
+    add_namespace(parser)
     parser.add_argument(
         "--model",
         metavar="URI",
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the VLLMDeployments and the reports. Return the exit status."""
-    objects = _read(arguments.source, arguments.namespace)
+    objects = _read(arguments)
     results = [(engine.source, *translate(engine, load_catalog(), model=arguments.model)) for engine in find_engines(objects)]
     manifests = [manifest for _, manifest, _ in results]
     for manifest in manifests:
@@ -54,14 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(source: str, given: str | None) -> Sequence[Mapping[str, Any]]:
+def _read(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    source = arguments.source
     prefix = next((prefix for prefix in _LIVE if source.startswith(prefix)), None)
     if prefix is None:
         return read_objects(source)
     # imported only here, because the Kubernetes client is slow to import
-    from vllm_operator.cli.live import namespace_or_current, with_client
+    from vllm_operator.cli.live import namespace_of, with_client
     from vllm_operator.kube.client import DEPLOYMENT
 
-    name, namespace = source.removeprefix(prefix), namespace_or_current(given)
-    found = with_client(f"Deployment {name} in the namespace {namespace}", lambda client: client.get(DEPLOYMENT, name, namespace))
+    name, namespace = source.removeprefix(prefix), namespace_of(arguments)
+    what = f"Deployment {name} in the namespace {namespace}"
+    found = with_client(arguments, what, lambda client: client.get(DEPLOYMENT, name, namespace))
     return [{**found, "kind": DEPLOYMENT.kind}]

@@ -1,13 +1,16 @@
 """Read a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
 
+import argparse
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from vllm_operator.api.labels import KIND, NAME_LABEL, OPERATOR_NAME
+from vllm_operator.api.labels import API_VERSION, KIND, NAME_LABEL, OPERATOR_NAME
 from vllm_operator.api.reading import mapping, moment, objects, text
 from vllm_operator.cli.documents import ClusterObjects
 from vllm_operator.cli.inputs import InputError
@@ -22,50 +25,68 @@ from vllm_operator.kube.connection import MissingConnectionError, context_namesp
 Read = TypeVar("Read")
 Objects = list[dict[str, Any]]
 REDRAW_SECONDS = 2.0
+OPERATOR = {NAME_LABEL: OPERATOR_NAME}
+"""Label of the Deployment and of the Lease of the operator, as the chart sets it."""
 CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 """The operator's settings (without `_config_map`) that name a ConfigMap for plans, with the flags for a file instead."""
 
 
-def with_client(what: str, use: Callable[[KubeClient], Awaitable[Read]]) -> Read:
+def with_client(arguments: argparse.Namespace, what: str, use: Callable[[KubeClient], Awaitable[Read]]) -> Read:
     """Use a client with the user's account, as `connected`, and return the result."""
 
     async def run() -> Read:
-        async with connected(what) as client:
+        async with connected(arguments, what) as client:
             return await use(client)
 
     return asyncio.run(run())
 
 
-def read_live(namespace: str, name: str) -> ClusterObjects:
+def read_live(arguments: argparse.Namespace) -> ClusterObjects:
     """Read a VLLMDeployment and the input of its plan, as the operator reads it. Raises InputError."""
+    namespace, name = namespace_of(arguments), arguments.name
 
     async def read(client: KubeClient) -> ClusterObjects:
-        resource, objects = await _deployment(client, namespace, name)
+        resource, objects = await find_deployment(client, namespace, name)
         objects += [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)]
         for kind in (kube.RESOURCE_SLICE, kube.NODE_POOL, kube.RESOURCE_CLAIM):
             objects += await find_if_there(client, kind, cached=True)
         objects += await _presets(client, resource)
         return ClusterObjects(resource, objects, await _pods(client), await _config_maps(client))
 
-    return with_client(f"{KIND} {name} in the namespace {namespace}", read)
+    return with_client(arguments, described(arguments), read)
 
 
-def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+def read_with_revisions(arguments: argparse.Namespace) -> tuple[dict[str, Any], Objects]:
     """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
-    return with_client(f"{KIND} {name} in the namespace {namespace}", lambda client: _deployment(client, namespace, name))
+    namespace, name = namespace_of(arguments), arguments.name
+    return with_client(arguments, described(arguments), lambda client: find_deployment(client, namespace, name))
 
 
-async def _deployment(client: kube.ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+def described(arguments: argparse.Namespace) -> str:
+    """Return the VLLMDeployment that the arguments name, for a message."""
+    return f"{KIND} {arguments.name} in the namespace {namespace_of(arguments)}"
+
+
+async def find_deployment(client: kube.ClusterClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    """Read a VLLMDeployment and its ControllerRevisions. Raises ClusterError."""
     resource = await client.get(kube.VLLM_DEPLOYMENT, name, namespace)
     revisions = await client.find(kube.REVISION, namespace, labels=kube.children_of(kube.REVISION, name))
     return resource, [{**entry, "kind": kube.REVISION.kind} for entry in revisions]  # list items have no kind
 
 
+async def annotate(client: kube.ClusterClient, resource: Mapping[str, Any], annotation: str, value: str) -> None:
+    """Set an annotation of a VLLMDeployment, and keep the others. Each annotation has its own field manager. Raises ClusterError."""
+    metadata = {field: resource["metadata"][field] for field in ("name", "namespace")} | {"annotations": {annotation: value}}
+    wanted = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
+    await client.apply(wanted, manager=f"vllm-operator-{annotation.rpartition('/')[2]}")
+
+
 @asynccontextmanager
-async def connected(what: str) -> AsyncIterator[KubeClient]:
+async def connected(arguments: argparse.Namespace, what: str) -> AsyncIterator[KubeClient]:
     """Return a client with the user's account. Requests raise InputError, which says that there is no `what` if it does not exist."""
+    load = partial(load_configuration, _environment(arguments), context=arguments.context)
     try:
-        client = KubeClient(await load_configuration(), reload=load_configuration)
+        client = KubeClient(await load(), reload=load)
     except MissingConnectionError as error:
         raise InputError(str(error)) from error
     try:
@@ -80,9 +101,19 @@ async def connected(what: str) -> AsyncIterator[KubeClient]:
         await client.close()
 
 
-def namespace_or_current(given: str | None) -> str:
-    """Return the given namespace, else the namespace of the current context."""
-    return given if given is not None else context_namespace()
+def namespace_of(arguments: argparse.Namespace) -> str:
+    """Return the given namespace, else the namespace of the context."""
+    given: str | None = arguments.namespace
+    return given if given is not None else context_namespace(_environment(arguments), context=arguments.context)
+
+
+def scope_of(arguments: argparse.Namespace) -> str | None:
+    """Return the namespace as `namespace_of`; None for all namespaces."""
+    return None if arguments.all_namespaces else namespace_of(arguments)
+
+
+def _environment(arguments: argparse.Namespace) -> Mapping[str, str]:
+    return {**os.environ, **({"KUBECONFIG": arguments.kubeconfig} if arguments.kubeconfig else {})}
 
 
 async def screens(
@@ -134,11 +165,10 @@ async def _pods(client: KubeClient) -> Objects | None:
 
 async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
     """Return the texts of the ConfigMaps that the operator's Deployment names in its settings."""
-    operators = await find_if_there(client, kube.DEPLOYMENT, labels={NAME_LABEL: OPERATOR_NAME})
+    operators = await find_if_there(client, kube.DEPLOYMENT, labels=OPERATOR)
     found: dict[str, Mapping[str, str]] = {}
     for purpose, flag in CONFIG_MAPS.items():
-        variable = f"{PREFIX}{purpose.upper()}_CONFIG_MAP"
-        names = {named for operator in operators if (named := _config_map_name(operator, variable)) is not None}
+        names = {named for operator in operators if (named := named_by(operator, f"{purpose.upper()}_CONFIG_MAP")) is not None}
         if len(names) > 1:
             listed = " and ".join(sorted(map("/".join, names)))
             print(f"Warning: the operators of this cluster use {listed}. Choose one with {flag}.", file=sys.stderr)
@@ -154,9 +184,14 @@ async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def _config_map_name(operator: Mapping[str, Any], variable: str) -> tuple[str, str] | None:
+def setting_of(operator: Mapping[str, Any], name: str) -> str:
+    """Return a setting of an operator from the variables in its Deployment; empty without one."""
     containers = objects(operator, "spec", "template", "spec", "containers")
-    values = (text(each, "value") for container in containers for each in objects(container, "env") if each.get("name") == variable)
-    named = next((value for value in values if value), "")
-    namespace, _, name = named.rpartition("/")
+    values = (text(each, "value") for container in containers for each in objects(container, "env") if each.get("name") == PREFIX + name)
+    return next((value for value in values if value), "")
+
+
+def named_by(operator: Mapping[str, Any], name: str) -> tuple[str, str] | None:
+    """Return namespace and name of the object that a setting of an operator names; None without one."""
+    namespace, _, name = setting_of(operator, name).rpartition("/")
     return (namespace or text(operator, "metadata", "namespace"), name) if name else None

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Verdict
-from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION
+from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Reason, Verdict, find_condition
+from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, invalid
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_namespace, add_output, invalid, object_name, print_as
 from vllm_operator.cli.terminal import section, table, wrap
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.node_labels import SLICES
@@ -46,8 +46,8 @@ _IN_FORCE = {"subject": "subject", "inForce": "before", "today": "after", "reaso
 _CHANGED = {"subject": "subject", "before": "before", "after": "after", "reason": "after_reason"}
 """Members of differences in JSON, from the current plan and from the previous revision, with the fields for them."""
 _NO_NODES = (
-    "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or read "
-    "everything from the cluster with --live."
+    "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or give "
+    "a NAME without -f to read everything from the cluster."
 )
 
 
@@ -76,14 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
     parser.add_argument(
-        "--live",
-        action="store_true",
-        help="read the VLLMDeployment and what its plan depends on from the cluster: nodes, Pods with GPUs, ResourceSlices, Karpenter's "
-        "NodePools, and the ConfigMaps that the operator uses",
+        "name",
+        nargs="?",
+        metavar="NAME",
+        type=object_name,
+        help="name of the VLLMDeployment. Without -f, it and what its plan depends on are read from the cluster: nodes, Pods with GPUs, "
+        "ResourceSlices, Karpenter's NodePools, and the ConfigMaps that the operator uses",
     )
-    parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
+    add_namespace(parser)
     parser.add_argument("--diff", action="store_true", help="compare a new plan with the current plan")
     parser.add_argument(
         "--revision",
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="show the plan of revision N (default: the newest) and what changed with it, from the cluster or from FILE",
     )
-    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the plan, its conditions and the manifests in this format")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.revision is not None:
         return _show_revision(arguments)
     texts = documents.texts_in(arguments.rules, arguments.instance_types)
-    found = _read_live(arguments) if arguments.live else _read_files(arguments)
+    found = _read_files(arguments) if arguments.filename else _read_live(arguments)
     catalog = documents.catalog_with({**found.texts, **texts})
     files = documents.read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
     resource = documents.parse_deployment(found.resource)
@@ -123,9 +124,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     if arguments.output:
         made, manifests = (outcome.plan.to_json(), list(render(resource, outcome.plan))) if outcome.plan else (None, [])
-        documents.print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": manifests}, arguments.output)
+        print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": manifests}, arguments.output)
     else:
-        given = arguments.live or arguments.nodes is not None
+        given = not arguments.filename or arguments.nodes is not None
         _print(_plan_page(resource, outcome, inventory, catalog, nodes_given=given))
     return 0 if outcome.plan else REFUSED_STATUS
 
@@ -138,15 +139,15 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     else:
         from vllm_operator.cli.live import read_with_revisions  # imported only here, because the Kubernetes client is slow to import
 
-        manifest, objects = read_with_revisions(arguments.namespace, arguments.name)
+        manifest, objects = read_with_revisions(arguments)
     resource = documents.parse_deployment(manifest)
     revision, before = _find_revision(resource, objects, arguments.revision)
-    made = _plan_in(resource, revision)
-    why = list(_causes(before, made)) if before is not None else []
+    made = plan_in(resource, revision)
+    why = list(causes(before, made)) if before is not None else []
     differences = compare(before, made) if before is not None else []
     if arguments.output:
         found = {"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}
-        documents.print_as(found, arguments.output)
+        print_as(found, arguments.output)
         return 0
     pinned = resource.status.plan
     state = "current" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "earlier"
@@ -154,7 +155,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     lines = [title, "", *_plan_lines(made, documents.catalog_with(documents.texts_in(arguments.rules)))]
     if before is not None:
         lines += ["", "Changes since the previous revision:", *(line for cause in why for line in wrap(cause, "  "))]
-        lines += _difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
+        lines += difference_lines(differences, "before", "after") or ["  The GPU, the image, the backends and the settings stay the same."]
     _print(lines)
     return 0
 
@@ -164,7 +165,7 @@ def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, fo
     if form:
         refusal = None if fresh.plan else refusal_of(fresh)
         versions = {"catalogVersion": pinned.catalog_version, "todaysCatalogVersion": today}
-        documents.print_as({**versions, "refusal": refusal, "differences": _as_json(differences, _IN_FORCE)}, form)
+        print_as({**versions, "refusal": refusal, "differences": _as_json(differences, _IN_FORCE)}, form)
     else:
         _print(_difference_page(resource, pinned, fresh, today, differences))
     return 0 if fresh.plan and not differences else DIFFERENT_STATUS
@@ -186,14 +187,12 @@ def _read_live(arguments: argparse.Namespace) -> documents.ClusterObjects:
     from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
 
     if arguments.name is None:
-        raise InputError("--live needs the name of a VLLMDeployment: plan --live -n NAMESPACE NAME")
-    return read_live(arguments.namespace, arguments.name)
+        raise InputError("no VLLMDeployment was given. Name one of the cluster (plan NAME -n NAMESPACE), or give a file (-f FILE)")
+    return read_live(arguments)
 
 
 def _read_files(arguments: argparse.Namespace) -> documents.ClusterObjects:
-    paths: list[str] | None = arguments.filename
-    if paths is None:
-        raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
+    paths: list[str] = arguments.filename
     if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
         raise InputError("only one of -f and --nodes can be standard input")
     manifest, objects = documents.read_deployment(paths, arguments.name)
@@ -235,13 +234,14 @@ def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VL
     return with_current_preset(resource, reference, presets[reference.name])
 
 
-def _revisions_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> list[Manifest]:
+def revisions_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> list[Manifest]:
     """Return the revisions among these objects that the VLLMDeployment controls, oldest first."""
     own = (entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry))
     return sorted(own, key=lambda entry: (number_of(entry), reading.text(entry, "metadata", "creationTimestamp")))
 
 
-def _plan_in(resource: VLLMDeployment, revision: Manifest) -> Plan:
+def plan_in(resource: VLLMDeployment, revision: Manifest) -> Plan:
+    """Return the plan in a revision. Raises InputError."""
     try:
         return read_revision(resource, revision)
     except RevisionError as error:
@@ -250,7 +250,7 @@ def _plan_in(resource: VLLMDeployment, revision: Manifest) -> Plan:
 
 def _find_revision(resource: VLLMDeployment, objects: Sequence[Manifest], number: int) -> tuple[Manifest, Plan | None]:
     """Return a revision by its number or `NEWEST`, and the plan of the revision before it, if that can be read."""
-    revisions = _revisions_of(resource, objects)
+    revisions = revisions_of(resource, objects)
     for previous, revision in zip((None, *revisions), revisions, strict=False):
         if number_of(revision) == number or (number == NEWEST and revision is revisions[-1]):
             with suppress(RevisionError):
@@ -265,13 +265,14 @@ def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> V
     if resource.status.plan is None:
         return resource
     name = resource.status.plan.revision
-    found = [entry for entry in _revisions_of(resource, objects) if reading.text(entry, "metadata", "name") == name]
+    found = [entry for entry in revisions_of(resource, objects) if reading.text(entry, "metadata", "name") == name]
     if not found:
         raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")
-    return resource.with_pinned(_plan_in(resource, found[0]))
+    return resource.with_pinned(plan_in(resource, found[0]))
 
 
-def _causes(before: Plan, made: Plan) -> Iterator[str]:
+def causes(before: Plan, made: Plan) -> Iterator[str]:
+    """Yield why a plan was made after another one, as sentences."""
     if made.replan_token != before.replan_token:
         yield "A new plan was requested."
     if made.spec_digest != before.spec_digest:
@@ -379,9 +380,12 @@ def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, tod
     lines = [_title(resource), "", *wrap(made, "")]
     if fresh.plan is None:
         return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The current plan stays. Running Pods are not affected.", "")]
-    lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *_difference_lines(differences)]
+    lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *difference_lines(differences)]
     lines += section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
-    if not is_in_force(pinned, resource):
+    planned = find_condition(resource.status.conditions, PLANNED)
+    if planned is not None and planned.reason == Reason.ROLLED_BACK:
+        lines += ["", *wrap(f"Rolled back: the new plan applies without the annotation {ROLLBACK_ANNOTATION}.", "")]
+    elif not is_in_force(pinned, resource):
         lines += ["", *wrap("The spec has changed or a new plan was requested since. The operator applies the new plan.", "")]
     elif differences:
         name, namespace = resource.metadata.name, resource.metadata.namespace
@@ -394,7 +398,8 @@ def _as_json(differences: Sequence[Difference], members: Mapping[str, str]) -> l
     return [{name: getattr(each, field) for name, field in members.items()} for each in differences]
 
 
-def _difference_lines(differences: Sequence[Difference], before: str = "current", after: str = "new") -> list[str]:
+def difference_lines(differences: Sequence[Difference], before: str = "current", after: str = "new") -> list[str]:
+    """Return differences between two plans as lines. `before` and `after` name the plans."""
     lines = []
     for each in differences:
         lines += ["", f"  {each.subject.removeprefix('The ')}"]

@@ -13,23 +13,22 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
-from vllm_operator.api.labels import API_VERSION, KIND, PRIME_ANNOTATION
+from vllm_operator.api.labels import PRIME_ANNOTATION
 from vllm_operator.api.status import FILLED
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.live import with_client
+from vllm_operator.cli.inputs import add_name
+from vllm_operator.cli.live import annotate, described, namespace_of, with_client
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
 
 FILLED_STATUS, NOT_FILLED_STATUS = 0, 1
 LOOK_SECONDS = 2.0
 PLAN_SECONDS = 30.0
 """Maximum time to wait for a plan if the command does not wait for the caches."""
-MANAGER = "vllm-operator-prime"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}. Its spec.replicas may be 0")
-    parser.add_argument("-n", "--namespace", default="default", help=f"namespace of the {KIND} (default: default)")
+    add_name(parser)
     parser.add_argument(
         "--timeout",
         type=int,
@@ -42,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Request priming and wait. Return the exit status."""
-    wait = partial(prime, namespace=arguments.namespace, name=arguments.name, timeout_seconds=arguments.timeout)
+    wait = partial(prime, namespace=namespace_of(arguments), name=arguments.name, timeout_seconds=arguments.timeout)
     try:
-        return with_client(f"{KIND} {arguments.name} in the namespace {arguments.namespace}", wait)
+        return with_client(arguments, described(arguments), wait)
     except KeyboardInterrupt:
         print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
         return NOT_FILLED_STATUS
@@ -64,7 +63,8 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
                 print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
                 return NOT_FILLED_STATUS
             if key and requested != key:
-                await _request(client, resource, key)
+                if reading.text(resource, "metadata", "annotations", PRIME_ANNOTATION) != key:
+                    await annotate(client, resource, PRIME_ANNOTATION, key)
                 requested = key
         except Unavailable as error:
             if not printed:
@@ -85,13 +85,6 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
                 print(f"{name} has no plan yet, so priming was not requested. For the reason, see its conditions Accepted and Planned.")
             return NOT_FILLED_STATUS
         await asyncio.sleep(look_seconds)
-
-
-async def _request(client: ClusterClient, resource: dict[str, Any], key: str) -> None:
-    metadata = resource["metadata"]
-    if reading.text(metadata, "annotations", PRIME_ANNOTATION) != key:
-        wanted = {"name": metadata["name"], "namespace": metadata["namespace"], "annotations": {PRIME_ANNOTATION: key}}
-        await client.apply({"apiVersion": API_VERSION, "kind": KIND, "metadata": wanted}, manager=MANAGER)
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:

@@ -8,16 +8,19 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY
-from vllm_operator.api.labels import KIND
+from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.documents import of_kind, print_as, read_objects
-from vllm_operator.cli.live import Read, find_if_there, last_renewal, namespace_or_current, screens, with_client
+from vllm_operator.caches.claims import find_orphans
+from vllm_operator.cli.documents import of_kind, read_objects
+from vllm_operator.cli.inputs import add_name, add_namespace, add_output, print_as
+from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
-from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, ClusterClient
+from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, selector_of
 from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
@@ -25,35 +28,36 @@ _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not install
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}")
-    parser.add_argument("-n", "--namespace", help=f"namespace of the {KIND} (default: that of the current context)")
+    add_name(parser)
+    add_output(parser)
     parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
     parser.set_defaults(run=_show_status)
 
 
 def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
-    _add_scope(parser)
+    add_namespace(parser, lists=True)
+    add_output(parser)
     parser.add_argument("--once", action="store_true", help="print the table once, also on a terminal")
     parser.set_defaults(run=_show_top)
 
 
 def add_caches_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `caches`."""
-    scope = _add_scope(parser)
+    scope = add_namespace(parser, lists=True)
     scope.add_argument("-f", "--filename", metavar="FILE", help="read this file, from `kubectl get vllm -o yaml` (- is standard input)")
-    parser.add_argument("-o", "--output", choices=("json",), help="print the list in this format")
+    add_output(parser)
     parser.set_defaults(run=_show_caches)
 
 
-def _add_scope(parser: argparse.ArgumentParser) -> Any:
-    scope = parser.add_mutually_exclusive_group()
-    scope.add_argument("-n", "--namespace", help="namespace of the VLLMDeployments (default: that of the current context)")
-    scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the VLLMDeployments of all namespaces")
-    return scope
-
-
-def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Callable[[Read], list[Line]], *, is_endless: bool) -> int:
+def _show(
+    arguments: argparse.Namespace,
+    what: str,
+    read: Callable[[ClusterClient], Awaitable[Read]],
+    draw: Callable[[Read], list[Line]],
+    *,
+    is_endless: bool,
+) -> int:
     async def use(client: ClusterClient) -> None:
         async def read_all() -> tuple[Read, datetime | None]:
             return await read(client), await last_renewal(client)
@@ -62,7 +66,7 @@ def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Cal
         await show_each(pages) if is_endless else show(await anext(pages))
 
     try:
-        with_client(what, use)
+        with_client(arguments, what, use)
     except KeyboardInterrupt:
         if not is_endless:
             raise
@@ -71,17 +75,26 @@ def _show(what: str, read: Callable[[ClusterClient], Awaitable[Read]], draw: Cal
 
 
 def _show_status(arguments: argparse.Namespace) -> int:
-    namespace = namespace_or_current(arguments.namespace)
+    read = partial(read_object, name=arguments.name, namespace=namespace_of(arguments))
+    if arguments.output:
+        resource, events = with_client(arguments, described(arguments), read)
+        print_as({"deployment": resource, "events": [event for _, event in newest(events)]}, arguments.output)
+        return 0
     return _show(
-        f"{KIND} {arguments.name} in the namespace {namespace}",
-        lambda client: read_object(client, arguments.name, namespace),
+        arguments,
+        described(arguments),
+        read,
         lambda found: status_page(*found, datetime.now(UTC), width=screen_width()),
         is_endless=arguments.watch,
     )
 
 
 def _show_top(arguments: argparse.Namespace) -> int:
+    if arguments.output:
+        print_as({"deployments": with_client(arguments, _NOT_INSTALLED, _find_all(arguments))}, arguments.output)
+        return 0
     return _show(
+        arguments,
         _NOT_INSTALLED,
         _find_all(arguments),
         lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
@@ -90,7 +103,7 @@ def _show_top(arguments: argparse.Namespace) -> int:
 
 
 def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]:
-    namespace = None if arguments.all_namespaces else namespace_or_current(arguments.namespace)
+    namespace = scope_of(arguments)
     return lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
@@ -336,20 +349,47 @@ def _progress(startup: Mapping[str, Any], now: datetime) -> str:
 
 
 CACHES_HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "FETCHED", "PUBLISHED", "TAG")
+ORPHANS_HEADER = ("NAMESPACE", "NAME", "SIZE", "AGE", "UNUSED FOR")
 
 
 def _show_caches(arguments: argparse.Namespace) -> int:
+    orphans: list[dict[str, str]] = []
     if arguments.filename is not None:
-        resources: Sequence[Mapping[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
+        resources: Sequence[dict[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
     else:
-        resources = with_client(_NOT_INSTALLED, _find_all(arguments))
+        resources, claims = with_client(arguments, _NOT_INSTALLED, partial(_with_claims, namespace=scope_of(arguments)))
+        orphans = [_orphan_row(claim, datetime.now(UTC)) for claim in find_orphans(claims, resources)]
     rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))
-    if arguments.output == "json":
-        print_as(rows, "json")
+    if arguments.output:
+        print_as({"caches": rows, "orphanedVolumes": orphans}, arguments.output)
     else:
         cells = [[clean(_cell(field, value), 128) for field, value in row.items()] for row in rows]
-        print("\n".join(table(CACHES_HEADER, cells)) if rows else "No VLLMDeployment has caches yet.")
+        lines = table(CACHES_HEADER, cells) if rows else ["No VLLMDeployment has caches yet."]
+        if orphans:
+            lines += ["", "Volumes that the operator made and no VLLMDeployment uses. They are kept until you delete them:"]
+            lines += table(ORPHANS_HEADER, [list(row.values()) for row in orphans])
+            for namespace in sorted({row["namespace"] for row in orphans}):
+                names = " ".join(row["name"] for row in orphans if row["namespace"] == namespace)
+                lines += ["", f"  kubectl delete pvc -n {namespace} {names}"]
+        print("\n".join(lines))
     return 0
+
+
+async def _with_claims(client: ClusterClient, namespace: str | None) -> tuple[Sequence[dict[str, Any]], ...]:
+    resources = await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
+    return resources, await find_if_there(client, CLAIM, namespace, labels=selector_of(CLAIM))
+
+
+def _orphan_row(claim: Manifest, now: datetime) -> dict[str, str]:
+    """Return the row of a volume without a VLLMDeployment, in the order of the columns."""
+    namespace, name = _name(claim)
+    return {
+        "namespace": namespace,
+        "name": name,
+        "size": text(claim, "spec", "resources", "requests", "storage"),
+        "age": age(moment(claim, "metadata", "creationTimestamp"), now),
+        "unusedFor": age(moment(claim, "metadata", "annotations", UNUSED_ANNOTATION), now),
+    }
 
 
 def _caches_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:

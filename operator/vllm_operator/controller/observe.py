@@ -49,7 +49,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
 from vllm_operator.planning.outcome import Outcome, not_accepted
-from vllm_operator.planning.pinning import is_in_force, max_age_seconds, reopened
+from vllm_operator.planning.pinning import is_in_force, max_age_seconds, read_rollback, reopened
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import PodView, read_pod
@@ -218,8 +218,8 @@ class Observer:
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
         """Add the current plan, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
-        resource = await self.plans.read(snapshot.resource, snapshot.deployment)
-        if not isinstance(resource, Verdict):
+        resource = await self._rolled_back(snapshot.resource) or await self.plans.read(snapshot.resource, snapshot.deployment)
+        if not isinstance(resource, Verdict) and resource.rolled_back is None:
             resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
@@ -231,6 +231,17 @@ class Observer:
         if refusal is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return replace(snapshot, inventory=await self._read_inventory(resource, snapshot.pods))
+
+    async def _rolled_back(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
+        """Return the object as an earlier revision has it, if its annotation asks for that and the replaced plan would be in force."""
+        names = read_rollback(resource)
+        replaced = await self.plans.find(resource, names[1]) if names is not None else None
+        if names is None or replaced is None:  # the annotation may be a copy from another object
+            return None
+        current = await self.presets.merge(resource.with_pinned(replaced))
+        if isinstance(current, Verdict) or not is_in_force(replaced, current):
+            return None
+        return await self.plans.roll_back(current, names[0])
 
     def _ask_hub(self, resource: VLLMDeployment, deployment: Manifest | None) -> tuple[VLLMDeployment, HubAnswer | None]:
         """Ask the hub about the model, for a new plan or for a plan that was made without an answer and whose engine has not started.

@@ -9,15 +9,18 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.rendering.revision import RevisionError, number_of, read_revision, render_revision, revision_name
+from vllm_operator.planning.pinning import read_rollback, roll_back
+from vllm_operator.rendering.revision import RevisionError, number_of, read_planned_spec, read_revision, render_revision, revision_name
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +64,36 @@ class PlanStore:
             log.info("making a new plan: %s", error)
             return resource
 
+    async def roll_back(self, resource: VLLMDeployment, name: str) -> VLLMDeployment | Verdict:
+        """Return the object with the plan and the spec of one of its revisions, or a verdict why not. Raises ClusterError."""
+        try:
+            manifest = await self._read(resource, name)
+            plan = read_revision(resource, manifest)
+            self._plans.put((resource.metadata.uid, name), plan)
+            return roll_back(resource, plan, read_planned_spec(manifest), number_of(manifest))
+        except (RevisionError, ValidationError) as error:
+            why = error if isinstance(error, RevisionError) else f"ControllerRevision {name} has a spec of another version of the operator"
+            message = f"{why}. Nothing is changed. Roll back to another revision, or remove the annotation {ROLLBACK_ANNOTATION}."
+            return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, message)
+
+    async def find(self, resource: VLLMDeployment, name: str) -> Plan | None:
+        """Return the plan of one of its revisions; None if there is none that can be read. Raises ClusterError."""
+        try:
+            return await self._find(resource, name)
+        except RevisionError:
+            return None
+
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
-        summary = resource.status.plan
-        if summary is not None and self._plans.get((resource.metadata.uid, summary.revision)) is plan:
-            name = summary.revision  # the digest of the plan in memory is known
-        else:
-            name = revision_name(resource, plan)
+        summary, uid = resource.status.plan, resource.metadata.uid
+        known = (*([summary.revision] if summary is not None else ()), *(read_rollback(resource) or ()))
+        # the digest of a plan in memory is known
+        name = next((each for each in known if self._plans.get((uid, each)) is plan), None) or revision_name(resource, plan)
         if name not in [revision["metadata"]["name"] for revision in revisions]:
             refusal = await self._create(resource, render_revision(resource, plan, 1 + max(map(number_of, revisions), default=0)))
             if refusal is not None:
                 return refusal
-        self._plans.put((resource.metadata.uid, name), plan)
+        self._plans.put((uid, name), plan)
         return name
 
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
@@ -93,13 +114,15 @@ class PlanStore:
         key = (resource.metadata.uid, name)  # a status may name the revision of another object
         plan = self._plans.get(key)
         if plan is None:
-            try:
-                revision = await self.client.get(REVISION, name, resource.metadata.namespace)
-            except NotFound:
-                raise RevisionError(f"ControllerRevision {name} does not exist") from None
-            plan = read_revision(resource, revision)
+            plan = read_revision(resource, await self._read(resource, name))
             self._plans.put(key, plan)
         return plan
+
+    async def _read(self, resource: VLLMDeployment, name: str) -> Manifest:
+        try:
+            return await self.client.get(REVISION, name, resource.metadata.namespace)
+        except NotFound:
+            raise RevisionError(f"ControllerRevision {name} does not exist") from None
 
     async def _create(self, resource: VLLMDeployment, revision: Manifest) -> Verdict | None:
         """Create a ControllerRevision; return why it cannot be created. An existing one, for example without its labels, is checked."""

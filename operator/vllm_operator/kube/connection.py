@@ -31,17 +31,20 @@ class MissingConnectionError(Exception):
     """There is no usable kubeconfig and no ServiceAccount. The message says what was tried."""
 
 
-async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """Load the configuration of the client. Raises MissingConnectionError if no usable configuration exists."""
+async def load_configuration(environment: Mapping[str, str] | None = None, *, context: str | None = None) -> Configuration:
+    """Load the configuration of the client. Raises MissingConnectionError if no usable configuration exists.
+
+    `context` is that of the kubeconfig; None for the current one, or for the ServiceAccount of the Pod.
+    """
     environment = os.environ if environment is None else environment
     configuration = Configuration()
     paths, in_pod = environment.get("KUBECONFIG", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     files = paths or _home_kubeconfig(environment)
     try:
-        if in_pod and not paths:
+        if in_pod and not paths and context is None:
             load_incluster_config(client_configuration=configuration)
         elif await asyncio.to_thread(_is_any_file, files):
-            await load_kube_config(config_file=files, client_configuration=configuration, persist_config=False)
+            await load_kube_config(config_file=files, context=context, client_configuration=configuration, persist_config=False)
         else:
             tried = f"names {paths}, which does not exist" if paths else f"is not set, {files} does not exist, and this is not a Pod"
             raise MissingConnectionError(f"There is no kubeconfig: KUBECONFIG {tried}. {ADVICE}")
@@ -113,13 +116,14 @@ def read_certificates(configuration: Configuration) -> list[bytes]:
     return [Path(name).read_bytes() for name in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if name]
 
 
-def context_namespace(environment: Mapping[str, str] | None = None) -> str:
-    """Return the namespace of the current context of the kubeconfig; `default` if it has none."""
+def context_namespace(environment: Mapping[str, str] | None = None, *, context: str | None = None) -> str:
+    """Return the namespace of a context of the kubeconfig, or of the current one; `default` if it has none."""
     environment = os.environ if environment is None else environment
     try:
-        _, current = list_kube_config_contexts(environment.get("KUBECONFIG") or _home_kubeconfig(environment))
-        return str(current["context"].get("namespace") or "default")
-    except (*_NO_KUBECONFIG, RecursionError):
+        contexts, current = list_kube_config_contexts(environment.get("KUBECONFIG") or _home_kubeconfig(environment))
+        chosen = current if context is None else next(each for each in contexts if each["name"] == context)
+        return str(chosen["context"].get("namespace") or "default")
+    except (*_NO_KUBECONFIG, RecursionError, StopIteration):  # the connection reports it
         return "default"
 
 

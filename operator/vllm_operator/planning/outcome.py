@@ -52,7 +52,7 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
-            sentences.append(f"({count(more, 'more note')}: kubectl vllm plan NAME --live.)")
+            sentences.append(f"({count(more, 'more note')}: kubectl vllm plan NAME.)")
     if chosen := ", ".join(f"{each.component} {each.backend}" for each in made.backends if each.chosen_by != "Engine"):
         sentences.append(f"Backends: {chosen}.")
     return " ".join(sentences)

@@ -6,10 +6,11 @@ because an autoscaler may make it, and new replicas must equal the old ones. The
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
-from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
@@ -33,10 +34,18 @@ NEW_PLAN_SECONDS = 1.0
 """Maximum age in seconds of the inventory for a new plan, which is then pinned."""
 PENDING_SECONDS = 5.0
 """Maximum age in seconds of the inventory while no GPU matches or a Pod waits for a node."""
+UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
+"""Fields of the spec that no plan depends on."""
+_INSTEAD = " instead of "
 
 
 def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
-    """Return whether the plan was made for the current spec, except replicas, and no new plan was requested since."""
+    """Return whether the plan was made for the current spec, except replicas, and no new plan was requested since.
+
+    The plan of an object that is rolled back is in force by definition.
+    """
+    if resource.rolled_back is not None:
+        return True
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
     same = pinned.observed_generation == resource.metadata.generation
@@ -66,11 +75,42 @@ def planned_generation(resource: VLLMDeployment) -> int:
     return resource.metadata.generation if made_for is None else made_for
 
 
+def planned_fields(spec: VLLMDeploymentSpec) -> dict[str, Any]:
+    """Return the fields of the spec that plans depend on, as JSON."""
+    return {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
+
+
+def read_rollback(resource: VLLMDeployment) -> tuple[str, str] | None:
+    """Return the revision to run and the one that it replaces, from the annotation; None without a valid one."""
+    name, sign, replaced = resource.metadata.annotations.get(ROLLBACK_ANNOTATION, "").partition(_INSTEAD)
+    return (name, replaced) if sign and is_name(name) and is_name(replaced) else None
+
+
+def rollback_request(name: str, replaced: str) -> str:
+    """Return the annotation that `read_rollback` reads."""
+    return f"{name}{_INSTEAD}{replaced}"
+
+
+def roll_back(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], number: int) -> VLLMDeployment:
+    """Return the object with an earlier plan in force, and with the fields of the spec that this plan was made for.
+
+    Raises pydantic.ValidationError if this version cannot read these fields.
+    """
+    unplanned = {name: value for name, value in resource.spec.to_json().items() if name in UNPLANNED}
+    spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned})
+    changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "rolled_back": number}
+    return resource.model_copy(update=changes)
+
+
+def rolled_back(plan: Plan, number: int, gpus: GPUs) -> Outcome:
+    """Return the outcome for an object that is rolled back to the revision with this number."""
+    message = say("plan.rolled_back", summary=summarize(plan, gpus, with_notes=False), number=number, annotation=ROLLBACK_ANNOTATION)
+    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.ROLLED_BACK, message), plan)
+
+
 def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """Return a digest of the spec without the fields that no plan depends on."""
-    unplanned = ("replicas", "autoscaling", "networkPolicy", "gateway")
-    fields = {name: value for name, value in spec.to_json().items() if name not in unplanned}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    """Return a digest of the fields of the spec that plans depend on."""
+    return hashlib.sha256(json.dumps(planned_fields(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float | None:

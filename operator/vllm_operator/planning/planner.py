@@ -23,12 +23,13 @@ from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
+from vllm_operator.planning import pinning
 from vllm_operator.planning.engine import image, overrides, serving
 from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
-from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
+from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape
 from vllm_operator.planning.placement import explanations, targets
 from vllm_operator.planning.placement.fitting import (
     Headroom,
@@ -70,6 +71,10 @@ def plan(
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest, moved = digest_of(resource.spec), overrides.translate(resource)
+    if pinned is not None and resource.rolled_back is not None:
+        return pinning.rolled_back(
+            pinning.with_cache_generation(pinned, moved.resource, cache_generation), resource.rolled_back, catalog.gpus
+        )
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
@@ -78,7 +83,7 @@ def plan(
         fresh = made.outcome()
     if pinned is None or not in_force:
         return fresh
-    kept = with_cache_generation(pinned, moved.resource, cache_generation)
+    kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
     return keep_plan(kept, fresh, catalog.gpus, resource.preset_change)
 
 

@@ -17,11 +17,13 @@ from vllm_operator.api.base import cut_depth
 from vllm_operator.api.labels import KIND, PLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
+from vllm_operator.planning.pinning import planned_fields
 
 DIGEST_LENGTH = 10
 MAX_NUMBER = 2**53
 """Maximum number of a revision that the operator writes. Higher numbers are ignored, because no number could follow the highest one."""
 
+_SPEC = "spec"
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
@@ -31,12 +33,12 @@ class RevisionError(Exception):
 
 def revision_name(resource: VLLMDeployment, plan: Plan) -> str:
     """Return the name of the revision of a plan."""
-    return _name(resource, plan.to_json())
+    return _name(resource, _content(resource, plan))
 
 
 def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[str, Any]:
-    """Return the manifest of the revision with this number."""
-    content = plan.to_json()
+    """Return the manifest of the revision with this number. Its data has the plan, and the fields of the spec that it was made for."""
+    content = _content(resource, plan)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -57,6 +59,11 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
         return Plan.model_validate(content)
     except ValidationError as error:
         raise RevisionError(f"ControllerRevision {name} does not contain a plan that this version of the operator can read") from error
+
+
+def read_planned_spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the spec that the plan of a revision was made for, as `read_revision` has checked it."""
+    return dict(reading.mapping(manifest, "data", _SPEC))
 
 
 def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
@@ -81,6 +88,11 @@ def with_plan_name(deployment: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a Deployment with the name of its plan in an annotation."""
     metadata = deployment["metadata"]
     return {**deployment, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), PLAN_ANNOTATION: name}}}
+
+
+def _content(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    content: dict[str, Any] = cut_depth({**plan.to_json(), _SPEC: planned_fields(resource.spec)})
+    return content
 
 
 def _name(resource: VLLMDeployment, content: Mapping[str, Any]) -> str:

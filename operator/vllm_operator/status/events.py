@@ -33,6 +33,7 @@ _BY_MESSAGE = (
     # the message may contain a port, an amount or the name of a Pod that differs at each attempt
     (READY, Reason.APPLY_FAILED, "apply", "apply"),
     (PROGRESSING, Reason.POD_REFUSED, "refused", "refused"),
+    (PLANNED, Reason.ROLLED_BACK, "rollback", ""),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
 

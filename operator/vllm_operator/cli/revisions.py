@@ -1,0 +1,125 @@
+"""`kubectl vllm history` and `rollback`: the plans of a VLLMDeployment, and the way back to an earlier one.
+
+A rollback is an annotation that the operator follows: an earlier revision runs, with the spec that it was made for, until the spec of the
+object changes or a new plan is requested. The spec of the object stays as it is.
+
+Exit status: 0, or 2 if the object or the revision does not exist, or cannot be used.
+"""
+
+import argparse
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from vllm_operator.api.conditions import PLANNED, TRUE, find_condition
+from vllm_operator.api.labels import ROLLBACK_ANNOTATION
+from vllm_operator.api.reading import Manifest, moment, text
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cli.documents import parse_deployment
+from vllm_operator.cli.inputs import InputError, add_name, add_output, print_as
+from vllm_operator.cli.live import annotate, described, read_with_revisions, with_client
+from vllm_operator.cli.plan import causes, difference_lines, plan_in, revisions_of
+from vllm_operator.cli.terminal import age, table, wrap
+from vllm_operator.planning.outcome import compare
+from vllm_operator.planning.pinning import read_rollback, rollback_request
+from vllm_operator.rendering.revision import RevisionError, number_of, read_planned_spec, read_revision
+
+HEADER = ("REVISION", "AGE", "STATE", "GPU", "VLLM", "WHY")
+
+
+def add_history_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `history`."""
+    add_name(parser)
+    add_output(parser)
+    parser.set_defaults(run=_show_history)
+
+
+def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `rollback`."""
+    add_name(parser)
+    parser.add_argument("revision", nargs="?", type=int, metavar="REVISION", help="its number (default: the one before the current one)")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would change")
+    parser.set_defaults(run=_roll_back)
+
+
+def _show_history(arguments: argparse.Namespace) -> int:
+    manifest, objects = read_with_revisions(arguments)
+    resource = parse_deployment(manifest)
+    rows = history(resource, revisions_of(resource, objects), datetime.now(UTC))
+    if arguments.output:
+        print_as(rows, arguments.output)
+    else:
+        print("\n".join(table(HEADER, [list(map(str, row.values())) for row in rows])) if rows else "There is no plan yet.")
+    return 0
+
+
+def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
+    """Return the revisions of an object, oldest first, in the order of the columns of the table."""
+    current = resource.status.plan
+    running, names = current.revision if current is not None else "", read_rollback(resource) or ("", "")
+    rows, before = list[dict[str, Any]](), None
+    for revision in revisions:
+        name = text(revision, "metadata", "name")
+        row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
+        row["state"] = "current" if name == running else "rolled back" if (running, name) == names else ""
+        try:
+            made = read_revision(resource, revision)
+            why = " ".join(causes(before, made)) if before is not None else ""
+            row |= {"gpu": f"{made.count} x {made.product or made.resource}", "version": made.engine_version or "", "why": why}
+            before = made
+        except RevisionError as error:
+            row |= {"gpu": "", "version": "", "why": f"{error}."}
+        rows.append(row)
+    return rows
+
+
+def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
+    """Return the revision to go back to (by default, the one before the current one), the current one, and the one for the current spec.
+
+    `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.
+    """
+    name, status, planned = resource.metadata.name, resource.status, find_condition(resource.status.conditions, PLANNED)
+    by_name = {text(each, "metadata", "name"): each for each in revisions}
+    running = status.plan.revision if status.plan is not None else ""
+    if status.observed_generation != resource.metadata.generation or planned is None:
+        raise InputError(
+            f"the operator has not processed the current spec of {name} yet. Try again, or check that it runs: kubectl vllm check"
+        )
+    if planned.status is not TRUE or running not in by_name:
+        raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {planned.message}")
+    current, names = by_name[running], read_rollback(resource)
+    replaced = by_name.get(names[1], current) if names is not None and names[0] == running else current
+    earlier = [each for each in revisions if number_of(each) < number_of(current)][-1:]
+    target = next((each for each in revisions if number_of(each) == number), None) if number is not None else next(iter(earlier), None)
+    if target is None:
+        wanted, known = (
+            "earlier revision" if number is None else f"revision {number}",
+            ", ".join(str(number_of(each)) for each in revisions),
+        )
+        raise InputError(f"{name} has no {wanted}. It has {known}, and {number_of(current)} is the current one")
+    if target in (current, replaced):
+        way = "is the current one" if target is current else f"is the one for the current spec. To return to it: {_end_command(resource)}"
+        raise InputError(f"revision {number_of(target)} {way}")
+    if not read_planned_spec(target):
+        raise InputError(f"revision {number_of(target)} does not contain its spec")
+    return target, current, replaced
+
+
+def _end_command(resource: VLLMDeployment) -> str:
+    return f"kubectl annotate vllm {resource.metadata.name} -n {resource.metadata.namespace} {ROLLBACK_ANNOTATION}-"
+
+
+def _roll_back(arguments: argparse.Namespace) -> int:
+    manifest, objects = read_with_revisions(arguments)
+    resource = parse_deployment(manifest)
+    target, current, replaced = find_rollback(resource, revisions_of(resource, objects), arguments.revision)
+    title = f"{resource.metadata.namespace}/{resource.metadata.name} from revision {number_of(current)} to revision {number_of(target)}"
+    print(f"{'Would roll back' if arguments.dry_run else 'Rolling back'} {title}.")
+    lines = difference_lines(compare(plan_in(resource, current), plan_in(resource, target)), "current", "then")
+    print("\n".join(lines or ["The GPU, the image, the backends and the settings stay the same."]))
+    if not arguments.dry_run:
+        value = rollback_request(*(text(each, "metadata", "name") for each in (target, replaced)))
+        with_client(arguments, described(arguments), lambda client: annotate(client, manifest, ROLLBACK_ANNOTATION, value))
+        ending = "The rollback ends when the spec changes or a new plan is requested. To end it now:"
+        print("\n" + "\n".join([*wrap(ending, ""), f"  {_end_command(resource)}"]))
+    return 0
