@@ -27,8 +27,8 @@ async def running(cluster: Cluster) -> Manifest:
 
 
 async def plan_diff(cluster: Cluster) -> tuple[int, str]:
-    """Exit status and page of `vllm-operator plan --diff --live`."""
-    command = (sys.executable, "-m", "vllm_operator", "plan", "--diff", "--live", "-n", cluster.namespace, "llama")
+    """Exit status and page of `vllm-operator plan NAME --diff`."""
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--diff", "-n", cluster.namespace, "llama")
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     page, _ = await process.communicate()

@@ -30,7 +30,9 @@ IMPORTED = {
 """Files of other tools, by the names that the pages give them."""
 REFUSED = """kubectl patch vllm qwen --type merge -p '{"spec":{"model":{"uri":"qwen"}}}'"""
 """The page says that it is."""
-DIFFERENCE = "vllm-operator plan", "--diff"
+DIFFERENCE = " plan", "--diff"
+CHECK = "kubectl vllm check"
+"""Ends with 1 where something is to do."""
 OF_A_CRASH = "vllm-operator diagnose --exit-code"
 """Ends with 3 where the log contains a crash, as that of `with_a_crashed_pod` does."""
 
@@ -41,7 +43,7 @@ def documented_statuses(text: str) -> set[int]:
         return {1}
     if OF_A_CRASH in text:
         return {3}
-    return {0, 1} if all(part in text for part in DIFFERENCE) else {0}
+    return {0, 1} if all(part in text for part in DIFFERENCE) or CHECK in text else {0}
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ async def test_plan_live_sees_what_the_operator_sees(served: Cluster, gpu_nodes:
     deployment["metadata"]["namespace"] = served.namespace
     await served.create({**deployment, "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}})
     await served.create(llama(served.namespace, "other", accelerator={"policy": "SmallestThatFits"}))
-    command = (sys.executable, "-m", "vllm_operator", "plan", "--live", "-n", served.namespace, "other")
+    command = (sys.executable, "-m", "vllm_operator", "plan", "-n", served.namespace, "other")
     environment = {**os.environ, "KUBECONFIG": str(served.kubeconfig)}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     page, _ = await process.communicate()

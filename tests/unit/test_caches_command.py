@@ -61,7 +61,7 @@ def test_the_table_says_where_caches_are_and_what_they_save(tmp_path: Path, caps
 
 
 def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any]) -> None:
-    rows = json.loads(run(tmp_path, capsys, objects, "-o", "json")[1])
+    rows = json.loads(run(tmp_path, capsys, objects, "-o", "json")[1])["caches"]
     assert [(row["name"], row["savedSeconds"], row["fetch"]) for row in rows] == [("fetched", None, "Fetched"), ("published", 424, "")]
 
 
@@ -78,7 +78,7 @@ def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )
 def test_where_caches_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: dict[str, Any], where: str) -> None:
     resource = {**llama("llama", cache=cache), "status": {"cache": {"key": "k"}}}
-    [row] = json.loads(run(tmp_path, capsys, [resource], "-o", "json")[1])
+    [row] = json.loads(run(tmp_path, capsys, [resource], "-o", "json")[1])["caches"]
     assert row["where"] == where
 
 

@@ -43,7 +43,7 @@ def test_the_condition_begins_with_the_most_severe_note() -> None:
     ]
     assert [text for text, want in zip(outcome.plan.notes, first, strict=False) if not text.startswith(want)] == []
     assert "vLLM 0.33.0. Note: deepseek-ai/DeepSeek-V3 will probably run out of memory" in outcome.planned.message
-    assert f"({len(outcome.plan.notes) - 1} more notes: kubectl vllm plan NAME --live.)" in outcome.planned.message
+    assert f"({len(outcome.plan.notes) - 1} more notes: kubectl vllm plan NAME.)" in outcome.planned.message
 
 
 def test_a_rule_carries_the_severity_of_its_warning() -> None:

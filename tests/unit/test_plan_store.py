@@ -14,6 +14,7 @@ from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.plan_store import OLD_REVISIONS
 from vllm_operator.kube.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.planning.pinning import planned_fields
 from vllm_operator.rendering.revision import RevisionError, plan_name, read_revision, render_revision, revision_name
 
 Manifest = dict[str, Any]
@@ -91,7 +92,8 @@ async def test_a_plan_is_one_revision_that_the_object_controls(bench: Bench, fle
     [owner] = revision["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (resource["metadata"]["uid"], True, True)
     assert revision["metadata"]["labels"]["app.kubernetes.io/instance"] == "llama"
-    assert (revision["revision"], revision["data"]) == (1, bench.plan().to_json())
+    spec = planned_fields(VLLMDeployment.parse(resource).spec)
+    assert (revision["revision"], revision["data"]) == (1, {**bench.plan().to_json(), "spec": spec})
     assert revision["metadata"]["name"] == in_force(bench) == applied(bench)
     assert "observed" not in str(revision["data"]["backends"])
     assert PLAN_ANNOTATION not in str(bench.deployment()["spec"])
