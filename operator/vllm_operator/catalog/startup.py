@@ -117,14 +117,9 @@ class Signature(Entry):
     )
 
     @property
-    def is_fatal(self) -> bool:
-        """Whether it is a crash, rather than a notice."""
-        return self.severity is Severity.FATAL
-
-    @property
     def is_echo(self) -> bool:
         """Whether it reports a failure without its cause."""
-        return self.is_fatal and self.priority <= ECHO_PRIORITY
+        return self.severity is Severity.FATAL and self.priority <= ECHO_PRIORITY
 
     def is_shown_beside(self, crash: str | None) -> bool:
         """Return whether to show it as a notice together with a crash of this signature, or without a crash (None)."""

@@ -164,7 +164,9 @@ def _headline(state: StartupState, red: str = "", green: str = "") -> str:
     name = STAGE_NAMES[state.stage]
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
-        return f"{red}Crashed{when}: {state.crash.signature}"
+        # An error without a signature is headed by what failed.
+        what = state.crash.cause.partition(": ")[0] if state.crash.family else state.crash.signature
+        return f"{red}Crashed{when}: {what}"
     if state.stage is Stage.READY:
         return f"{green}Started: the server is ready"
     if state.cut_off_at is not None:

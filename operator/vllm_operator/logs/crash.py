@@ -216,7 +216,12 @@ class _Findings:
         """Return the error itself, if the log contains it."""
         unknown = self.unknown
         counts = unknown is not None and self._counts(unknown) and not self._is_overruled(unknown)
-        return _best(each for each in self._explaining() if not each.is_doubtful) or (unknown if counts else None)
+        best = _best(each for each in self._explaining() if not each.is_doubtful)
+        if unknown is None or not counts:
+            return best
+        # Processes of the engine report that another one has ended. The error that it ended with came before.
+        is_consequence = best is not None and best.signature is not None and best.signature.follows_others and unknown.number < best.number
+        return unknown if best is None or is_consequence else best
 
     def cause(self, titled: Evidence | None) -> Evidence | None:
         """Return the best explanation. `titled`: the record that announces an error which the log does not contain."""
@@ -531,8 +536,8 @@ class CrashTracker:
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
-        later = (each for each in self._found.evidence.values() if each.number > (crash.line_number or 0))
-        known = (each for each in later if each.signature is not None and each.signature.id != crash.signature and each.signature.is_fatal)
+        later = (each for each in self._found.evidence.values() if each.number > (crash.line_number or 0) and each.is_error)
+        known = (each for each in later if each.signature is not None and each.signature.id != crash.signature)
         return tuple(map(self._described, sorted(known, key=lambda each: each.number)))
 
     def _described(self, evidence: Evidence) -> Crash:

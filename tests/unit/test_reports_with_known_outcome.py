@@ -1,0 +1,33 @@
+"""The reports of failures with a known outcome: those before July 2026 shaped the signatures and families, and stay right.
+
+The later ones are scored by hand, once for each state of the product (docs/accuracy.md), so that their figures say what a new log gets.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cli.scoring import Scored, Verdict, read_labels, score
+
+REPORTS = Path(__file__).parents[1] / "corpus/reports"
+SPLIT = "2026-07"
+NOT_TOLD = {
+    "hardware/gb10-cutlass-moe-sm100-symbol.log",  # a warning alone is no crash
+    "platforms/ray-plasma-shm.log",  # likewise
+    "serving/mm-hash-after-sleep.log",  # the request failed, not the engine
+    "serving/mm-hash-not-cached.log",  # likewise
+}
+LABELS = read_labels(REPORTS, before=SPLIT)
+SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}
+
+
+@pytest.mark.parametrize("scored", SCORED.values(), ids=lambda each: each.label.file)
+def test_a_report_from_before_the_split_is_diagnosed_as_it_turned_out(scored: Scored) -> None:
+    assert scored.verdict is (Verdict.UNKNOWN if scored.label.file in NOT_TOLD else Verdict.RIGHT)
+
+
+def test_the_reports_are_split_by_date() -> None:
+    later = read_labels(REPORTS, since=SPLIT)
+    assert (len(LABELS), len(later)) == (120, 107)
+    assert not {each.file for each in LABELS} & {each.file for each in later}
