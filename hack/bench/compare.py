@@ -33,7 +33,7 @@ from testenv import Environment
 from testenv.nodes import gpu_node
 
 PHASES: dict[str, Callable[[Turn], Awaitable[None]]] = {
-    phase.__name__: phase for phase in (Turn.burst, Turn.ready, Turn.steady, Turn.update, Turn.restart, Turn.outage, Turn.churn)
+    phase.__name__: phase for phase in (Turn.burst, Turn.ready, Turn.down, Turn.steady, Turn.update, Turn.restart, Turn.outage, Turn.churn)
 }
 
 

@@ -15,6 +15,7 @@ from bench.contenders import Contender, cpu_of
 from bench.figures import READS, WRITES, Figure, Request, asked_by, delays, for_each, of, parse_requests, quantile
 from bench.load import AGENT, GROUP, NAMESPACE, VERSIONS, Api, model, peak_memory
 from testenv import Environment
+from testenv.cri import LogWriter
 
 QUIET_SECONDS = 6.0
 """After so long without a write a phase is over. The controllers count Pods for some seconds longer, which would add to the next phase."""
@@ -55,12 +56,28 @@ class Turn:
 
     async def ready(self) -> None:
         """The Pods of all objects become Ready at once."""
-        async with self._phase("starting", self.names):
+        async with self._phase("starting", self.names) as phase:
             pods = await self._running_pods()
+        names = [pod["metadata"]["name"] for pod in pods[:100]]
+        wrote = [Request("", "", _owner(name), AGENT, 200, (at := self._write_log(name)), at) for name in names]
+        await self._until_quiet()
+        self._add_delays(phase, "log line to status, 100 at once", delays(wrote, self._theirs("vllmdeployments/status")))
         async with self._phase("ready", self.names) as phase:
             await asyncio.gather(*(self._make_ready(pod) for pod in pods))
         cause = [replace(request, name=_owner(request.name)) for request in self._own("patch", "pods/status")]
         self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._theirs("vllmdeployments/status"), last=True))
+
+    async def down(self) -> None:
+        """One Pod after another is not Ready for two seconds, and with it its Deployment."""
+        async with self._phase("down", self.names) as phase:
+            for pod in (pods := (await self._running_pods())[:100]):
+                await self._make_ready(pod, is_ready=False)
+                await asyncio.sleep(2)
+                await self._make_ready(pod)
+        went = {name: request for request in reversed(self._own("patch", "pods/status")) if (name := _owner(request.name))}
+        found = delays([replace(request, name=name) for name, request in went.items()], self._theirs("vllmdeployments/status"))
+        self._add_delays(phase, "Pod not Ready to status", found)
+        self._add(phase, "outages of 2 s that were not in the status within them", "", len(pods) - sum(at <= 2 for at in found.values()))
 
     async def steady(self) -> None:
         async with self._phase("steady", self.names):
@@ -190,10 +207,15 @@ class Turn:
             for generation, state in states
         )
 
-    async def _make_ready(self, pod: Any) -> None:
+    def _write_log(self, pod: str) -> float:
+        line = b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model m...\n"
+        LogWriter(self._environment.log_root / NAMESPACE / pod / "vllm" / "0.log").write(line)
+        return time.time()
+
+    async def _make_ready(self, pod: Any, *, is_ready: bool = True) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        ready = [{"type": name, "status": "True", "lastTransitionTime": now} for name in ("Ready", "ContainersReady")]
-        containers = [{**container, "ready": True, "started": True} for container in pod["status"]["containerStatuses"]]
+        ready = [{"type": name, "status": str(is_ready), "lastTransitionTime": now} for name in ("Ready", "ContainersReady")]
+        containers = [{**container, "ready": is_ready, "started": True} for container in pod["status"]["containerStatuses"]]
         path, kind = f"{PODS}/{pod['metadata']['name']}/status", "application/strategic-merge-patch+json"
         await self._api.call("PATCH", path, {"status": {"conditions": ready, "containerStatuses": containers}}, kind)
 
