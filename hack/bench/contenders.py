@@ -94,10 +94,11 @@ def cpu_of(pid: int) -> float:
 
 
 def _with_byte_code(environment: Mapping[str, str], python: str) -> dict[str, str]:
-    """Complete the environment of an operator so that Python finds its byte code, as in an image. It is compiled by importing it now."""
+    """Complete the environment of an operator so that Python finds its byte code, as in an image. It is compiled now."""
     folder = Path(tempfile.gettempdir()) / f"vllm-operator-byte-code-{os.getuid()}"
     complete = {**environment, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
-    subprocess.run([python, "-c", "import vllm_operator.controller.app"], env=complete, check=True)
+    program = "import compileall; compileall.compile_path(quiet=2, maxlevels=9)"
+    subprocess.run([python, "-c", program], env=complete, check=True)
     return complete
 
 
