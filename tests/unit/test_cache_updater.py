@@ -20,15 +20,21 @@ class World:
         self.cluster = FakeCluster()
         self.cluster.put(llama())
         self.keys: list[tuple[str, str]] = []
+        self.edited: list[tuple[str, str]] = []
         self.resynced: list[tuple[str, str]] = []
         self.cache = ObjectCache(self.cluster)
         self.updater = CacheUpdater(
             cache=self.cache,
-            changed=self.keys.append,
+            changed=self._edit,
+            child_changed=self.keys.append,
             resync=self.resynced.append,
             users_of=lambda kind, preset: [("default", "user")] if preset == ("default", "fast") else [],
             settle_seconds=0.01,
         )
+
+    def _edit(self, key: tuple[str, str]) -> None:
+        self.keys.append(key)
+        self.edited.append(key)
 
     def begin_watches(self) -> None:
         for kind in KINDS:
@@ -65,7 +71,7 @@ async def test_a_change_of_a_child_is_a_reason_to_look_at_its_owner(world: World
     made = world.cluster.put(deployment())
     world.updater.notice(DEPLOYMENT, made, deleted=False)
     world.updater.notice(DEPLOYMENT, made, deleted=False)
-    assert world.keys == [KEY]
+    assert (world.keys, world.edited) == ([KEY], [])
 
 
 async def test_what_belongs_to_nobody_is_passed_over(world: World) -> None:
@@ -125,4 +131,4 @@ async def test_a_change_of_a_preset_is_a_reason_to_look_at_the_objects_that_name
     for name in ("fast", "unused"):
         preset = {"apiVersion": PRESET.api_version, "kind": PRESET.kind, "metadata": {"name": name, "namespace": "default"}, "spec": {}}
         world.updater.notice(PRESET, world.cluster.put(preset), deleted=False)
-    assert world.keys == [("default", "user")]
+    assert world.keys == world.edited == [("default", "user")]

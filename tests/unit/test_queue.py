@@ -290,6 +290,13 @@ async def test_an_edit_overtakes_the_keys_of_a_resync(queue: WorkQueue[str]) -> 
     assert await queue.get() == "edited"
 
 
+async def test_an_edit_overtakes_the_events_of_other_objects_and_these_overtake_a_resync(queue: WorkQueue[str]) -> None:
+    queue.add("resync", Priority.RESYNC)
+    queue.add("Pod is Ready", Priority.EVENT)
+    queue.add("edited")
+    assert [await queue.get() for _ in range(3)] == ["edited", "Pod is Ready", "resync"]
+
+
 async def test_a_key_of_a_resync_gets_the_priority_of_a_change_when_its_object_is_edited(queue: WorkQueue[str]) -> None:
     for key in "abc":
         queue.add(key, Priority.RESYNC)

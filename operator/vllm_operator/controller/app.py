@@ -149,11 +149,12 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
         self.presets = Presets(self.cache)
+        child_changed = partial(self.queue.add, priority=Priority.EVENT)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         self.followers = Followers(
             self.cache,
             make_parser=crashes.make_parser,
-            changed=self.queue.add,
+            changed=child_changed,
             streams=settings.log_streams,
             restarted=self.metrics.task_restarts.labels("log").inc,
             share=LogShare(parsed=self.metrics.log_parse_seconds.inc),
@@ -185,7 +186,8 @@ class Operator:
         self.updater = CacheUpdater(
             cache=self.cache,
             changed=self.queue.add,
-            resync=lambda key: self.queue.add(key, Priority.RESYNC),
+            child_changed=child_changed,
+            resync=partial(self.queue.add, priority=Priority.RESYNC),
             users_of=self.presets.users_of,
             namespaces=settings.namespaces,
             seconds=settings.resync_seconds,

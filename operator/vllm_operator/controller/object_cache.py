@@ -204,7 +204,9 @@ class CacheUpdater:
 
     cache: ObjectCache
     changed: Callable[[Key], None]
-    """Called with the key of each VLLMDeployment that has changed itself or in its children or preset."""
+    """Called with the key of each VLLMDeployment that has changed itself or in its preset."""
+    child_changed: Callable[[Key], None]
+    """Called with the key of each VLLMDeployment of which a child has changed."""
     resync: Callable[[Key], None]
     """Called by `add_all`."""
     users_of: Callable[[Kind, Key], Iterable[Key]]
@@ -263,8 +265,9 @@ class CacheUpdater:
             self.loaded.set()
 
     def _add(self, kind: Kind, key: Key) -> None:
+        notify = self.changed if kind in _KEYS else self.child_changed
         for affected in self.users_of(kind, key) if kind in _PRESETS else (key,):
-            self.changed(affected)
+            notify(affected)
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:

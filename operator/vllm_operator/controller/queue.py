@@ -1,10 +1,11 @@
-"""The queue of keys to reconcile, with the contract of client-go's workqueue and two priorities.
+"""The queue of keys to reconcile, with the contract of client-go's workqueue and three priorities.
 
 A key is *dirty* from `add` until a worker takes it, and *processing* until the worker calls `done`. A key that is added while it is
 processed becomes dirty, and is handed out again after `done`. So no change is lost, and no key is processed twice at the same time.
 
-Keys of changes are handed out before keys of resyncs, and within each priority in the order in which they were added. A key that was just
-processed rests briefly (the debounce), so that consecutive changes are handled together.
+Keys of changes are handed out before keys of events, these before keys of resyncs, and within each priority in the order in which they were
+added. So when many objects change at once, all of them are applied before the events that follow are handled. A key that was just processed
+rests briefly (the debounce), so that consecutive changes are handled together.
 """
 
 import asyncio
@@ -30,8 +31,9 @@ RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.25, 15.0
 class Priority(IntEnum):
     """Which keys are handed out first. Lower values come first."""
 
-    CHANGE = 0  # an object has changed, or a delay has elapsed
-    RESYNC = 1  # a periodic check
+    CHANGE = 0  # a user has changed the object or its preset
+    EVENT = 1  # one of its children or logs has changed, or a delay has elapsed
+    RESYNC = 2  # a periodic check
 
 
 class WorkQueue(Generic[Key]):

@@ -85,7 +85,7 @@ class Workers:
         if result.requeue_seconds is None or result.requeue_seconds >= resync:
             self.queue.add_after(key, resync, Priority.RESYNC)
         else:
-            self.queue.add_after(key, max(0.05, result.requeue_seconds))
+            self.queue.add_after(key, max(0.05, result.requeue_seconds), Priority.EVENT)
 
     async def _report_bug(self, key: Key, error: Exception) -> None:
         try:
