@@ -107,15 +107,17 @@ def _cell(schema: Schema) -> str:
 
 def conditions_reference() -> str:
     meaning = {getattr(conditions, name): text for name, text, _ in _documented(conditions)}
-    reasons = ((type, f"`{getattr(conditions.Reason, name)}`", text) for name, text, type in _documented(conditions.Reason))
+    documented = (found for found in _documented(conditions.Reason) if found[2] != conditions.NOT_REPORTED_REASONS)
+    reasons = ((type, f"`{getattr(conditions.Reason, name)}`", text) for name, text, type in documented)
     lines = [
         OF_TYPES + "# Conditions\n",
-        "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it gives the reason and the message "
-        "of the problem that keeps the VLLMDeployment from serving as specified. "
-        f"{', '.join(f'`{type}`' for type in conditions.ALWAYS)} are set on every object. The condition of a feature is set once the spec "
-        "asks for the feature. `kubectl wait --for=condition=TYPE` works for all of them. Only `Crashed` and `Stalled`, which report a "
-        "problem, are absent without one. `observedGeneration` of a condition is the generation of the spec that it was observed for. "
-        "A message states the situation, then what you can do.\n",
+        "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: while not everything that the spec asks "
+        "for is in effect, it has the reason and, in short, the problem, and names the condition that says more. `Available` tells "
+        "whether requests are served. "
+        f"{' and '.join(f'`{type}`' for type in conditions.ALWAYS)} are set on every object, and any other condition only while it says "
+        "more than they do. `kubectl wait --for=condition=TYPE` works for all of them: it waits for a condition that is absent. A "
+        "condition is about the generation in `status.observedGeneration`, unless it has an `observedGeneration` itself, which is then "
+        "older. A message states the situation, then what you can do.\n",
         *table("condition | True means", ((f"`{type}`", meaning[type]) for type in conditions.ORDER)),
         "\nReasons, by condition:\n",
         *table("condition | reason | meaning", reasons),

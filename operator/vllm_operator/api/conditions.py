@@ -47,6 +47,8 @@ STALLED = "Stalled"
 
 ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
 """Order in which conditions are shown."""
+NOT_REPORTED_REASONS = "Not reported"
+"""Group of the reasons that say no more than Ready, so that their condition is absent."""
 ALWAYS = (READY, AVAILABLE)
 """Conditions that are set on every object that the operator has seen."""
 
@@ -55,8 +57,6 @@ class Reason:
     """Reasons of conditions, grouped by condition."""
 
     # Accepted
-    VALID = "Valid"
-    """All of the spec is in effect."""
     FIELDS_IGNORED = "FieldsIgnored"
     """The spec is valid, but some fields of `spec.podTemplate` have no effect. The message lists them."""
     INVALID_SPEC = "InvalidSpec"
@@ -82,8 +82,6 @@ class Reason:
     """The API server does not list the nodes or their Pods at the moment. The operator tries again."""
     GPU_UNKNOWN = "GPUUnknown"
     """The node labels do not identify the GPUs. vLLM chooses the backends."""
-    NOT_ACCEPTED = "NotAccepted"
-    """There is no plan because the spec was not accepted."""
     REVISION_UNUSABLE = "RevisionUnusable"
     """The ControllerRevision of the current plan is missing, not controlled by this object, or has another content."""
     REVISION_REFUSED = "RevisionRefused"
@@ -143,12 +141,8 @@ class Reason:
     PUBLISH_FAILED = "PublishFailed"
     """The Job that publishes failed, or could not be created. The message says why."""
     # Progressing
-    STARTED = "Started"
-    """All replicas have started and serve the current spec. The rollout is complete."""
     STARTING = "Starting"
     """A start is making progress."""
-    NOT_PLANNED = "NotPlanned"
-    """The current spec cannot be rolled out without a plan. See the conditions Accepted and Planned."""
     UNSCHEDULABLE = "Unschedulable"
     """The Pod cannot be scheduled. The message says why."""
     PULLING_IMAGE = "PullingImage"
@@ -231,6 +225,15 @@ class Reason:
     """Some replicas are ready, others are not ready yet."""
     NOT_SERVING = "NotServing"
     """No replica is ready. A reason of Available."""
+    # Not reported
+    VALID = "Valid"
+    """All of the spec is in effect."""
+    NOT_ACCEPTED = "NotAccepted"
+    """There is no plan because the spec was not accepted."""
+    STARTED = "Started"
+    """All replicas have started and serve the current spec. The rollout is complete."""
+    NOT_PLANNED = "NotPlanned"
+    """The current spec cannot be rolled out without a plan. See the conditions Accepted and Planned."""
 
 
 @dataclass(frozen=True, slots=True)
