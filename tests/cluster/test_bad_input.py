@@ -11,7 +11,7 @@ import yaml
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.crd import CRD, install_crd
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, problem
 from testenv import Environment
 from vllm_operator.controller.preconditions import OPTIONAL, REQUIRED
 
@@ -209,7 +209,7 @@ async def test_binary_and_endless_log_lines_do_no_harm(served: Cluster, sim: Sim
 
 async def test_a_claim_that_does_not_bind_is_said_with_its_reason(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "no-such-class"}}))
-    seen = await served.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "ClaimNotBound"))
+    seen = await served.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "StorageClassMissing"))
     assert "no-such-class" in condition(seen, "CacheWarm")["message"]
     assert condition(seen, "Ready")["status"] == "False"
 
@@ -234,7 +234,7 @@ async def test_what_the_api_server_refuses_is_said_in_its_words(served: Cluster,
     template: dict[str, Any] = {"spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 99999}]}]}}
     await served.create(llama(served.namespace, podTemplate=template))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
-    assert "99999" in condition(seen, "Ready")["message"]
+    assert "99999" in problem(seen)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_a_slip_in_the_pod_template_is_said_and_repaired(
 ) -> None:
     await served.create(llama(served.namespace, podTemplate={"spec": spec}))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
-    message = condition(seen, "Ready")["message"]
+    message = problem(seen)
     assert words in message
     assert message.endswith("The refused field comes from spec.podTemplate. Correct it there.")
     await served.wait_for_event("llama", "ApplyFailed")
@@ -261,7 +261,7 @@ async def test_a_field_that_the_api_server_does_not_know_is_said_and_repaired(se
     tolerations = [{"key": "a", "effekt": "NoSchedule"}]
     await served.create(llama(served.namespace, podTemplate={"spec": {"tolerations": tolerations}}))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "InvalidSpec"))
-    assert "podTemplate.spec.tolerations[0].effekt (did you mean effect?)" in condition(seen, "Ready")["message"]
+    assert "podTemplate.spec.tolerations[0].effekt (did you mean effect?)" in problem(seen)
     await served.wait_for_event("llama", "InvalidSpec")
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
@@ -274,7 +274,7 @@ async def test_a_quota_that_forbids_the_pod_is_said_with_its_name(served: Cluste
     await served.request("POST", quotas, body=quota)
     await served.create(llama(served.namespace, parallelism={"tensor": 2}))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "PodRefused"))
-    message = condition(seen, "Ready")["message"]
+    message = problem(seen)
     assert message.startswith("The Deployment cannot create Pods: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2")
     assert "have the quota raised" in message
 
@@ -287,7 +287,7 @@ async def test_a_deployment_of_another_owner_is_not_taken_over(served: Cluster, 
     await served.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     await served.create(llama(served.namespace))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
-    assert "Deployment llama" in condition(seen, "Ready")["message"]
+    assert "Deployment llama" in problem(seen)
     assert (await served.get("Deployment", "llama"))["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
 
 

@@ -8,7 +8,7 @@ from itertools import dropwhile
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, problem
 from support.own_knowledge import LICENCE_SIGNATURE, config_map
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story, wait_for_story
 from testenv import Environment
@@ -232,7 +232,7 @@ async def test_a_lost_node_is_reported(served: Cluster, sim: Simulator, operator
     gone = [c | {"status": "False", "lastTransitionTime": stamp} if c["type"] == "Ready" else c for c in now["conditions"]]
     await served.patch("Pod", pod, {"status": {"conditions": gone}}, subresource="status")
     told = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "NodeLost"), within=30)
-    assert f"Node {node} of Pod {pod} has stopped reporting" in condition(told, "Ready")["message"]
+    assert f"Node {node} (Pod {pod}) has not reported since" in problem(told)
 
 
 async def test_an_evicted_pod_is_reported_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

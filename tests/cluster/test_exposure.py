@@ -106,7 +106,7 @@ async def test_a_route_that_the_chart_does_not_allow_is_explained_and_changes_no
     await served.create(llama(served.namespace, gateway=GATEWAY))
     told = await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "IntegrationDisabled"))
     assert "Set integrations.gateway to true" in condition(told, "Exposed")["message"]
-    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.wait_for("VLLMDeployment", "llama", has("Available", "True"))
     requests = audit.requests(user=f"system:serviceaccount:{served.namespace}:{ACCOUNT}")
     assert [it for it in requests if it.group.startswith(("gateway.", "inference."))] == []
 

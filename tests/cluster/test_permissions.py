@@ -13,7 +13,7 @@ from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.metrics_adapter import serve_metrics
-from support.operator_process import OperatorProcess, condition, has
+from support.operator_process import OperatorProcess, condition, has, problem
 from support.operator_process import llama as any_llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
@@ -145,7 +145,7 @@ async def wait_for_a_volume(cluster: Cluster) -> None:
     volume = {"storageClassName": "there-is-none"}
     await cluster.create(llama(cluster.namespace, "waits", cache={"volume": volume, "onDelete": "Delete"}))
     await cluster.wait_for("VLLMDeployment", "waits", has("Ready", "False", "ClaimNotBound"), within=60)
-    await cluster.wait_for("VLLMDeployment", "waits", lambda it: "there-is-none" in condition(it, "Ready")["message"], within=60)
+    await cluster.wait_for("VLLMDeployment", "waits", lambda it: "there-is-none" in problem(it), within=60)
     await cluster.delete("VLLMDeployment", "waits")
     await cluster.wait_until_gone("Deployment", "waits", within=60)
 

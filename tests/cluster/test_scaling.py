@@ -32,7 +32,7 @@ async def test_the_real_controller_adds_one_replica_and_waits_until_it_may_serve
     served: Cluster, sim: Simulator, operator: OperatorProcess, audit: AuditTrail
 ) -> None:
     await served.create(llama(served.namespace, cache=SHARED, autoscaling={"maxReplicas": 4}))
-    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NotAutoscaled"))
     told = await served.wait_for("VLLMDeployment", "llama", has("Autoscaled", "False", "MetricsAPIMissing"))
     assert "helm install prometheus-adapter" in condition(told, "Autoscaled")["message"]
     assert not await served.exists("HorizontalPodAutoscaler", "llama")
@@ -91,7 +91,7 @@ async def test_keda_gets_an_object_that_its_schema_accepts_as_soon_as_it_is_inst
     await served.create(llama(served.namespace, cache=SHARED, autoscaling={"maxReplicas": 4, "keda": KEDA}))
     told = await served.wait_for("VLLMDeployment", "llama", has("Autoscaled", "False", "KindNotInstalled"))
     assert "kubectl apply --server-side -f https://github.com/kedacore/keda" in condition(told, "Autoscaled")["message"]
-    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NotAutoscaled"))
 
     await install_crd(served, SCALED_OBJECT)
     await look_again(served, "after the installation")

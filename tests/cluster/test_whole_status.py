@@ -45,13 +45,6 @@ async def test_a_volume_of_the_model_that_does_not_exist_is_an_error(served: Clu
 
 async def test_a_storage_class_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "fastt"}}))
-    claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", bool)
-    about = {"kind": "PersistentVolumeClaim", "namespace": served.namespace, "name": "llama-cache", "uid": claim["metadata"]["uid"]}
-    said = 'storageclass.storage.k8s.io "fastt" not found'
-    event = {"reason": "ProvisioningFailed", "message": said, "type": "Warning", "involvedObject": about}
-    times = {"firstTimestamp": claim["metadata"]["creationTimestamp"], "lastTimestamp": claim["metadata"]["creationTimestamp"]}
-    named = {"metadata": {"name": "llama-cache.1", "namespace": served.namespace}}
-    await served.create({"apiVersion": "v1", "kind": "Event", **named, **event, **times})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "StorageClassMissing"), within=40)
     assert "correct spec.cache.volume.storageClassName and delete the PVC" in condition(told, "CacheWarm")["message"]
     assert condition(told, "Progressing")["status"] == "False"

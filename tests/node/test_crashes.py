@@ -7,7 +7,7 @@ import pytest
 from nodeenv import NodeEnvironment
 from support.cluster import Cluster, Manifest
 from support.engines import container, model, the_engine, told_once, until_ready
-from support.operator_process import condition, has
+from support.operator_process import condition, has, problem
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -122,7 +122,7 @@ async def test_an_image_that_does_not_exist_is_reported(cluster: Cluster) -> Non
     manifest["spec"]["engine"]["image"] = "docker.io/library/no-such-image:test"
     await cluster.create(manifest)
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ImagePullFailed"), within=60)
-    assert "no-such-image" in condition(told, "Ready")["message"]
+    assert "no-such-image" in problem(told)
     right = {"spec": {"engine": {"image": model(cluster)["spec"]["engine"]["image"]}}}
     await cluster.patch("VLLMDeployment", "llama", right)
     await until_ready(cluster)

@@ -10,7 +10,7 @@ from nodeenv.deviceplugin import device_names
 from nodeenv.environment import DEVICES
 from support.cluster import Cluster
 from support.engines import fetch, model, the_engine, until_ready
-from support.operator_process import condition, has
+from support.operator_process import has, problem
 from testenv.nodes import gpu_node
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ async def test_what_others_have_taken_is_missed_by_name(
     assert await devices_of(cluster) == set(device_names(resource, DEVICES[resource]))
     await cluster.create(model(cluster, name="second", speed="200", spec=one))
     told = await cluster.wait_for("VLLMDeployment", "second", has("Ready", "False", "Unschedulable"), within=60)
-    assert f"Insufficient {resource}" in condition(told, "Ready")["message"]
+    assert f"Insufficient {resource}" in problem(told)
     await cluster.delete("VLLMDeployment", "llama")
     await until_ready(cluster, "second")
     assert len(await devices_of(cluster, "second")) == 1
@@ -51,7 +51,7 @@ async def test_what_others_have_taken_is_missed_by_name(
 async def test_what_no_node_offers_is_said_with_what_there_is(cluster: Cluster, wanted: dict[str, Any]) -> None:
     await cluster.create(model(cluster, spec=wanted))
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"), within=60)
-    message = condition(told, "Ready")["message"]
+    message = problem(told)
     assert all(words in message for words in ("8x NVIDIA H100", "2x 1g.10gb")), message
 
 
@@ -77,8 +77,8 @@ async def test_a_taint_of_another_owner_is_reported(cluster: Cluster, taint: Cal
     await taint(key="dedicated", value="team-a")
     await cluster.create(model(cluster, speed="200"))
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"), within=60)
-    assert "has the taint dedicated=team-a:NoSchedule. To start there, add" in condition(told, "Ready")["message"]
-    assert "{key: dedicated, operator: Equal, value: team-a, effect: NoSchedule}" in condition(told, "Ready")["message"]
+    assert "has the taint dedicated=team-a:NoSchedule. To start there, add" in problem(told)
+    assert "{key: dedicated, operator: Equal, value: team-a, effect: NoSchedule}" in problem(told)
     tolerations = [{"key": "dedicated", "operator": "Equal", "value": "team-a", "effect": "NoSchedule"}]
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"spec": {"tolerations": tolerations}}}})
     await until_ready(cluster)
@@ -90,7 +90,7 @@ async def test_a_gpu_beside_another_processor_is_no_place_for_an_image_of_amd64(
         amd64 = {"nodeSelector": {"kubernetes.io/arch": "amd64"}}
         await cluster.create(model(cluster, spec={"accelerator": {"architectures": ["sm_121"]}}, pod=amd64))
         told = await cluster.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"), within=60)
-        assert "sm_121" in condition(told, "Ready")["message"]
-        assert "GB10" in condition(told, "Ready")["message"]
+        assert "sm_121" in problem(told)
+        assert "GB10" in problem(told)
     finally:
         await cluster.delete("Node", "gpu-gb10-0")

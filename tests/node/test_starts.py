@@ -11,7 +11,7 @@ from support import helm
 from support.cluster import Cluster, Manifest, is_ready
 from support.engines import eventually, fetch, has_stage, model, nothing_moved, seconds_to_serve, the_engine, until_ready
 from support.kubectl import Kubectl
-from support.operator_process import condition, has
+from support.operator_process import condition, has, problem
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -80,7 +80,7 @@ async def test_it_shows_the_stages_of_a_first_start_and_the_second_is_warm(clust
 async def test_it_serves_through_the_service_as_the_condition_says(cluster: Cluster) -> None:
     await cluster.create(model(cluster, speed="200"))
     ready = await until_ready(cluster)
-    assert f"http://llama.{cluster.namespace}.svc:8000/v1" in condition(ready, "Ready")["message"]
+    assert f"http://llama.{cluster.namespace}.svc:8000/v1" in condition(ready, "Available")["message"]
     pod = await the_engine(cluster)
     assert "Llama-3.1-8B-Instruct" in await fetch(cluster, pod, "/v1/models")
     assert "vllm:num_requests_running" in await fetch(cluster, pod, "/metrics")
@@ -138,7 +138,7 @@ async def test_a_node_that_is_lost_is_reported_and_forgotten_when_it_is_back(clu
     await asyncio.to_thread(environment.node.stop_kubelet)
     try:
         lost = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NodeLost"), within=90)
-        assert environment.node.name in condition(lost, "Ready")["message"]
+        assert environment.node.name in problem(lost)
     finally:
         await asyncio.to_thread(environment.node.start_kubelet_again)
     await until_ready(cluster)

@@ -171,6 +171,14 @@ def condition(resource: Manifest, type: str) -> Manifest:
     return next((found for found in conditions if found["type"] == type), {})
 
 
+def problem(resource: Manifest) -> str:
+    """The message of the condition that Ready refers to, which says all of it, else the one of Ready."""
+    said: str = condition(resource, "Ready").get("message", "")
+    see = re.search(r" See condition (\w+)\.", said)
+    found: str = condition(resource, see[1]).get("message", "") if see else ""
+    return found or said
+
+
 def has(type: str, status: str, reason: str = "") -> Any:
     """A predicate for `wait_for`: the object has this condition."""
 
