@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, the_pod
+from support.cluster import Cluster, Simulator, the_pod
 from support.kubectl import Kubectl, KubectlError
 from support.operator_process import OperatorProcess, condition, has, llama
 from vllm_operator.cli.status import read_object
@@ -77,3 +77,38 @@ async def test_events_of_an_earlier_object_are_not_shown(served: Cluster, operat
         await client.close()
     assert "Unsupported" in {event["reason"] for event in await served.events(name="llama")}
     assert "Unsupported" not in {event["reason"] for event in events}
+
+
+LINES = {"serving": 52, "starting": 56, "crashed": 60}
+"""Lines of `kubectl describe`, at most, without the spec, which the user wrote."""
+
+
+async def page(served: Cluster, operator: OperatorProcess) -> list[str]:
+    """What kubectl shows of the object, without its spec, when nothing changes any more."""
+    await operator.until_quiet()
+    lines = (await Kubectl(served.kubeconfig, served.namespace).run("describe", "vllm", "llama")).splitlines()
+    return [*lines[: lines.index("Spec:")], *lines[lines.index("Status:") :]]
+
+
+async def test_kubectl_describe_fits_on_a_screen(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    pod = await the_pod(served)
+    await served.wait_until_runs(pod)
+    log = sim.log(pod)
+    log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
+    await served.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
+    starting = await page(served, operator)
+    assert len(starting) <= LINES["starting"], "\n".join(starting)
+    await sim.change(pod, load="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    serving = await page(served, operator)
+    assert len(serving) <= LINES["serving"], "\n".join(serving)
+
+
+async def test_kubectl_describe_of_a_crash_fits_on_a_screen(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="crash", pull="0", backoff="120")
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "UnknownCrash"), within=60)
+    crashed = await page(served, operator)
+    assert len(crashed) <= LINES["crashed"], "\n".join(crashed)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -198,6 +198,9 @@ def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterato
 def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
     ready = [view for view in observed.pod_facts if view.phase is Phase.READY]
+    crash = find_condition(status.conditions, CRASHED)
+    if crash is not None and crash.status is TRUE:
+        return
     if now is not None or observed.outcome.refusal is not None or not observed.wanted or not ready:
         return
     if before is None and (observed.previous.ready_replicas or 0) >= observed.serving:

@@ -120,13 +120,11 @@ def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecove
 
 
 def reportable(observed: Observation, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Return the verdicts to report: those that say more than Ready. Progressing refers to Crashed if it has nothing to add."""
-    crash, progress = judged.get(CRASHED), judged[PROGRESSING]
-    is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
-    if is_only_crash and progress.reason in (Reason.START_FAILED, Reason.STOPPED):
-        progress = Verdict(progress.status, progress.reason, observed.messages.say("progressing.crashed"))
-    told = {**judged, PROGRESSING: progress}
-    return {type: verdict for type, verdict in told.items() if verdict.reason not in _SAID_BY_READY.get(type, ())}
+    """Return the verdicts to report: those that say more than Ready, and Progressing only if it says more than Crashed."""
+    crash, said = judged.get(CRASHED), dict(_SAID_BY_READY)
+    if crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1:
+        said[PROGRESSING] += (Reason.START_FAILED, Reason.STOPPED)
+    return {type: verdict for type, verdict in judged.items() if verdict.reason not in said.get(type, ())}
 
 
 def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
