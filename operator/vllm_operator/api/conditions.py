@@ -71,7 +71,7 @@ class Reason:
     PLANNED = "Planned"
     """The operator chose a GPU and backends."""
     PLAN_DRIFTED = "PlanDrifted"
-    """The current plan is in force. The current catalog, nodes or preset would result in a different plan."""
+    """The current plan stays. With the catalog, the nodes or the preset of today, a new plan would differ."""
     ROLLED_BACK = "RolledBack"
     """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
     NO_MATCHING_GPU = "NoMatchingGPU"
