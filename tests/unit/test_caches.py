@@ -134,7 +134,7 @@ def test_a_variable_of_the_bytecode_that_the_user_sets_is_kept_with_a_note(name:
     resource = deployment(engine={"version": "0.20.1", "env": [{"name": name, "value": value}]})
     plan = made(resource, real_node("h100-sxm"))
     [note] = [note for note in plan.notes if name in note]
-    assert note.startswith(f"You set {name} to {value!r}. The operator would use ")
+    assert note.startswith(f"You set {name} to {value!r}, which replaces ")
     assert [variable.name for variable in plan.env if variable.name == name] == []
     rendered = [entry for entry in render_container(resource, plan)["env"] if entry["name"] == name]
     assert rendered == [{"name": name, "value": value} if value else {"name": name}]
