@@ -77,5 +77,5 @@ async def test_without_a_free_gpu_the_rollout_begins_cold(served: Cluster, sim: 
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
         await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
         done = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30)
-        assert done["status"]["cache"]["primingSkipped"] == "No GPU was free within 1 s."
+        assert done["status"]["cache"]["primingSkipped"] == "the helper Pod found no GPU within 1 s."
         await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)

@@ -196,7 +196,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on(served: Cluster, sim: 
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
         await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
         done = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30)
-        assert done["status"]["cache"]["primingSkipped"] == "No GPU was free within 1 s."
+        assert done["status"]["cache"]["primingSkipped"] == "the helper Pod found no GPU within 1 s."
         await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
 
 
@@ -371,7 +371,7 @@ async def test_replicas_that_a_claim_for_one_node_would_hang_are_reported(
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, replicas=3, parallelism={"tensor": 4}))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "stays Pending" in condition(r, "CacheWarm").get("message", ""))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "does not start" in condition(r, "CacheWarm").get("message", ""))
     said = condition(told, "CacheWarm")["message"]
     assert "no node has GPUs for more than 2 replicas" in said
     assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany PVC in spec.cache.claimName" in said

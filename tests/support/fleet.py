@@ -43,15 +43,15 @@ class Fleet:
     def replicas(self, name: str = "llama") -> int | None:
         return reading.integer(self.deployment(name), "spec", "replicas")
 
-    def start(self, deployment: str = "llama", *, pod: str | None = None, created: datetime | None = None) -> str:
-        """A Pod of a Deployment starts; return its name."""
+    def start(self, deployment: str = "llama", *, pod: str | None = None, created: datetime | None = None, node: str = "node-1") -> str:
+        """A Pod of a Deployment starts on a node, by default one without GPUs that the operator knows; return its name."""
         template = copy.deepcopy((self.deployment(deployment) or {})["spec"]["template"])
         self._made += 1
         name = pod or f"{deployment}-{self._made}"
         metadata = {"name": name, "namespace": "default", **controlled_by_deployment(deployment, template["metadata"]["labels"])}
         if created is not None:
             metadata["creationTimestamp"] = reading.stamp(created)
-        spec = {**template["spec"], "nodeName": "node-1"}
+        spec = {**template["spec"], "nodeName": node}
         self.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
         self.show(name, NOT_READY, state={"running": {"startedAt": self.time()}})
         return name

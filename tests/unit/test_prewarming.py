@@ -64,11 +64,8 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(fleet: Fleet
     assert bench.status().ready_replicas == 2
     assert bench.condition("CachePublished").reason == "Publishing"
     message = bench.message("CacheWarm")
-    assert "A Pod that serves no requests is compiling the caches for vllm/vllm-openai:v0.24.0" in message
-    assert (
-        "publishes them to registry.example/team/caches. The current replicas serve until the caches of the new Pods are published."
-        in message
-    )
+    assert "A helper Pod compiles kernels for vllm/vllm-openai:v0.24.0" in message
+    assert "publishes them to registry.example/team/caches. The current replicas keep serving." in message
     fleet.ready(primer)
     await fleet.settle()
     assert fleet.deployment() == before, "a primer that is Ready has not published yet"
@@ -130,7 +127,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     before, primer = await rolling_out(fleet)
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "If no GPU is free by 12:01:00 UTC, the rollout continues without it." in bench.message("CacheWarm")
+    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.message("CacheWarm")
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
@@ -140,7 +137,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     bench.restart()
     await fleet.settle()
     assert fleet.deployment("llama.primer") is None
-    assert "No GPU was free within 60 s" in bench.message("CacheWarm")
+    assert "the helper Pod found no GPU within 60 s" in bench.message("CacheWarm")
 
 
 async def test_a_quota_without_room_does_not_hold_the_rollout(fleet: Fleet, bench: Bench) -> None:
@@ -182,7 +179,7 @@ async def test_a_publication_that_fails_is_tried_three_times_and_then_the_rollou
     assert (fleet.deployment() != before) is begins
     assert (fleet.deployment("llama.primer") is None) is begins
     if begins:
-        assert "were not filled before the rollout: They could not be published: It does what it does." in bench.message("CacheWarm")
+        assert "were not filled before the rollout: they could not be published: It does what it does." in bench.message("CacheWarm")
         assert "tries again" not in bench.message("CachePublished")
         bench.restart()
         fleet.gone(primer)

@@ -24,7 +24,7 @@ async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytes
     await fleet.settle()
     assert await command == 0
     said = capsys.readouterr().out
-    assert "A Pod that serves no requests is filling directory" in said
+    assert "A helper Pod compiles kernels" in said
     assert f"The caches of llama are filled (cache key {fleet.key()})." in said
 
 

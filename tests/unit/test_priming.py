@@ -121,7 +121,7 @@ async def test_a_cache_is_filled_ahead_of_traffic(bench: Bench, fleet: Fleet) ->
     assert (fleet.replicas(), fleet.replicas("llama.primer")) == (0, 1)
     primer = fleet.start("llama.primer")
     await fleet.settle()
-    assert "is filling directory" in bench.message("CacheWarm")
+    assert "A helper Pod compiles kernels" in bench.message("CacheWarm")
     assert bench.status().ready_replicas == 0
     fleet.ready(primer)
     await fleet.settle()
@@ -200,7 +200,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     primer = fleet.start("llama.primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "If no GPU is free by 12:01:00 UTC, the rollout continues without it." in bench.message("CacheWarm")
+    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.message("CacheWarm")
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
@@ -210,7 +210,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     fleet.gone(primer)
     bench.restart()
     await fleet.settle()
-    assert "No GPU was free within 60 s" in bench.message("CacheWarm")
+    assert "the helper Pod found no GPU within 60 s" in bench.message("CacheWarm")
     assert fleet.deployment("llama.primer") is None
 
 

@@ -13,6 +13,7 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.events import Change
 from vllm_operator.api.status import CrashStatus
+from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.state import Stage
@@ -32,6 +33,7 @@ FACTS: dict[str, Any] = {
     "until": o.NOW,
     "usual": Estimate(35, "with a small model", o.NOW),
     "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
+    "held": HeldRollout(needed=2, count=8, device="B200", room=1, most=3),
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (
@@ -53,6 +55,8 @@ FACTS |= dict.fromkeys(
     (
         *NUMBERS,
         "room",
+        "size",
+        "requested",
         "seconds",
         "times",
         "code",

@@ -8,18 +8,19 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
+from support.operators import llama as resource
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.claims import plan_weights
-from vllm_operator.kube.client import CLAIM
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, EVENT, POD, VLLM_DEPLOYMENT, Forbidden
 
 GIB = 2**30
 WITH_CACHES = PlannedWeights(place="WithCaches")
 
 
-def own(size: str | None = None) -> PlannedWeights:
-    return PlannedWeights(place="OwnVolume", volume_size=size)
+def own(size: str | None = None, weight_bytes: int | None = 15 * GIB) -> PlannedWeights:
+    return PlannedWeights(place="OwnVolume", volume_size=size, size_bytes=weight_bytes)
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Case:
 VOLUME = {"name": "cache", "hostPath": {"path": "/mnt"}}
 CASES = {
     "nothing said: a claim as large as the weights need": Case({}, own("30Gi")),
-    "a large model": Case({}, own("780Gi"), weight_bytes=641 * GIB),
-    "an unknown model": Case({}, own("100Gi"), weight_bytes=None),
+    "a large model": Case({}, own("780Gi", 641 * GIB), weight_bytes=641 * GIB),
+    "an unknown model": Case({}, own("100Gi", None), weight_bytes=None),
     "the caches on a claim of a class": Case({"cache": {"volume": {"storageClassName": "fast"}}}, own("30Gi")),
     "a size given": Case({"weights": {"volume": {"size": "1Ti"}}}, own("1Ti")),
     "a claim named": Case({"weights": {"claimName": "all-weights"}}, own()),
@@ -94,7 +95,7 @@ async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fle
 
 
 PLACES = {
-    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("Unknown: no start has reported yet", "/mnt/nvme on the node")),
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("No start has shown yet whether the caches", "/mnt/nvme on the node")),
     "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod starts cold")),
     "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod starts cold")),
 }
@@ -112,7 +113,7 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "The other replica stays Pending."), id="too many"),
+        pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "The other replica does not start."), id="too many"),
         pytest.param({"replicas": 8}, ("All 8 replicas must run there",), id="just enough"),
         pytest.param(
             {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteMany"}}, "weights": {}},
@@ -136,3 +137,111 @@ async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fl
     said = bench.message("CacheWarm")
     assert bool(said) == bool(words), "only a directory on a node may be warm for the next Pod"
     assert all(word in said for word in words), said
+
+
+# a model that is larger than the volume of its weights
+
+QWEN_8B, QWEN_32B = {"uri": "hf://Qwen/Qwen3-8B"}, {"uri": "hf://Qwen/Qwen3-32B"}
+TOO_SMALL = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB."
+
+
+def resized(fleet: Fleet, size: str, *conditions: dict[str, str]) -> None:
+    """What the storage driver says about the volume of the weights."""
+    status = {"phase": "Bound", "capacity": {"storage": size}, "conditions": list(conditions)}
+    fleet.bench.cluster.edit(CLAIM, "default", "llama-weights", {"status": status})
+
+
+async def serve_a_small_model(fleet: Fleet, **spec: Any) -> dict[str, Any]:
+    await fleet.serve(model=QWEN_8B, **spec)
+    resized(fleet, "30Gi")
+    fleet.ready(fleet.start())
+    await fleet.settle()
+    return dict((fleet.deployment() or {})["spec"])
+
+
+async def test_a_volume_grows_before_a_larger_model_is_downloaded(bench: Bench, fleet: Fleet) -> None:
+    before = await serve_a_small_model(fleet)
+    await fleet.change(model=QWEN_32B)
+    assert fleet.claim("llama-weights")["spec"]["resources"]["requests"]["storage"] == "90Gi"
+    assert (fleet.deployment() or {})["spec"] == before
+    ready = bench.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "ClaimTooSmall")
+    assert ready.message == (
+        f"{TOO_SMALL} It is growing to 90 GiB, and no Pod starts before (kubectl describe pvc llama-weights). 1 replica serves the "
+        "previous spec."
+    )
+    assert bench.condition("Progressing").status == "True"
+    await fleet.change(replicas=2)
+    assert fleet.replicas() == 2, "load does not wait"
+    resized(fleet, "90Gi")
+    await fleet.settle()
+    assert (fleet.deployment() or {})["spec"]["template"] != before["template"]
+
+
+async def test_a_file_system_that_grows_when_a_pod_mounts_it_is_not_waited_for(fleet: Fleet) -> None:
+    before = await serve_a_small_model(fleet)
+    await fleet.change(model=QWEN_32B)
+    resized(fleet, "30Gi", {"type": "FileSystemResizePending", "status": "True"})
+    await fleet.settle()
+    assert (fleet.deployment() or {})["spec"]["template"] != before["template"]
+
+
+async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: Bench, fleet: Fleet) -> None:
+    before = await serve_a_small_model(fleet)
+    bench.cluster.fail("apply", CLAIM, Forbidden("only dynamically provisioned pvc can be resized"), times=99)
+    await fleet.change(model=QWEN_32B)
+    assert (fleet.deployment() or {})["spec"] == before
+    assert bench.message("Ready").startswith(f"{TOO_SMALL} Its storage class")
+    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.message("Ready")
+    assert bench.condition("Progressing").status == "False"
+    assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
+
+
+async def test_a_volume_that_was_kept_from_a_smaller_model_grows_for_the_next_object(bench: Bench, fleet: Fleet) -> None:
+    await serve_a_small_model(fleet)
+    for kind in (VLLM_DEPLOYMENT, DEPLOYMENT, POD):
+        for item in bench.cluster.all(kind):
+            bench.cluster.remove(kind, "default", item["metadata"]["name"])
+    bench.cluster.put(resource(model=QWEN_32B))
+    await fleet.settle()
+    assert fleet.deployment() is None
+    assert bench.condition("Ready").reason == "ClaimTooSmall"
+    resized(fleet, "90Gi")
+    await fleet.settle()
+    assert fleet.deployment() is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations", "starts"),
+    [
+        pytest.param({"weights": {"volume": {"size": "40Gi"}}}, {}, False, id="a size that the user gave"),
+        pytest.param({"weights": {"volume": {"size": "40Gi"}}}, {"vllm-operator.dev/allow-known-bad": "true"}, True, id="the user insists"),
+        pytest.param(
+            {"weights": {"volume": {"size": "40Gi"}}, "model": {**QWEN_32B, "facts": {"weightSize": "35Gi"}}},
+            {},
+            True,
+            id="the user knows the size of the weights",
+        ),
+        pytest.param({"weights": {"volume": {"size": "70Gi"}}}, {}, True, id="large enough"),
+        pytest.param({"weights": {"claimName": "mine"}}, {}, True, id="a claim of the user, who knows what it holds"),
+        pytest.param({"model": {"uri": "hf://nobody/knows"}}, {}, True, id="an unknown model"),
+    ],
+)
+async def test_when_the_size_of_a_volume_keeps_a_start_back(
+    bench: Bench, fleet: Fleet, spec: dict[str, Any], annotations: dict[str, str], starts: bool
+) -> None:
+    made = resource(**{"model": QWEN_32B, **spec})
+    made["metadata"]["annotations"] = annotations
+    bench.cluster.put(made)
+    await fleet.settle()
+    assert (fleet.deployment() is not None) == starts
+    assert ("Raise spec.weights.volume.size" in bench.message("Ready")) != starts
+
+
+async def test_a_volume_that_no_pod_has_bound_can_be_deleted(bench: Bench, fleet: Fleet) -> None:
+    bench.cluster.put(resource(model=QWEN_8B))
+    await fleet.settle()
+    await fleet.change(model=QWEN_32B)
+    assert bench.message("Ready") == (
+        f"{TOO_SMALL} It is not bound, so it is empty: delete it (kubectl delete pvc llama-weights), and the operator creates a larger one."
+    )

@@ -145,6 +145,10 @@ class RolloutSpec(Model):
     max_unavailable: int | None = optional(
         "Maximum number of unavailable Pods during a rolling update. Default: 1, or 0 if `maxSurge` is more than 0.", ge=0, le=1000
     )
+    on_unschedulable: Literal["Hold", "Proceed"] | None = optional(
+        "What happens with a rollout that would stop serving Pods although there are too few free GPUs for the new ones. Hold: it begins "
+        "when there are enough; the current Pods serve until then. Proceed: it begins, and the new Pods wait for GPUs. Default: Hold."
+    )
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
         "Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. With 0 they are "
         "aborted. Default: 60."

@@ -87,6 +87,7 @@ class PlannedWeights(Model):
         description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.",
     )
     volume_size: str | None = optional("Size of their PersistentVolumeClaim.", max_length=32)
+    size_bytes: int | None = optional("Size of the weight files in bytes. Absent if unknown.", ge=0)
 
 
 class EngineMemory(Model):

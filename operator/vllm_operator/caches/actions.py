@@ -9,16 +9,17 @@ from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.artifacts import describe_publication
-from vllm_operator.caches.claims import fit_claims, unowned_claims
+from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_claims
 from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
-from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
+from vllm_operator.caches.prefetching import JOB_RECHECK_SECONDS, NO_FETCHING, FetchingPlan, fetched_commit, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide_priming, held_replicas
+from vllm_operator.caches.rollout import RECHECK_SECONDS, most_replicas
 from vllm_operator.catalog.caches import Caches, PrimingRule
 
-UNOWNED_RECHECK_SECONDS = 30.0
-"""Interval between checks of a PVC that the operator does not own. No watch covers it."""
+CLAIM_RECHECK_SECONDS = 30.0
+"""Interval between checks of a PVC that the operator does not own, which no watch covers, or that was refused to grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,20 @@ def plan_cache_actions(
     """Decide what to do. `manifests` have all replicas, `rules` say when `priming: Auto` primes, `full` are signatures of a full volume."""
     if unowned := unowned_claims(manifests, context):
         return _without_unowned_claims(context, manifests, unowned)
+    if is_short_of_space(manifests, context) and fetched_commit(context.resource, context.desired, context.claims) is None:
+        activity = CacheActivity(held=True, is_short=True, recheck_seconds=CLAIM_RECHECK_SECONDS)
+        return _without_pods(context, fit_claims(manifests, context)[0], activity)  # it may grow
     priming = decide_priming(context, rules)
     fetching = plan_fetching(context)
     if fetching.state is not None:
         runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
-        recheck = RECHECK_SECONDS if fetching.job is not None or fetching.state.state == "Impossible" else None
+        recheck = JOB_RECHECK_SECONDS if fetching.job is not None or fetching.state.state == "Impossible" else None
         activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
         priming = PrimingDecision(activity, replicas=0, record=priming.record)
+    if context.hold is not None:
+        priming = replace(priming, activity=replace(priming.activity, held=True, rollout=context.hold))
+    elif (limit := most_replicas(context)) is not None and limit < context.resource.spec.replicas:
+        priming = replace(priming, activity=replace(priming.activity, limit=limit))
     fitted, note = fit_claims(manifests, context)
     need, failures = cleanings.find_cleaning_need(context, full), cleanings.describe_failures(context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleanings.cleaning_record(context)
@@ -63,6 +71,7 @@ def plan_cache_actions(
     cleaning = cleanings.describe_cleaning(context, full)
     publication, publishing = describe_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
+    rechecks += [RECHECK_SECONDS] if context.hold is not None or priming.activity.limit is not None else []
     activity = replace(
         priming.activity,
         publication=publication,
@@ -85,9 +94,12 @@ def plan_cache_actions(
 def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], unowned: tuple[str, ...]) -> CacheActions:
     """Do not write to these PVCs, and start no Pod with them. Replicas that already use them continue."""
     uses_them = set(unowned) <= claims_of(template_spec(context.deployment))
-    activity = CacheActivity(unowned_claims=unowned, held=not uses_them, recheck_seconds=UNOWNED_RECHECK_SECONDS)
+    activity = CacheActivity(unowned_claims=unowned, held=not uses_them, recheck_seconds=CLAIM_RECHECK_SECONDS)
     rest = [it for it in manifests if it["metadata"]["name"] not in unowned or it["kind"] != "PersistentVolumeClaim"]
-    if uses_them:
-        return CacheActions(rest, {}, activity)
-    desired = reading.integer(context.desired, "spec", "replicas")
-    return CacheActions([it for it in rest if it["kind"] != "Deployment"], {}, activity, scale=desired)
+    return CacheActions(rest, {}, activity) if uses_them else _without_pods(context, rest, activity)
+
+
+def _without_pods(context: CacheContext, manifests: Sequence[dict[str, Any]], activity: CacheActivity) -> CacheActions:
+    """Start no Pod of the current spec. Replicas of the previous one continue."""
+    rest = [it for it in manifests if it["kind"] != "Deployment"]
+    return CacheActions(rest, {}, activity, scale=reading.integer(context.desired, "spec", "replicas"))

@@ -82,6 +82,20 @@ class Fetching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRollout:
+    """What a rollout waits for. `claim` is a volume that only `nodes` can mount, if it matters; else None."""
+
+    needed: int  # Pods that must have room
+    count: int  # devices of each Pod
+    device: str  # kind of device
+    room: int  # Pods that have room
+    most: int  # free devices on the node with the most
+    claim: str | None = None
+    nodes: tuple[str, ...] = ()
+    is_elsewhere: bool = False  # these nodes do not have such devices, so the rolling update cannot succeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
     """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
 
@@ -89,7 +103,11 @@ class CacheActivity:
     because: str = ""  # why one Pod starts first; a sentence, or empty
     holder: str | None = None  # the other VLLMDeployment that fills the cache
     held: bool = False  # whether the Deployment stays unchanged until the cache is filled
+    rollout: HeldRollout | None = None  # what the rollout waits for, if it would stop serving Pods
+    limit: int | None = None  # replicas for which the node of a volume has devices, if they are fewer than desired
+    is_short: bool = False  # whether the volume of the weights is too small for them, so that no Pod starts
     until: datetime | None = None  # when the rollout continues without the primer, which waits for a GPU
+    stops: bool = False  # whether that rollout stops the replicas before the new ones are Ready
     skipped: str | None = None  # why the cache was not filled before the rollout
     unowned_claims: tuple[str, ...] = ()  # PVCs with names of the operator's PVCs that it did not create. It does not write to them.
     claim_note: str | None = None  # which part of the spec cannot be applied to the PVC, and what to do

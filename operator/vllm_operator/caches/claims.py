@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import FIELD_MANAGER, GROUP, INSTANCE_LABEL, KIND, SHARED_ANNOTATION_PREFIX, UNUSED_ANNOTATION
+from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, FIELD_MANAGER, GROUP, INSTANCE_LABEL, KIND, SHARED_ANNOTATION_PREFIX, UNUSED_ANNOTATION
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.reading import Manifest, controller_of, mapping, read_bytes, sequence
@@ -104,10 +104,11 @@ def plan_weights(resource: VLLMDeployment, weight_bytes: int | None) -> PlannedW
     spec = resource.spec
     if spec.weights is None and _are_beside_caches(resource):
         return PlannedWeights(place="WithCaches")
-    desired = weights_storage(spec, PlannedWeights(place="OwnVolume"))
+    planned = PlannedWeights(place="OwnVolume", size_bytes=weight_bytes)
+    desired = weights_storage(spec, planned)
     if desired is None or desired.volume is None:
-        return PlannedWeights(place="OwnVolume")
-    return PlannedWeights(place="OwnVolume", volume_size=desired.volume.size or _size(weight_bytes))
+        return planned
+    return planned.model_copy(update={"volume_size": desired.volume.size or _size(weight_bytes)})
 
 
 def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight_bytes: int | None) -> list[str]:
@@ -149,6 +150,29 @@ def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext
     """Return the names of the desired PVCs that exist already and that the operator did not create."""
     names = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == _CLAIM]
     return tuple(name for name in names if (live := context.claims.get(name)) is not None and not is_created_by_operator(live))
+
+
+def too_small(claim: Mapping[str, Any] | None, needed: int | None) -> tuple[int, int] | None:
+    """Return the size of a PVC and the size that it requests, in bytes, if the size is less than `needed`; None if it is not.
+
+    A file system that the kubelet enlarges when a Pod mounts it counts as large enough.
+    """
+    requested = read_bytes(reading.text(claim, "spec", "resources", "requests", "storage"))
+    size = read_bytes(reading.text(claim, "status", "capacity", "storage")) or requested
+    is_almost = reading.named(claim, "FileSystemResizePending", "status", "conditions").get("status") == "True"
+    if needed is None or size is None or size >= needed or is_almost:
+        return None
+    return size, requested or size
+
+
+def is_short_of_space(manifests: Sequence[Mapping[str, Any]], context: CacheContext) -> bool:
+    """Return whether the operator's PVC for the weights is too small for those that a new plan would download there."""
+    metadata, name = context.resource.metadata, context.weights_claim_name
+    desired = next((it for it in manifests if it["kind"] == _CLAIM and it["metadata"]["name"] == name), None)
+    is_new = context.deployment is None or context.is_rollout
+    if desired is None or not is_new or metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true":
+        return False
+    return too_small(context.claims.get(name or "", desired), context.plan.weights.size_bytes) is not None
 
 
 def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tuple[list[dict[str, Any]], str | None]:

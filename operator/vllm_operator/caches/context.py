@@ -12,9 +12,11 @@ from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import ArtifactStatus
+from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
+from vllm_operator.inventory.room import Room
 from vllm_operator.pods.view import Phase, PodView
 
 Manifest = Mapping[str, Any]
@@ -43,6 +45,10 @@ class CacheContext:
     holder: Manifest | None = None  # the other VLLMDeployment that holds the priming lease
     holder_pods: tuple[PodView, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
+    is_rollout: bool = False  # the Deployment has the Pod template of another plan, and does not differ for another reason
+    device: str = "GPU"  # the kind of device that each Pod requests, in words
+    room: Room | None = None  # the devices for Pods of the plan; None if unknown
+    hold: HeldRollout | None = None  # what the rollout waits for (`vllm_operator.caches.rollout`)
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:

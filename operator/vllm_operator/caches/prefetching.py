@@ -47,7 +47,7 @@ ATTEMPTS = 1_000_000
 """Effectively unlimited: only the deadline ends the Job."""
 MIN_DEADLINE_SECONDS = 3600
 """Minimum deadline of the Job, used if the deadline of a start is shorter or unknown."""
-RECHECK_SECONDS = 30.0
+JOB_RECHECK_SECONDS = 30.0
 """Interval between checks of a Job that does not run. No watch covers Jobs."""
 MAX_NODES = 100
 """Maximum number of nodes that a Job names."""

@@ -16,9 +16,9 @@ of a node, or a crash. It has another component label, so neither the Service no
 Pods without a shared volume (EmptyDir, ClaimPerReplica, HostPath) fetch their caches from the registry: their primer also publishes, from
 an additional container (`vllm_operator.caches.artifacts`).
 
-A rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free, if the Pod cannot be created or
-does not start before its deadline, or if the publication fails. If the engine of the primer crashes, the rollout waits: the new replicas
-would crash too.
+A rollout begins when the caches are filled, or published. It also begins, without them, if no GPU is free for the primer, if its Pod cannot
+be created, mount the volume, or start before its deadline, or if the publication fails; but not while it has to wait itself
+(`vllm_operator.caches.rollout`). If the engine of the primer crashes, the rollout waits: the new replicas would crash too.
 """
 
 import copy
@@ -38,6 +38,7 @@ from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, rea
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, PrimingLease, is_primed, is_quarantined, read_lease
+from vllm_operator.caches.rollout import MAX_RESTARTS, find_misplacement
 from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.text import wording
@@ -46,15 +47,12 @@ LEASE_GRACE_SECONDS = 60
 """How long the holder of a lease may be without a Pod that makes progress, for example while the Pod is replaced."""
 HOLDER_RECHECK_SECONDS = 15.0
 """Interval between checks of the holder of a lease. Events of its Pods do not reconcile the waiting VLLMDeployment."""
-HOLDER_RESTARTS = 3
-"""A holder whose Pod has restarted this often loses the lease."""
 HOLDER_CREATION_SECONDS = 3600
 """How long the Pod of a holder may wait for a node, its image and its volumes."""
 HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
-SERVES_UNTIL_FILLED = "The current replicas serve until the caches of the new Pods are filled."
-SERVES_UNTIL_PUBLISHED = "The current replicas serve until the caches of the new Pods are published."
-ONE_POD = "Only one Pod can mount the PVC (ReadWriteOncePod)."
+KEEP_SERVING = "The current replicas keep serving."
+ONE_POD = "only one Pod can mount the PVC (ReadWriteOncePod)."
 _NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
 """Pod phases that do not predict whether replicas of the next rollout start."""
 WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
@@ -144,8 +142,8 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
         return PrimingDecision()
     live = reading.integer(context.deployment, "spec", "replicas") or 0
     running = live if context.live_address == address else 0
-    if running >= desired > 1:
-        return PrimingDecision()  # all replicas have started already
+    if running >= desired > 1 or context.hold is not None:
+        return PrimingDecision()  # all replicas have started already, or none will
     return PrimingDecision(CacheActivity(step="FirstPod", because=reason), replicas=min(desired, max(1, running)))
 
 
@@ -168,7 +166,7 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
 
 
 def _makes_progress(context: CacheContext, view: PodView) -> bool:
-    if view.phase not in _IN_PROGRESS or view.restarts >= HOLDER_RESTARTS:
+    if view.phase not in _IN_PROGRESS or view.restarts >= MAX_RESTARTS:
         return False
     is_created = view.phase in (Phase.STARTING, Phase.READY)  # the startup probe ends a start that hangs
     return is_created or view.created_at is None or abs(_age(context, view.created_at)) < HOLDER_CREATION_SECONDS
@@ -206,7 +204,8 @@ def apply_priming(
             primer = render_primer(manifest, beside_replicas=is_one_node and priming.activity.held)
             result.append(artifacts.add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
         if not priming.activity.held:
-            replicas = manifest["spec"]["replicas"] if priming.replicas is None else priming.replicas
+            limits = (manifest["spec"]["replicas"], priming.replicas, priming.activity.limit)
+            replicas = min(limit for limit in limits if limit is not None)
             result.append({**manifest, "spec": {**manifest["spec"], "replicas": replicas}})
     return result
 
@@ -228,8 +227,8 @@ def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheAc
     """Return the activity that fills a directory of a PVC before the rollout."""
     views = [view for at, view in context.primers if at == address]
     if (skipped := remembered_skip(context) or _obstacle(context, views)) is not None:
-        return CacheActivity(skipped=skipped)
-    return CacheActivity() if _is_crashing(context) else _primer(context, views, SERVES_UNTIL_FILLED)
+        return _skipped(context, skipped)
+    return CacheActivity() if _is_crashing(context) else _primer(context, views)
 
 
 def publish_before_rollout(context: CacheContext) -> CacheActivity:
@@ -246,11 +245,11 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
     views = [pod for pod in context.primers_of_plan if not reading.text(pod.manifest, "metadata", "deletionTimestamp")]
     skipped = remembered_skip(context) or _failure(context, publication) or _obstacle(context, views)
     if skipped is not None:
-        return CacheActivity(skipped=skipped)
+        return _skipped(context, skipped)
     fetched = any((found := read_fetch(pod.manifest)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
     if publication.state == "Done" or fetched or _is_crashing(context):
         return CacheActivity()
-    return _primer(context, views, SERVES_UNTIL_PUBLISHED)
+    return _primer(context, views)
 
 
 def remembered_skip(context: CacheContext) -> str | None:
@@ -278,7 +277,7 @@ def _failure(context: CacheContext, publication: Publication) -> str | None:
         word, message = publication.result.result, publication.result.message
     if word in artifacts.PUBLISHED:
         return None
-    return f"They could not be published: {wording.clean(message or word or 'the result is unknown', 300)}"
+    return f"they could not be published: {wording.clean(message or word or 'the result is unknown', 300)}"
 
 
 def _is_crashing(context: CacheContext) -> bool:
@@ -286,12 +285,18 @@ def _is_crashing(context: CacheContext) -> bool:
     return any(view.phase is Phase.CRASHED for _, view in context.replicas)
 
 
-def _primer(context: CacheContext, views: Sequence[PodView], because: str) -> CacheActivity:
-    """Hold the rollout for a primer; its Pods are `views`."""
-    waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
+def _skipped(context: CacheContext, why: str) -> CacheActivity:
+    """Begin the rollout without filled caches, unless it waits anyway: meanwhile, the reason may pass."""
+    return CacheActivity(skipped=why) if context.hold is None else CacheActivity(held=True)
+
+
+def _primer(context: CacheContext, views: Sequence[PodView]) -> CacheActivity:
+    """Hold the rollout for a primer; its Pods are `views`. It waits for a GPU as long as the rollout itself would have to."""
+    waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None and context.hold is None]
     until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
     recheck = (until - context.now).total_seconds() if until is not None else None
-    return CacheActivity(step="Primer", because=because, held=True, until=until, recheck_seconds=recheck)
+    stops = not reading.integer(context.desired, "spec", "strategy", "rollingUpdate", "maxSurge")
+    return CacheActivity(step="Primer", because=KEEP_SERVING, held=True, until=until, stops=stops, recheck_seconds=recheck)
 
 
 def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
@@ -299,12 +304,14 @@ def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
         return ONE_POD
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
     if failure.get("status") == "True":
-        return f"The Pod could not be created: {wording.clean(reading.text(failure, 'message'), 300)}"
-    limit = context.primer_patience_seconds
-    if any(view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= limit for view in views):
-        return f"No GPU was free within {limit} s."
+        return f"the helper Pod could not be created: {wording.clean(reading.text(failure, 'message'), 300)}"
+    if (misplaced := find_misplacement(context)) is not None:
+        return misplaced
+    limit, waits = context.primer_patience_seconds, [view for view in views if view.phase is Phase.UNSCHEDULABLE and context.hold is None]
+    if any(view.since is not None and _age(context, view.since) >= limit for view in waits):
+        return f"the helper Pod found no GPU within {limit} s."
     if _has_passed_deadline(context) and all(view.phase in _NOT_STARTED for view in views):
-        return "The Pod did not start before its deadline."
+        return "the helper Pod did not start before its deadline."
     return None
 
 

@@ -18,13 +18,19 @@ from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, 
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
+from vllm_operator.caches.rollout import find_hold
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.inventory.nodes import read_instance_pools
+from vllm_operator.inventory.room import find_room
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
+from vllm_operator.kube.managed_fields import differs_in_template
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
+from vllm_operator.rendering.revision import plan_name, revision_name
 from vllm_operator.status.remedies import carried_out
 
 
@@ -65,6 +71,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
     if outcome.plan is None:
         return keep_all(snapshot, outcome)
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)
+    context = _with_room(snapshot, context, catalog.current)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
     others = claims_of_others(template_spec(context.desired), resource.metadata.name)
@@ -118,9 +125,9 @@ def _choose_directory(
 
 def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[CacheContext, list[Manifest]]:
     resource, claims = snapshot.resource, snapshot.claims
-    manifests = render(*carried_out(resource, planned))
+    manifests = render(*carried_out(resource, planned), claims)
     if (commit := fetched_commit(resource, _deployment_of(manifests), claims)) is not None:
-        manifests = render(*carried_out(resource, with_commit(planned, resource, commit)))
+        manifests = render(*carried_out(resource, with_commit(planned, resource, commit)), claims)
     desired = _deployment_of(manifests)
     desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
     address, weights_name = cache_address(template_spec(desired)), weights_claim(template_spec(desired))
@@ -149,6 +156,20 @@ def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[Cach
     if lease is not None and lease.uid != resource.metadata.uid:
         context = replace(context, holder=snapshot.peers.get(lease.name), holder_pods=snapshot.peer_pods.get(lease.name, ()))
     return context, manifests
+
+
+def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> CacheContext:
+    """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
+    planned, live = context.plan, snapshot.deployment
+    is_rollout = (
+        live is not None and plan_name(live) != revision_name(context.resource, planned) and differs_in_template(context.desired, live)
+    )
+    if snapshot.devices is None:
+        return replace(context, is_rollout=is_rollout)
+    inventory = snapshot.devices.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
+    kind = f"MIG slice {planned.mig_profile}" if planned.mig_profile else catalog.gpus.title(planned.product, planned.architecture)
+    context = replace(context, is_rollout=is_rollout, device=kind, room=find_room(planned, context.template, inventory))
+    return replace(context, hold=find_hold(context))
 
 
 def _records(

@@ -16,7 +16,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Kind, Manifest, NotFound, Unavailable
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import digest_of, needs_usage
 from vllm_operator.pods.view import PodView
@@ -201,14 +201,16 @@ class InventoryCache:
         if remembered is not None and remembered[0] == question:
             return remembered[1]
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-        held = await self.held(insist=policy == "MostFree")
-        if held is None:
-            counted = replace(inventory, hidden=True)
-        else:
-            allocated = held.claimed_by_others({pod.uid for pod in pods})
-            counted = replace(inventory, used=held.without((metadata.namespace, metadata.name)), allocated=allocated)
+        counted = await self.count_used((metadata.namespace, metadata.name), inventory, pods, insist=policy == "MostFree")
         self._counted.put(metadata.uid, (question, counted))
         return counted
+
+    async def count_used(self, key: Key, inventory: Inventory, pods: Iterable[PodView], *, insist: bool = False) -> Inventory:
+        """Return the inventory with the devices that Pods use now, without the `pods` of the VLLMDeployment. Raises ClusterError."""
+        held = await self.held(insist=insist)
+        if held is None:
+            return replace(inventory, hidden=True)
+        return replace(inventory, used=held.without(key), allocated=held.claimed_by_others({pod.uid for pod in pods}))
 
 
 def has_gpu_sign(node: Manifest) -> bool:

@@ -53,8 +53,8 @@ from vllm_operator.planning.pinning import is_in_force, max_age_seconds, read_ro
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import PodView, read_pod
-from vllm_operator.rendering.revision import is_revision_of
-from vllm_operator.status.report import describe_invalid_spec
+from vllm_operator.rendering.revision import is_revision_of, plan_name
+from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
 
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
@@ -105,6 +105,8 @@ class Snapshot:
     inventory: Inventory | Verdict = _NO_INVENTORY
     """The GPUs of the cluster, or why they are unknown."""
     files: HubAnswer = field(default_factory=HubAnswer)
+    devices: Inventory | None = None
+    """The GPUs with those in use, if Pods may be about to need others; None if not, or if the GPUs are unknown."""
 
     @property
     def key(self) -> Key:
@@ -180,7 +182,15 @@ class Observer:
         planned = await self._with_planning_input(snapshot)
         if planned is None:
             return replace(pending, wait_seconds=HUB_SECONDS)
-        return await self._with_claims(planned, claims)
+        snapshot = await self._with_claims(planned, claims)
+        inventory = snapshot.inventory
+        if not _needs_devices(snapshot):
+            return snapshot
+        if isinstance(inventory, Verdict):
+            is_passing = inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
+            return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
+        is_counted = inventory.used is not None or inventory.hidden
+        return replace(snapshot, devices=inventory if is_counted else await self.inventory.count_used(key, inventory, snapshot.pods))
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
@@ -322,6 +332,21 @@ class Observer:
         if is_recent(user, self.now()) or claim in dict(named_claims(found.get("spec"))):
             return True
         return claim in claims_of(template_spec(await self._get(kube.DEPLOYMENT, user.name, namespace)))
+
+
+def _needs_devices(snapshot: Snapshot) -> bool:
+    """Return whether a rollout may be due, or more replicas although only one node can mount their volume."""
+    summary, deployment = snapshot.resource.status.plan, snapshot.deployment
+    if deployment is None:
+        return False
+    if summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource):
+        return True
+    is_growing = snapshot.resource.spec.replicas > (reading.integer(deployment, "spec", "replicas") or 0)
+    return is_growing and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
+
+
+def _is_in_force(resource: VLLMDeployment) -> bool:
+    return resource.pinned is not None and is_in_force(resource.pinned, resource)
 
 
 def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest | None) -> set[str]:

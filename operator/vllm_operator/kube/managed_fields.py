@@ -137,6 +137,13 @@ def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
     return None
 
 
+def differs_in_template(desired: Mapping[str, Any], live: Manifest) -> bool:
+    """Return whether applying a Deployment would change its Pod template, and so replace its Pods."""
+    fields = ((find_applied(live) or {}).get("f:spec") or {}).get("f:template") or {}
+    wanted, present = desired["spec"]["template"], (live.get("spec") or {}).get("template")
+    return not fields or find_difference(fields, wanted) is not None or find_unkept(fields, wanted, present) is not None
+
+
 def find_additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
     """Return JSON pointers of undesired additions of other managers to the spec, in the order in which to remove them.
 

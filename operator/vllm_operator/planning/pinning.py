@@ -109,8 +109,11 @@ def rolled_back(plan: Plan, number: int, gpus: GPUs) -> Outcome:
 
 
 def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """Return a digest of the fields of the spec that plans depend on."""
-    return hashlib.sha256(json.dumps(planned_fields(spec), sort_keys=True).encode()).hexdigest()[:16]
+    """Return a digest of the fields of the spec that plans depend on. Of the rollout, that is only how long Pods drain."""
+    fields = planned_fields(spec)
+    drain = fields.pop("rollout", {}).get("drainSeconds")
+    fields |= {"rollout": {"drainSeconds": drain}} if drain is not None else {}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float | None:

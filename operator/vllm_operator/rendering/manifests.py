@@ -4,13 +4,16 @@ The result depends only on the name, namespace, uid and spec of the VLLMDeployme
 field that the API server fills in, so applying it twice changes nothing and keeps the fields of other managers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.reading import access_modes, is_one_node
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
+from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.planning.engine.overrides import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.pod import render_pod_template
@@ -22,13 +25,16 @@ IMAGE_PULL_SECONDS = 3600
 REVISIONS = 3
 
 
-def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render all children of a VLLMDeployment. Raises SpecError if `spec.podTemplate` cannot be merged."""
+def render(resource: VLLMDeployment, plan: Plan, live: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Render all children of a VLLMDeployment. `live` are existing PVCs. Raises SpecError if `spec.podTemplate` cannot be merged."""
     resource = with_uuids(resource, plan.uuids or ())
     deployment = render_deployment(resource, plan)
     # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
     mounted = claims_of(template_spec(deployment))
     claims = [claim for claim in render_claims(resource, plan) if claim["metadata"]["name"] in mounted]
+    volumes = {claim["metadata"]["name"]: claim for claim in claims} | dict(live or {})
+    if any(is_one_node(access_modes(claim)) for name, claim in volumes.items() if name in mounted):
+        _prefer_node_of_replicas(deployment["spec"]["template"]["spec"], selector_of(resource))
     template = render_resource_claim_template(resource, plan)
     return [*claims, render_service(resource), *([template] if template is not None else []), deployment]
 
@@ -66,6 +72,18 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
             "template": render_pod_template(resource, plan),
         },
     }
+
+
+def _prefer_node_of_replicas(pod: dict[str, Any], selector: Mapping[str, str]) -> None:
+    """Let the scheduler prefer the node of the replicas, because only one node can mount their volume.
+
+    It is not required: a Pod that replaces one on a lost node must start elsewhere although the lost one still exists.
+    """
+    affinity = pod.get("affinity") or {}
+    if not {"podAffinity", "podAntiAffinity"} & affinity.keys():
+        term = {"topologyKey": HOST_LABEL, "labelSelector": {"matchLabels": dict(selector)}}
+        preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+        pod["affinity"] = {**affinity, "podAffinity": preferred}
 
 
 def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
-from vllm_operator.status.claims import claim_verdict
+from vllm_operator.status.claims import claim_verdict, one_node
 from vllm_operator.status.observation import Observation, why_no_pod
 from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.starts import known_stages, last_start, next_start_finds
@@ -98,7 +98,7 @@ def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupS
 
 def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, dict[str, Any]]]:
     activity, plan = observed.activity, observed.outcome.plan
-    if (stays := _one_node(observed)) is not None:
+    if (stays := one_node(observed)) is not None:
         yield "cache.one_node", {"wanted": observed.wanted, **stays}
     if activity.moved_to is not None and plan is not None:
         yield "cache.image_moved", {"image": plan.image, "digest": activity.moved_to}
@@ -145,21 +145,11 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
         others=observed.wanted - 1,
         holder=activity.holder,
         until=activity.until,
+        stops=activity.stops,
         image=plan.image if plan is not None else None,
         repository=artifact.repository if artifact is not None else None,
     )
     return Verdict(FALSE, Reason.COMPILING, said)
-
-
-def _one_node(observed: Observation) -> dict[str, Any] | None:
-    """Return the PVC that binds several replicas to one node, and how many of them the node's GPUs can run; None if no PVC does."""
-    plan = observed.outcome.plan
-    claims = (("cache", observed.claim), ("weights", observed.weights_claim))
-    field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
-    if claim is None or observed.wanted < 2:
-        return None
-    room = plan.resource_per_node // plan.count if plan is not None and plan.resource_per_node and plan.count else None
-    return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
 
 
 def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:

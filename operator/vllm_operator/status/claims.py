@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import FALSE, UNKNOWN, Reason, Verdict
+from vllm_operator.api.conditions import FALSE, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.operation import StorageSpec
 from vllm_operator.api.reading import Manifest
-from vllm_operator.caches.claims import is_terminating
+from vllm_operator.caches.claims import GIBIBYTE, is_terminating, too_small
 from vllm_operator.status.observation import Observation
 from vllm_operator.text import wording
 
@@ -22,6 +24,7 @@ CLAIM_PROBLEMS = (
     Reason.CLAIM_NAME_TAKEN,
     Reason.CLAIM_READ_ONLY,
     Reason.CLAIM_TERMINATING,
+    Reason.CLAIM_TOO_SMALL,
 )
 """Reasons that prevent any Pod from starting."""
 _MAX_NAMED_PODS = 2
@@ -58,7 +61,8 @@ def claim_verdict(observed: Observation) -> Verdict | None:
         _judge_claim(observed, "weights", observed.weights_claim_name, observed.weights_claim, spec.weights),
     )
     found = (verdict for verdict in verdicts if verdict is not None)
-    return min(found, key=lambda it: (it.status is not FALSE, it.reason != Reason.CLAIM_NAME_TAKEN), default=None)
+    first = (Reason.CLAIM_NAME_TAKEN, Reason.CLAIM_TOO_SMALL)
+    return min(found, key=lambda it: (it.status is not FALSE, it.reason not in first), default=None)
 
 
 def binding_deadline(observed: Observation) -> datetime | None:
@@ -71,7 +75,7 @@ def binding_deadline(observed: Observation) -> datetime | None:
     return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
 
 
-def _is_bound(claim: Manifest) -> bool:
+def _is_bound(claim: Manifest | None) -> bool:
     return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
 
 
@@ -92,6 +96,8 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
         return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost"))
     if reading.access_modes(live) == ("ReadOnlyMany",):
         return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only"))
+    if name == observed.weights_claim_name and (short := space_verdict(observed)) is not None:
+        return replace(short, status=FALSE)
     if _is_bound(live):
         return None
     uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
@@ -106,6 +112,30 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
         return Verdict(FALSE, Reason.STORAGE_CLASS_MISSING, text)
     text = say("cache.not_bound", why=event.message if event is not None else why, storage_class=storage_class)
     return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, text)
+
+
+def one_node(observed: Observation) -> dict[str, Any] | None:
+    """Return the PVC that binds several replicas to one node, and how many of them the node's GPUs can run; None if no PVC does."""
+    plan = observed.outcome.plan
+    claims = (("cache", observed.claim), ("weights", observed.weights_claim))
+    field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
+    if claim is None or observed.wanted < 2:
+        return None
+    room = plan.resource_per_node // plan.count if plan is not None and plan.resource_per_node and plan.count else None
+    return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
+
+
+def space_verdict(observed: Observation) -> Verdict | None:
+    """Return that the volume of the weights is too small for a start, with the status of Progressing; None if it is not."""
+    plan, claim, spec = observed.outcome.plan, observed.weights_claim, observed.resource.spec.weights
+    needed = plan.weights.size_bytes if plan is not None and observed.activity.is_short else None
+    if plan is None or needed is None or (found := too_small(claim, needed)) is None:
+        return None
+    facts: dict[str, Any] = {"needed": needed / GIBIBYTE, "size": found[0] / GIBIBYTE, "requested": found[1] / GIBIBYTE}
+    facts |= {"claim": observed.weights_claim_name, "storage_class": reading.text(claim, "spec", "storageClassName")}
+    facts |= {"model": plan.model, "is_given": spec is not None and spec.volume is not None and spec.volume.size}
+    text = observed.messages.say("cache.too_small", is_bound=_is_bound(claim), serving=observed.serving, **facts)
+    return Verdict(TRUE if found[1] >= needed else FALSE, Reason.CLAIM_TOO_SMALL, text)
 
 
 def _describe_termination(observed: Observation, claim: str, field: str, *, is_named: bool) -> str:

@@ -141,6 +141,8 @@ def _completed(view: PodFacts, stage: Stage, since: datetime | None) -> Iterator
 
 def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, PROGRESSING)
+    if now is not None and now.reason == Reason.ROLLOUT_HELD and (before is None or before.reason != now.reason):
+        yield EventDraft(WARNING, now.reason, now.message, f"held-{observed.resource.metadata.generation}")
     if now is None or now.reason not in _STUCK or not observed.unhealthy:
         return
     worst = observed.unhealthy[0]
@@ -174,7 +176,8 @@ def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Eve
         yield EventDraft(type, now.reason, now.message, f"{now.reason}-{cache.key}-{cache.generation}")
     previous = observed.previous.cache
     if cache.priming_skipped and (previous is None or previous.priming_skipped != cache.priming_skipped):
-        yield EventDraft(NORMAL, "CachesNotCompiled", now.message, f"skipped-{cache.key}")
+        message = observed.messages.say("event.skipped", why=cache.priming_skipped)
+        yield EventDraft(NORMAL, "CachesNotCompiled", message, f"skipped-{cache.key}")
 
 
 def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
-from vllm_operator.status.claims import wrong_claim
+from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
@@ -45,6 +45,10 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
         return (wrong_claim(observed) if waits else None) or _of_pods(observed, block)
     if (refusal := observed.outcome.refusal) is not None:
         return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
+    if (held := observed.activity.rollout) is not None:
+        return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
+    if (short := space_verdict(observed)) is not None:
+        return short
     if observed.wanted == 0:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
     if remediation is not None and remediation.state == "Stopped":
@@ -55,6 +59,9 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
         return Verdict(TRUE, Reason.WAITING_FOR_CACHES, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
         return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
+    if observed.activity.limit is not None and observed.serving >= observed.activity.limit:
+        volume = one_node(observed) or {}
+        return Verdict(FALSE, Reason.UNSCHEDULABLE, say("starting.one_node", serving=observed.serving, wanted=observed.wanted, **volume))
     if observed.serving > 0:
         return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observed.wanted))
     if observed.pod_facts:
