@@ -54,8 +54,8 @@ async def test_the_serving_pod_stays_until_there_is_room_for_its_successor(
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
     said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous"
-    assert condition(told, "Ready")["message"].startswith(said)
-    assert (await served.wait_for_event("llama", "RolloutHeld"))["message"] == condition(told, "Ready")["message"]
+    assert condition(told, "Progressing")["message"].startswith(said)
+    assert (await served.wait_for_event("llama", "RolloutHeld"))["message"] == condition(told, "Progressing")["message"]
     await operator_of_all.kill()
     await operator_of_all.start()
     await operator_of_all.until_says("serving", times=2, within=180)
@@ -95,7 +95,7 @@ async def test_a_rolling_update_does_not_leave_the_node_of_its_volume(
     before = await serve(served, sim, accelerator=H100, replicas=2)
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
-    assert "so a rolling update would not end. 2 replicas keep serving the previous spec." in condition(told, "Ready")["message"]
+    assert "for the new Pods. 2 replicas keep serving the previous spec." in condition(told, "Progressing")["message"]
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"rollout": {"strategy": "Recreate"}}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
@@ -122,7 +122,8 @@ async def test_a_second_replica_for_which_that_node_has_no_gpus_is_refused(
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"))
     assert (
-        "and its node has no GPU for another replica. Lower spec.replicas to 1, or use several nodes" in condition(told, "Ready")["message"]
+        "and its node has no GPU for another replica. Lower spec.replicas to 1, or use several nodes"
+        in condition(told, "Progressing")["message"]
     )
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
     # the way out that the quick start names
@@ -138,7 +139,7 @@ async def test_the_volume_of_the_weights_grows_with_the_model(served: Cluster, s
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-32B"}}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
     said = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB. It is growing to 90 GiB"
-    assert condition(told, "Ready")["message"].startswith(said)
+    assert condition(told, "Progressing")["message"].startswith(said)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.annotate(CLAIM, "llama-weights", resize=None)
     await served.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 2)
@@ -154,8 +155,10 @@ async def test_a_volume_that_cannot_grow_is_told_before_a_download(served: Clust
     try:
         await served.create(llama(served.namespace, model={"uri": "hf://Qwen/Qwen3-32B"}))
         told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
-        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in condition(told, "Ready")["message"]
-        assert "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in condition(told, "Ready")["message"]
+        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in condition(told, "Progressing")["message"]
+        assert (
+            "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in condition(told, "Progressing")["message"]
+        )
         assert not await served.exists("Deployment", "llama")
     finally:
         await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)

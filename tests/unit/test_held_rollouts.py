@@ -63,12 +63,13 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     await fleet.change(accelerator=H200)
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
     ready = bench.condition("Ready")
-    assert (ready.status, ready.reason) == ("False", "RolloutHeld")
-    assert ready.message == (
+    said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. See condition Progressing."
+    assert (ready.status, ready.reason, ready.message) == ("False", "RolloutHeld", said)
+    assert bench.message("Progressing") == (
         "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous "
         "spec. It begins by itself when there is room. To stop the serving Pods now, set spec.rollout.onUnschedulable to Proceed."
     )
-    assert events(bench, "RolloutHeld") == [ready.message]
+    assert events(bench, "RolloutHeld") == [bench.message("Progressing")]
     assert bench.status().ready_replicas == 1
     take(bench, 7)
     result = await bench.settle()
@@ -151,7 +152,7 @@ async def test_when_it_begins(
     before = (fleet.deployment() or {})["spec"]["template"]
     await fleet.change(**changed)
     assert ((fleet.deployment() or {})["spec"]["template"] != before) == begins, name
-    assert (bench.condition("Progressing").reason != "RolloutHeld") == begins
+    assert (bench.condition("Ready").reason != "RolloutHeld") == begins
 
 
 async def test_a_change_that_replaces_no_pod_is_not_a_rollout(bench: Bench, fleet: Fleet) -> None:
@@ -298,10 +299,10 @@ async def test_a_rolling_update_does_not_leave_the_node_of_the_volume(bench: Ben
     await serve(fleet, replicas=2, cache={})
     await fleet.change(accelerator=H200)
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
-    assert bench.message("Ready") == (
-        "The rollout has not begun: PersistentVolumeClaim llama-cache can be mounted on node h100 only (ReadWriteOnce), which has no "
-        "NVIDIA H200 141GB (sm_90) for the new Pods, so a rolling update would not end. 2 replicas keep serving the previous spec. To "
-        "move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
+    assert bench.message("Progressing") == (
+        "The rollout has not begun: it cannot leave node h100, where the volume is. PersistentVolumeClaim llama-cache can be mounted on "
+        "one node only (ReadWriteOnce), and that node has no NVIDIA H200 141GB (sm_90) for the new Pods. 2 replicas keep serving the previous "
+        "spec. To move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
     )
     await fleet.change(rollout={"strategy": "Recreate"})
     assert product(fleet) == "NVIDIA-H200"
@@ -318,10 +319,11 @@ async def test_a_replica_that_could_not_mount_the_volume_is_not_started(bench: B
     assert fleet.replicas() == 1
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "Unschedulable")
-    assert ready.message == (
-        "1 of 2 replicas is ready. PersistentVolumeClaim llama-cache can be mounted on one node only (ReadWriteOnce), and its node has no "
-        "GPU for another replica. Lower spec.replicas to 1, or use several nodes: set spec.cache.storage to ClaimPerReplica or HostPath, "
-        "or name a ReadWriteMany PVC in spec.cache.claimName."
+    said = "1 of 2 replicas is ready, and the node of their volume has no GPU for another one."
+    assert ready.message == f"{said} See condition Progressing."
+    assert bench.message("Progressing") == (
+        f"{said} PersistentVolumeClaim llama-cache can be mounted on one node only (ReadWriteOnce). Lower spec.replicas to 1, or use "
+        "several nodes: set spec.cache.storage to ClaimPerReplica or HostPath, or name a ReadWriteMany PVC in spec.cache.claimName."
     )
     bench.cluster.edit(NODE, None, "h100", {"status": {"allocatable": {"nvidia.com/gpu": "2"}}})
     bench.pass_time(60)

@@ -95,7 +95,7 @@ async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fle
 
 
 PLACES = {
-    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("No start has shown yet whether the caches", "/mnt/nvme on the node")),
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ()),
     "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod starts cold")),
     "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod starts cold")),
 }
@@ -166,7 +166,8 @@ async def test_a_volume_grows_before_a_larger_model_is_downloaded(bench: Bench, 
     assert (fleet.deployment() or {})["spec"] == before
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "ClaimTooSmall")
-    assert ready.message == (
+    assert ready.message == f"{TOO_SMALL} See condition CacheWarm."
+    assert bench.message("CacheWarm") == (
         f"{TOO_SMALL} It is growing to 90 GiB, and no Pod starts before (kubectl describe pvc llama-weights). 1 replica serves the "
         "previous spec."
     )
@@ -191,8 +192,8 @@ async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: 
     bench.cluster.fail("apply", CLAIM, Forbidden("only dynamically provisioned pvc can be resized"), times=99)
     await fleet.change(model=QWEN_32B)
     assert (fleet.deployment() or {})["spec"] == before
-    assert bench.message("Ready").startswith(f"{TOO_SMALL} Its storage class")
-    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.message("Ready")
+    assert bench.message("CacheWarm").startswith(f"{TOO_SMALL} Its storage class")
+    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.message("CacheWarm")
     assert bench.condition("Progressing").status == "False"
     assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
 
@@ -215,7 +216,9 @@ async def test_a_volume_that_was_kept_from_a_smaller_model_grows_for_the_next_ob
     ("spec", "annotations", "starts"),
     [
         pytest.param({"weights": {"volume": {"size": "40Gi"}}}, {}, False, id="a size that the user gave"),
-        pytest.param({"weights": {"volume": {"size": "40Gi"}}}, {"vllm-operator.dev/allow-known-bad": "true"}, True, id="the user insists"),
+        pytest.param(
+            {"weights": {"volume": {"size": "40Gi"}}}, {"vllm-operator.dev/allow-unsupported": "true"}, True, id="the user insists"
+        ),
         pytest.param(
             {"weights": {"volume": {"size": "40Gi"}}, "model": {**QWEN_32B, "facts": {"weightSize": "35Gi"}}},
             {},
@@ -235,13 +238,13 @@ async def test_when_the_size_of_a_volume_keeps_a_start_back(
     bench.cluster.put(made)
     await fleet.settle()
     assert (fleet.deployment() is not None) == starts
-    assert ("Raise spec.weights.volume.size" in bench.message("Ready")) != starts
+    assert ("Raise spec.weights.volume.size" in bench.message("CacheWarm")) != starts
 
 
 async def test_a_volume_that_no_pod_has_bound_can_be_deleted(bench: Bench, fleet: Fleet) -> None:
     bench.cluster.put(resource(model=QWEN_8B))
     await fleet.settle()
     await fleet.change(model=QWEN_32B)
-    assert bench.message("Ready") == (
+    assert bench.message("CacheWarm") == (
         f"{TOO_SMALL} It is not bound, so it is empty: delete it (kubectl delete pvc llama-weights), and the operator creates a larger one."
     )

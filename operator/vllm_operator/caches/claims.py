@@ -27,7 +27,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, FIELD_MANAGER, GROUP, INSTANCE_LABEL, KIND, SHARED_ANNOTATION_PREFIX, UNUSED_ANNOTATION
+from vllm_operator.api.labels import (
+    ALLOW_UNSUPPORTED_ANNOTATION,
+    FIELD_MANAGER,
+    GROUP,
+    INSTANCE_LABEL,
+    KIND,
+    SHARED_ANNOTATION_PREFIX,
+    UNUSED_ANNOTATION,
+)
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.reading import Manifest, controller_of, mapping, read_bytes, sequence
@@ -170,7 +178,7 @@ def is_short_of_space(manifests: Sequence[Mapping[str, Any]], context: CacheCont
     metadata, name = context.resource.metadata, context.weights_claim_name
     desired = next((it for it in manifests if it["kind"] == _CLAIM and it["metadata"]["name"] == name), None)
     is_new = context.deployment is None or context.is_rollout
-    if desired is None or not is_new or metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true":
+    if desired is None or not is_new or metadata.annotations.get(ALLOW_UNSUPPORTED_ANNOTATION) == "true":
         return False
     return too_small(context.claims.get(name or "", desired), context.plan.weights.size_bytes) is not None
 

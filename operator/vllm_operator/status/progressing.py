@@ -48,7 +48,7 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
     if (held := observed.activity.rollout) is not None:
         return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
     if (short := space_verdict(observed)) is not None:
-        return short
+        return Verdict(short.status, short.reason, say("progressing.cache_warm"))
     if observed.wanted == 0:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
     if remediation is not None and remediation.state == "Stopped":
