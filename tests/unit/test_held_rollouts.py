@@ -301,8 +301,8 @@ async def test_a_rolling_update_does_not_leave_the_node_of_the_volume(bench: Ben
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
     assert bench.message("Progressing") == (
         "The rollout has not begun: it cannot leave node h100, where the volume is. PersistentVolumeClaim llama-cache can be mounted on "
-        "one node only (ReadWriteOnce), and that node has no NVIDIA H200 141GB (sm_90) for the new Pods. 2 replicas keep serving the previous "
-        "spec. To move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
+        "one node only (ReadWriteOnce), and that node has no NVIDIA H200 141GB (sm_90) for the new Pods. 2 replicas keep serving the "
+        "previous spec. To move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
     )
     await fleet.change(rollout={"strategy": "Recreate"})
     assert product(fleet) == "NVIDIA-H200"
