@@ -208,6 +208,8 @@ TRUTHS = {
     "unevenHeads": ("heads not divisible by tensor", "heads divisible by tensor"),
     "unevenWidth": ("hidden size not divisible by 128", "hidden size divisible by 128"),
     "unevenExperts": ("experts not divisible by the GPUs", "experts divisible by the GPUs"),
+    "unequalHeads": ("heads of keys and values of different sizes", "heads of keys and values of one size"),
+    "newerClass": ("a model that only newer versions have", "a model that this version has"),
     "unevenGroups": ("experts not divisible by the groups of scales", "experts divisible by the groups of scales"),
     "unevenBlocks": ("experts not divisible by 128", "experts divisible by 128"),
 }

@@ -127,6 +127,15 @@ def ingest(path: Path) -> dict[str, Any]:
     }
 
 
+def add_classes(wheel: Wheel, version: str, known: dict[str, str]) -> dict[str, str]:
+    """The first version that has each class of models, with the classes that are new in this wheel."""
+    source = wheel.source("vllm/model_executor/models/registry.py") or ast.parse("")
+    tables = [node for node in ast.walk(source) if isinstance(node, ast.Dict)]
+    pairs = (pair for table in tables for pair in zip(table.keys, table.values, strict=True))
+    names = {str(key.value) for key, value in pairs if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)}
+    return dict(sorted({**dict.fromkeys(names, version), **known}.items()))
+
+
 def render(content: dict[str, Any]) -> str:
     """One line per variable and flag, so that a diff between versions can be read."""
 
@@ -148,14 +157,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     different = False
     for path in arguments.wheels:
         content = ingest(path)
+        classes = arguments.output.parent / "model_classes.json"
+        known = json.loads(classes.read_text()) if classes.exists() else {}
+        found = add_classes(Wheel(path), content["version"], known)
         target = arguments.output / f"{content['version']}.json"
         text = render(content)
-        same = target.exists() and target.read_text() == text
+        same = target.exists() and target.read_text() == text and found == known
         if arguments.check:
             different |= not same
             print(f"{target.name}: {'as committed' if same else 'differs from what is committed'}")
         else:
             target.write_text(text)
+            classes.write_text(json.dumps(found, indent=0) + "\n")
             print(f"{target.name}: {len(content['variables'])} variables, {len(content['flags'])} flags")
     return 1 if different else 0
 

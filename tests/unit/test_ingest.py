@@ -54,6 +54,10 @@ class AttentionConfig:
 """,
     "vllm/config/parallel.py": 'All2AllBackend = Literal["naive", "pplx"]',
     "vllm/config/cache.py": 'CacheDType = Literal["auto", "fp8"]',
+    "vllm/model_executor/models/registry.py": """
+_TEXT_MODELS = {"NewForCausalLM": ("new", "NewForCausalLM")}
+_GONE = {"OldForCausalLM": "0.39"}
+""",
     "vllm/third_party/deep_gemm/__init__.py": "",
     "vllm-0.40.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.40.0+cu141\nRequires-Dist: torch==2.20.0\n"
     "Requires-Dist: flashinfer-python==0.9.0\nRequires-Dist: flashinfer-cubin==0.9.0\n",
@@ -108,11 +112,14 @@ def test_a_new_version_is_used_as_soon_as_its_table_is_there(wheel: Path) -> Non
 def test_writing_then_checking_finds_no_difference_and_checking_finds_one(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(wheel), "--check", "--output", str(tmp_path)]) == 1
-    assert main([str(wheel), "--output", str(tmp_path)]) == 0
-    assert main([str(wheel), "--check", "--output", str(tmp_path)]) == 0
-    (tmp_path / "0.40.0.json").write_text("{}")
-    assert main([str(wheel), "--check", "--output", str(tmp_path)]) == 1
+    versions = tmp_path / "data/versions"
+    versions.mkdir(parents=True)
+    assert main([str(wheel), "--check", "--output", str(versions)]) == 1
+    assert main([str(wheel), "--output", str(versions)]) == 0
+    assert json.loads((tmp_path / "data/model_classes.json").read_text()) == {"NewForCausalLM": "0.40.0"}
+    assert main([str(wheel), "--check", "--output", str(versions)]) == 0
+    (versions / "0.40.0.json").write_text("{}")
+    assert main([str(wheel), "--check", "--output", str(versions)]) == 1
     assert "differs from what is committed" in capsys.readouterr().out
 
 

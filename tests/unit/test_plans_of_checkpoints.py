@@ -14,7 +14,7 @@ from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.sizing.model_facts import ModelFiles, keep_facts, resolve_facts
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[1] / "corpus/plans"
 MODELS = {
     "kv-cache-in-checkpoint": "nvidia/Llama-3.3-70B-Instruct-NVFP4",
     "kv-cache-in-checkpoint-sparse": "nvidia/DeepSeek-V3.2-NVFP4",
@@ -27,7 +27,7 @@ MODELS = {
 
 def plan(name: str, version: str, architecture: str, changes: dict[str, Any] | None = None, **spec: Any) -> BackendDecision:
     """Choose the backends for a checkpoint. `changes` are made in its config.json, `args` are flags, `spec` is the rest of the spec."""
-    config = json.loads((CHECKPOINTS / f"{name}.json").read_text("utf-8")) | (changes or {})
+    config = json.loads((CHECKPOINTS / f"{name}.config.json").read_text("utf-8")) | (changes or {})
     engine = {"version": version, "args": [{"name": flag, "value": value} for flag, value in spec.pop("args", {}).items()]}
     parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": f"hf://{MODELS[name]}"}, "engine": engine, **spec})
     resolved = resolve_version(parsed.engine, knowledge()[0])
@@ -100,7 +100,7 @@ def test_sparse_mla_with_the_kv_cache_of_the_checkpoint() -> None:
 
 
 def test_the_kv_cache_of_the_checkpoint_is_a_fact_of_the_plan() -> None:
-    config = json.loads((CHECKPOINTS / f"{LLAMA}.json").read_text("utf-8"))
+    config = json.loads((CHECKPOINTS / f"{LLAMA}.config.json").read_text("utf-8"))
     parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}})
     kept = keep_facts(resolve_facts(parsed.model, load_catalog().models, ModelFiles(config=config)))
     assert [(fact.value, fact.source) for fact in kept if fact.name == "kvCache"] == [("fp8_e4m3", "config.json")]
@@ -185,7 +185,7 @@ def test_groups_that_the_gpus_cut_are_refused_since_0_25_except_in_gptq(architec
 def test_the_mark_of_images_in_the_configuration_counts() -> None:
     assert backend(plan(IMAGES, "0.33.0", "sm_90"), "Attention") == "TRITON_FLASH_ATTN"
     assert backend(plan(IMAGES, "0.29.0", "sm_90"), "Attention") == "FLASH_ATTN"
-    config = json.loads((CHECKPOINTS / f"{IMAGES}.json").read_text("utf-8"))
+    config = json.loads((CHECKPOINTS / f"{IMAGES}.config.json").read_text("utf-8"))
     unmarked = {"text_config": config["text_config"] | {"use_bidirectional_attention": None}}
     assert backend(plan(IMAGES, "0.33.0", "sm_90", unmarked), "Attention") == "FLASH_ATTN"
 
@@ -195,3 +195,44 @@ def test_versions_that_forget_the_mark_of_images(version: str) -> None:
     for architecture, taken in (("sm_80", "FLASH_ATTN"), ("sm_90", "FLASH_ATTN"), ("sm_100", "FLASHINFER")):
         assert backend(decide(GEMMA, version, architecture), "Attention") == taken
     assert backend(decide(GEMMA, "0.19.1", "sm_80"), "Attention") == backend(decide(GEMMA, "0.25.1", "sm_80"), "Attention") == "TRITON_ATTN"
+
+
+QUANTIZED = ("*self_attn*", "*mlp.*")
+
+
+@pytest.mark.parametrize(("left_out", "kernel"), [((), "MARLIN"), (QUANTIZED[:1], "MARLIN"), (QUANTIZED, "TORCH")])
+def test_dense_layers_that_are_not_quantized_run_with_pytorch(left_out: tuple[str, ...], kernel: str) -> None:
+    written = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", *left_out]}
+    assert backend(plan(LLAMA, "0.33.0", "sm_80", {"quantization_config": written}), "GEMM") == kernel
+
+
+MIMO = {
+    "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash",
+    "head_dim": 192, "v_head_dim": 128, "quantization_config": {},
+}  # fmt: skip
+
+
+def test_a_model_that_came_with_a_newer_version_is_refused() -> None:
+    refusal = plan(LLAMA, "0.13.0", "sm_90", MIMO).refusal
+    assert refusal is not None
+    assert "vLLM 0.13.0 does not support this model (MiMoV2FlashForCausalLM). Use vLLM 0.14.0 or newer." in refusal
+    assert plan(LLAMA, "0.14.0", "sm_90", MIMO).refusal is None
+    assert plan(LLAMA, "0.13.0", "sm_90", MIMO, args={"model-impl": "transformers"}).refusal is None
+    assert plan(LLAMA, "0.13.0", "sm_90", MIMO | {"architectures": ["OurOwnModel"]}).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "taken"),
+    [
+        ("0.33.0", "sm_90", "FLASH_ATTN_DIFFKV"),
+        ("0.33.0", "sm_100", "FLASH_ATTN_DIFFKV"),
+        ("0.33.0", "sm_80", "TRITON_ATTN_DIFFKV"),
+        ("0.33.0", "sm_120", "TRITON_ATTN_DIFFKV"),
+        ("0.21.0", "sm_90", "FLASH_ATTN_DIFFKV"),
+        ("0.17.1", "sm_90", "FLASH_ATTN"),
+    ],
+)
+def test_heads_of_two_sizes_have_backends_of_their_own(version: str, architecture: str, taken: str) -> None:
+    assert backend(plan(LLAMA, version, architecture, MIMO), "Attention") == taken
+    same = MIMO | {"v_head_dim": 192}
+    assert "DIFFKV" not in backend(plan(LLAMA, version, architecture, same), "Attention")

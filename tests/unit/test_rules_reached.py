@@ -166,7 +166,15 @@ def plain(kind: str) -> RuleInput:
     return describe(uri, VERSIONS.newest.version, None, facts=facts)[1]
 
 
-OF_FILES = {"gptq-act-order", "moe-uneven-groups", "moe-uneven-groups-engine"}
+OF_FILES = {
+    "gptq-act-order",
+    "moe-uneven-groups",
+    "moe-uneven-groups-engine",
+    "class-of-a-newer-version",
+    "attention-engine-unequal-heads",
+    "attention-engine-unequal-heads-0.25",
+    "attention-engine-unequal-heads-other-gpus",
+}
 """Rules about a fact that only files have (test_kv_cache_types.py, test_plans_of_checkpoints.py)."""
 
 

@@ -24,16 +24,18 @@ BLOCK = (128, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a model. None: unknown. `experts` and `routing_groups` are 0 if there are none.
+    """Facts about a model. None: unknown. `model_class` is the first of `architectures` in config.json. `experts` and `routing_groups` are 0 if there are none.
 
     `quantization_scheme` is the publishing format, if vLLM distinguishes it: the tool's name, or the unit that shares a scale. `routing` is
     how the router selects experts, by vLLM's name. `mla_dims` are the sizes of the nope, rope and value heads; `head_size` is for models
     without MLA. `desc_act`: weights in GPTQ are ordered by activation across groups. `kv_cache` is what the checkpoint requests, as in
     `--kv-cache-dtype`. `image_prefix`: attention to images is bidirectional, `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
-    `group_size` is the number of weights that share a scale. `weight_bytes` is the size of all weights.
+    `group_size` is the number of weights that share a scale. `dense_quantized`: some layers besides the experts are quantized, not only
+    experts. `value_head_size` is for models without MLA. `weight_bytes` is the size of all weights.
     """
 
     model_type: str | None = None
+    model_class: str | None = None
     attention: Attention | None = None
     experts: int | None = None
     quantization: Quantization | None = None
@@ -50,6 +52,8 @@ class Facts:
     image_prefix: bool | None = None
     kv_cache: str | None = None
     group_size: int | None = None
+    dense_quantized: bool | None = None
+    value_head_size: int | None = None
     weight_bytes: int | None = None
 
     @property

@@ -63,12 +63,15 @@ class RuleInput(Facts):
     release: Release
     architecture: str | None = None
     family: str | None = None
+    class_since: Release | None = None
+    newer_class: bool | None = None
     mixture_of_experts: bool | None = None
     heads_per_rank: int | None = None
     weight_gigabytes: float | None = None
     slice_gigabytes: float | None = None
     slice_compute: int | None = None
     deepseek_heads: bool | None = None
+    unequal_heads: bool | None = None
     uneven_blocks: bool | None = None
     uneven_groups: bool | None = None
     uneven_heads: bool | None = None
@@ -178,6 +181,7 @@ class FactValues(Entry):
     optimize_for: OneOrMore[OptimizeFor] = _values("`spec.optimizeFor`")
     distribution: OneOrMore[Distribution] = _values("build of vLLM", "distributions")
     allocation: OneOrMore[Allocation] = _values("how the GPUs are requested", "allocations")
+    newer_class: OneOrMore[StrictBool] = _values("vLLM has the class of the model only in newer versions")
     mixture_of_experts: OneOrMore[StrictBool] = _values("the model has experts")
     expert_parallel: OneOrMore[StrictBool] = _values("experts are spread over the GPUs")
     exchanges_tokens: OneOrMore[StrictBool] = _values(
@@ -186,6 +190,7 @@ class FactValues(Entry):
     mig: OneOrMore[StrictBool] = _values("the GPU is a MIG slice")
     desc_act: OneOrMore[StrictBool] = _values("weights in GPTQ are ordered by activation across groups (`desc_act`)")
     deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
+    unequal_heads: OneOrMore[StrictBool] = _values("keys and values have heads of different sizes, without MLA")
     uneven_blocks: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the blocks that share a scale")
     uneven_groups: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the groups that share a scale")
     uneven_heads: OneOrMore[StrictBool] = _values("the attention heads do not divide by the tensor-parallel size")

@@ -202,6 +202,12 @@ def load_engine_facts() -> EngineFacts:
 
 
 @cache
+def load_model_classes() -> Mapping[str, Release]:
+    """Return the first known version that has each class of models, by the name in `architectures` of config.json."""
+    return load_file(dict[str, Since], "model_classes.json")
+
+
+@cache
 def load_versions() -> Versions:
     """Return the tables that ship with the operator."""
     return build_versions(load_file(VersionTable, name) for name in list_data("versions"))

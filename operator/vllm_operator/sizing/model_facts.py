@@ -13,13 +13,13 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.plan import ModelFact, Plan
-from vllm_operator.api.reading import mapping, read_bytes, read_integer, text
+from vllm_operator.api.reading import mapping, read_bytes, read_integer, sequence, text
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.sizing.formats import read_quantization, requested_cache
-from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig
+from vllm_operator.sizing.formats import read_format, read_quantization, requested_cache
+from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig, Shard, read_shape
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.text.wording import listed
 
@@ -159,9 +159,9 @@ def _value(name: str, text: str) -> Any:
             return Attention(text) if text in list(Attention) else None
         case "quantization":
             return Quantization(text) if text in list(Quantization) else None
-        case "model_type" | "routing" | "quantization_scheme" | "kv_cache":
+        case "model_type" | "model_class" | "routing" | "quantization_scheme" | "kv_cache":
             return text
-        case "attention_sinks" | "image_prefix" | "desc_act":
+        case "attention_sinks" | "image_prefix" | "desc_act" | "dense_quantized":
             return text == "true"
         case "mla_dims":
             parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
@@ -188,6 +188,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
         model_type=text(read.text, "model_type") or None,
+        model_class=next((name for name in sequence(config.get("architectures")) if isinstance(name, str)), None),
         attention=_attention(read.text, heads),
         experts=experts if experts is not None else (None if heads is None else 0),
         quantization=quantization,
@@ -201,9 +202,21 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         mla_dims=dims if len(dims) == 3 else None,
         kv_cache=requested_cache(written),
         group_size=group if is_integer else None,
+        dense_quantized=_has_quantized_layers(config) if written else None,
+        value_head_size=None if read.latent else read.first("v_head_dim"),
         image_prefix=True if read.text.get("use_bidirectional_attention") == "vision" else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
+
+
+def _has_quantized_layers(config: Mapping[str, Any]) -> bool | None:
+    """Return whether some layers besides the experts are quantized; None if the layers are unknown."""
+    shape = read_shape(config)
+    if shape is None:
+        return None
+    form = read_format(config, shape)
+    dense = (module for module in shape.modules if module.in_layers and module.linear and module.shard is not Shard.EXPERTS)
+    return any(form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes for module in dense)
 
 
 def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
@@ -228,7 +241,8 @@ def _routing(config: Mapping[str, Any], groups: int | None) -> str | None:
         case "sqrtsoftplus":
             return "DeepSeekV4"
         case _:
-            return "Renormalize" if config.get("norm_topk_prob") is True else None
+            given = config.get("norm_topk_prob")
+            return "Renormalize" if given is True else "Default" if given is False else None
 
 
 def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[Quantization | None, str | None]:

@@ -14,7 +14,7 @@ from functools import partial
 
 from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
-from vllm_operator.api.spec import Attention, BackendsSpec, Distribution
+from vllm_operator.api.spec import Attention, BackendsSpec, Distribution, Quantization
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rule_matching import Component, RuleInput
@@ -223,7 +223,14 @@ class _Choosing:
         )
 
     def _holds(self, entry: Rule | Invocation) -> bool:
-        return entry.when.holds(self.rule_input, self.chosen, self.by_user)
+        return entry.when.holds(self._about(entry.component), self.chosen, self.by_user)
+
+    def _about(self, component: Component) -> RuleInput:
+        """Return the facts for a component. Dense layers have 16 bits if only the experts are quantized."""
+        known = self.rule_input
+        if component is not Component.GEMM or known.dense_quantized is not False:
+            return known
+        return replace(known, quantization=Quantization.BF16, quantization_scheme=None)
 
     def _invocations(self, component: Component) -> tuple[Invocation, ...]:
         return tuple(each for each in self.rules.invocations[component] if self._holds(each))
@@ -302,7 +309,7 @@ class _Choosing:
 
     def _not_offered(self, pin: Pin) -> str:
         """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
-        label, quantization = LABELS[pin.component], self.rule_input.quantization
+        label, quantization = LABELS[pin.component], self._about(pin.component).quantization
         unknown = "" if self.version.is_known else f"The catalog does not know vLLM {self.version.version}. "
         offered = sorted({name for each in self._invocations(pin.component) for name in each.backends(self.table)} - {"AUTO"})
         choices = [name for name in offered if name in self._working(pin.component)] or offered
@@ -335,7 +342,8 @@ class _Choosing:
         if kernel is not None and kernel.scope is not None:
             return f"{pin.setting or pin} is {kernel.scope}, and vLLM {version} does not start with it here. {accepted}"
         if kernel is not None:
-            weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
+            quantization = self._about(pin.component).quantization
+            weights = f" for {quantization} models" if quantization else ""
             return f"{capital} does not work with vLLM {version}{on}{weights}. {accepted}"
         meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
         if pin.component not in _KINDS or self.rule_input.attention is None or meant is None:
@@ -409,7 +417,7 @@ class _Choosing:
         return self.rules.kernels.find(pin.component, pin.backend)
 
     def _working(self, component: Component) -> Sequence[str]:
-        return self.rules.kernels.working(component, self.rule_input, self.chosen)
+        return self.rules.kernels.working(component, self._about(component), self.chosen)
 
     def _settable(self, backends: Iterable[str], pin: Pin) -> list[str]:
         return sorted(name for name in backends if self._setting(pin.component, name) is not None)
@@ -423,7 +431,7 @@ class _Choosing:
             environment = {**set_for_others, **self.rule_input.environment}
             cases = moe_cases(replace(self.rule_input, environment=environment), self.chosen)
         elif component in QUESTIONS:
-            cases = QUESTIONS[component](self.rule_input)
+            cases = QUESTIONS[component](self._about(component))
         else:
             return UNANSWERED
         selectors = self.rules.selectors.get(component, Selectors())
@@ -486,7 +494,17 @@ class _Choosing:
             self.notes.append(Note(rule.severity, self._fill(rule.warn)))
 
     def _fill(self, text: str) -> str:
-        return text.replace("{version}", self.version.version).replace("{architecture}", self.rule_input.architecture or "this GPU")
+        known = self.rule_input
+        since = ".".join(map(str, known.class_since or ()))
+        values = {
+            "version": self.version.version,
+            "architecture": known.architecture or "this GPU",
+            "class": known.model_class,
+            "since": since,
+        }
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", value or "")
+        return text
 
     def _set(self, setting: Setting, reason: str, kind: RuleKind = RuleKind.CHOICE) -> None:
         """Plan the settings of a backend, except those that the user sets to another value."""

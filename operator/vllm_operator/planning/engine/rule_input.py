@@ -15,7 +15,7 @@ from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import FACTS
 from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
-from vllm_operator.catalog.versions import Release
+from vllm_operator.catalog.versions import Release, load_model_classes
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE, ResolvedFacts
@@ -68,9 +68,12 @@ def describe_rule_input(
     known["image_prefix"] = _image_prefix(facts, release)
     if release < load_memory().kv_cache.checkpoint_type_since:
         known["kv_cache"] = None
+    since = load_model_classes().get(facts.model_class or "")
     return RuleInput(
         **known,
         release=release,
+        class_since=since,
+        newer_class=None if since is None or "--model-impl" in arguments else release < since,
         architecture=architecture,
         mixture_of_experts=None if facts.experts is None else facts.experts > 0,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
@@ -78,6 +81,7 @@ def describe_rule_input(
         slice_compute=int(compute[1]) if compute else None,
         slice_gigabytes=float(gigabytes[1]) if gigabytes else None,
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
+        unequal_heads=None if None in (facts.head_size, facts.value_head_size) else facts.head_size != facts.value_head_size,
         uneven_blocks=_uneven(facts.moe_intermediate_size, expert_tensor, facts.block_shape and facts.block_shape[0]),
         uneven_groups=_uneven(facts.moe_intermediate_size, expert_tensor, facts.group_size),
         uneven_heads=_uneven(facts.attention_heads, tensor),
@@ -144,7 +148,7 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     cache = known.cache_types.get(given)
     if kind is None or attention_component(rule_input) is not component or cache is None or rule_input.family in known.own_attention:
         return ()
-    if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys():
+    if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys() or rule_input.unequal_heads:
         return ()
     if component is Component.ATTENTION:
         sizes, mark = known.head_sizes, ""
