@@ -143,6 +143,8 @@ lock: $(STAMP) ## Lock the dependencies for the image and CI
 ORACLE ?= .venv-oracle
 SOURCES ?= $(HOME)/.cache/vllm-operator/wheels
 VERSIONS ?=
+SEED ?= 1
+COUNT ?= 200
 
 $(ORACLE)/.installed: requirements/oracle.txt
 	$(BIN)/uv venv --quiet --python 3.12 $(ORACLE)
@@ -150,8 +152,8 @@ $(ORACLE)/.installed: requirements/oracle.txt
 	@touch $@
 
 .PHONY: check-oracle
-check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's selectors with the wheels of versions from 0.24 on, and with the rules; VERSIONS="0.33.0"
-	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --sources $(SOURCES) --check $(VERSIONS)
+check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare plans of real configurations with the models that vLLM builds; SEED=2 COUNT=50 VERSIONS="0.33.0"
+	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --sources $(SOURCES) --check --seed $(SEED) --count $(COUNT) $(VERSIONS)
 
 RELEASE ?=
 

@@ -154,12 +154,12 @@ class Selector:
                 method = quantization.get_quant_method(layer, prefix=LAYER)
                 layer.quant_method = method
                 method.create_weights(layer, WIDTH, [WIDTH], WIDTH, WIDTH, dtype, weight_loader=lambda *args, **kwargs: None)
-                return _kernel(method, layer)
+                return kernel_of(method, layer)
         finally:
             torch.set_default_dtype(default)
 
 
-def _kernel(method: Any, layer: Any) -> str:
+def kernel_of(method: Any, layer: Any) -> str:
     """Our name of the kernel that a method holds."""
     holders = [holder for holder in (method, getattr(layer, "scheme", None), layer) if holder is not None]
     if any(getattr(holder, "use_marlin", False) for holder in holders):

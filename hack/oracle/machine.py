@@ -73,6 +73,7 @@ class Machine:
     """A machine with GPUs of one compute capability; see `become`."""
 
     capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
 
     def boot(self, vllm: Path, flashinfer: Path) -> None:
         """Make this process one that runs on such a machine, with the Python files of vLLM and FlashInfer out of folders."""
@@ -104,7 +105,7 @@ class Machine:
             minor=self.capability[1],
             name="NVIDIA",
             total_memory=MEMORY,
-            multi_processor_count=132,
+            multi_processor_count=self.multiprocessors,
             warp_size=32,
             max_threads_per_multi_processor=2048,
             shared_memory_per_block_optin=232448,
@@ -122,7 +123,7 @@ class Machine:
 
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 kwargs = dict(kwargs or {})
-                if "cuda" in str(kwargs.get("device")):
+                if "cuda" in str(kwargs.get("device")) or isinstance(kwargs.get("device"), int):
                     kwargs["device"] = "meta"
                 return func(*args, **kwargs)
 
@@ -137,8 +138,24 @@ class Machine:
         }
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer())
+        torch.accelerator.current_device_index = lambda: 0
+        torch.cuda.Stream = torch.cuda.Event = SimpleNamespace
         torch.version.cuda = CUDA
+        self._make_up_triton()
         NoDevice().__enter__()  # until this process ends
+
+    def _make_up_triton(self) -> None:
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+        from triton.runtime import driver  # type: ignore[import-not-found]
+
+        shared = {"max_shared_mem": 232448, "multiprocessor_count": self.multiprocessors, "warpSize": 32}
+        driver.set_active(
+            SimpleNamespace(
+                get_current_target=lambda: GPUTarget("cuda", self.capability[0] * 10 + self.capability[1], 32),
+                get_current_device=lambda: 0,
+                utils=SimpleNamespace(get_device_properties=lambda device: shared),
+            )
+        )
 
     def _make_up_platform(self) -> None:
         import vllm.platforms as platforms
@@ -149,6 +166,8 @@ class Machine:
             "get_device_capability": lambda: DeviceCapability(*self.capability),
             "get_device_name": lambda: "NVIDIA",
             "get_device_total_memory": lambda: MEMORY,
+            "device_count": lambda: 8,
+            "num_compute_units": lambda: self.multiprocessors,
             "is_fully_connected": lambda: True,
             "log_warnings": lambda: None,
         }
@@ -175,8 +194,19 @@ def _answer_from_text(flashinfer: Path) -> None:
         asked.has_flashinfer_sm90_nope_mla = lambda: has
 
 
+class Operator:
+    """An operator of vLLM's extensions, which layers keep and do not call while they are made. None is there before `present` is set."""
+
+    present = False
+
+    def __getattr__(self, name: str) -> "Operator":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+
 def _make_up_operators() -> None:
-    """Answer for the predicates of vLLM's extensions; any other operator of theirs is absent, and asking for it is an error."""
+    """Answer for the predicates of vLLM's extensions, and let models keep their other operators."""
     from torch import _ops
 
     look = _ops._OpNamespace.__getattr__
@@ -187,6 +217,8 @@ def _make_up_operators() -> None:
         except AttributeError:
             if name in PREDICATES:
                 return PREDICATES[name]
+            if Operator.present and namespace.name.startswith(("_C", "_moe_C")) and not name.startswith("__"):
+                return Operator()
             raise
 
     _ops._OpNamespace.__getattr__ = find

@@ -21,7 +21,13 @@ class _Anything(type):
 
 def make_placeholder(name: str) -> Any:
     """Something to import; calling it makes an object without behaviour."""
-    return _Anything(name, (), {"__init__": lambda self, *args, **kwargs: None, "__call__": lambda self, *args, **kwargs: self})
+    methods = {
+        "__init__": lambda self, *args, **kwargs: None,
+        "__call__": lambda self, *args, **kwargs: self,
+        "__index__": lambda self: 1,
+        "__gt__": lambda self, other: False,
+    }
+    return _Anything(name, (), methods)
 
 
 def names_of(source: str) -> set[str]:

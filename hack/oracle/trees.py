@@ -5,7 +5,7 @@ trees are written once, and the most frequent branch of a tree stands for all th
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oracle.tables import Answers, Numbered, release, selectors_own, without_the_machine
@@ -73,22 +73,6 @@ def find(table: Mapping[str, Any], version: str, architecture: str, case: str) -
             return None
         place = tree.get(part, tree.get(ANY))
     return _expand(table["answers"][place], table["reasons"])
-
-
-def cases_below(table: Mapping[str, Any], place: int, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """The paths that are written below a branch, each with the place of its answer."""
-    if depth == DEPTH:
-        yield "", place
-        return
-    for name, branch in table["trees"][place].items():
-        for rest, answer in cases_below(table, branch, depth + 1):
-            yield (f"{name}/{rest}" if rest else name), answer
-
-
-def normalize(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as a table keeps it: without errors of the made-up machine."""
-    reasons = Numbered()
-    return _expand(_compact(answer, reasons), reasons.values)
 
 
 def _expand(compact: Mapping[str, Any], reasons: Sequence[str]) -> dict[str, Any]:

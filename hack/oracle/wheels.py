@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oracle.finding import ARCHITECTURES, TREES
 from oracle.tables import Answers, expand, merge, release, write
 from oracle.trees import EMPTY, merge_trees
 
@@ -20,13 +19,16 @@ DATA = HACK.parent / "operator/vllm_operator/catalog/data"
 TABLES = DATA / "selectors"
 COMPONENTS = ("attention", "prefill", "gemm", "moe")
 """Modules of this package; each has a table."""
+TREES = frozenset({"moe"})
+"""Components whose tables are trees, because their layers have many properties."""
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 OLDEST = "0.24.0"
 """The oldest version that can be asked. The selectors of older ones have other forms, and their tables do not change any more."""
 SOURCES = Path.home() / ".cache/vllm-operator/wheels"
 WANTED = re.compile(r"\.(py|json)$|\.dist-info/METADATA$")
 FLASHINFER = re.compile(r"^Requires-Dist: flashinfer-python *\(?==([0-9a-z.]+)", re.MULTILINE)
 
-PLATFORMS = ("manylinux_2_35_x86_64", "manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)), "manylinux2014_x86_64", "manylinux1_x86_64")
 """Platforms of the wheels, which need not be that of this machine: only their Python files are used."""
 
 Found = Mapping[str, Mapping[str, Answers]]
@@ -49,15 +51,20 @@ def fetch(package: str, version: str, sources: Path) -> Path:
     return folder
 
 
-def ask(version: str, components: Sequence[str], python: str, sources: Path) -> Found:
-    """Ask the selectors of a version; an architecture is absent if they could not be asked. Raises SystemExit before `OLDEST`."""
-    if release(version) < release(OLDEST):
-        raise SystemExit(f"vLLM {version} cannot be asked: only {OLDEST} and newer versions can")
+def sources_of(version: str, sources: Path) -> tuple[Path, Path]:
+    """The folders with the Python files of a version and of the FlashInfer that it needs."""
     vllm = fetch("vllm", version, sources)
     needed = FLASHINFER.search(next(vllm.glob("*.dist-info/METADATA")).read_text())
     if needed is None:
         raise SystemExit(f"vLLM {version} does not say which FlashInfer it needs")
-    flashinfer = fetch("flashinfer-python", needed[1], sources)
+    return vllm, fetch("flashinfer-python", needed[1], sources)
+
+
+def ask(version: str, components: Sequence[str], python: str, sources: Path) -> Found:
+    """Ask the selectors of a version; an architecture is absent if they could not be asked. Raises SystemExit before `OLDEST`."""
+    if release(version) < release(OLDEST):
+        raise SystemExit(f"vLLM {version} cannot be asked: only {OLDEST} and newer versions can")
+    vllm, flashinfer = sources_of(version, sources)
     command = [python, "-m", "oracle.child", str(vllm), str(flashinfer), ",".join(components), *ARCHITECTURES]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(HACK)}, capture_output=True, text=True, check=False)
     answers: dict[str, dict[str, Answers]] = {component: {} for component in components}
@@ -73,11 +80,6 @@ def ask(version: str, components: Sequence[str], python: str, sources: Path) -> 
 def load_tables(components: Iterable[str]) -> dict[str, Any]:
     files = {component: TABLES / f"{component}.json" for component in components}
     return {component: json.loads(file.read_text()) if file.exists() else EMPTY for component, file in files.items()}
-
-
-def committed_versions() -> list[str]:
-    """The versions that the catalog has, the oldest first."""
-    return sorted((file.stem for file in (DATA / "versions").glob("*.json")), key=release)
 
 
 def add(versions: Sequence[str], components: Sequence[str], python: str, sources: Path) -> None:
