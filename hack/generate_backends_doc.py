@@ -192,6 +192,7 @@ WORDS = {
     "expertTensor": "experts sharded across {} GPUs",
     "experts": "experts {}",
     "routingGroups": "routing groups {}",
+    "groupSize": "groups of {} weights with a common scale",
     "headSize": "attention heads of {}",
     "headsPerRank": "heads per GPU {}",
     "weightGigabytes": "weights {} GB",

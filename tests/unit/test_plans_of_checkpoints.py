@@ -236,3 +236,22 @@ def test_heads_of_two_sizes_have_backends_of_their_own(version: str, architectur
     assert backend(plan(LLAMA, version, architecture, MIMO), "Attention") == taken
     same = MIMO | {"v_head_dim": 192}
     assert "DIFFKV" not in backend(plan(LLAMA, version, architecture, same), "Attention")
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "taken"), [("0.33.0", "sm_90", "HUMMING"), ("0.25.1", "sm_90", "MARLIN"), ("0.33.0", "sm_80", "MARLIN")]
+)
+def test_small_groups_have_no_kernel_of_machete(version: str, architecture: str, taken: str) -> None:
+    written = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    assert backend(plan(GPTQ, version, architecture, {"quantization_config": written}), "GEMM") == taken
+
+
+def test_a_router_that_does_not_renormalise_is_not_deepseeks() -> None:
+    facts = resolve_facts(
+        VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}}).model,
+        load_catalog().models,
+        ModelFiles(
+            config={"num_attention_heads": 16, "n_routed_experts": 64, "n_group": 1, "scoring_func": "softmax", "norm_topk_prob": False}
+        ),
+    )
+    assert facts.routing == "Default"

@@ -329,6 +329,7 @@ class Questions(Entry):
     expert_pins: tuple[str, ...]
     gemm_schemes: Mapping[str, tuple[str, ...]]
     gemm_weights_only: Mapping[str, str]
+    gemm_groups: frozenset[int]
     gemm_flags: frozenset[str]
     gemm_variables: frozenset[str]
 

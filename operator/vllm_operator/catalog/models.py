@@ -24,8 +24,9 @@ BLOCK = (128, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a model. None: unknown. `model_class` is the first of `architectures` in config.json. `experts` and `routing_groups` are 0 if there are none.
+    """Facts about a model. None: unknown. `experts` and `routing_groups` are 0 if there are none.
 
+    `model_class` is the first of `architectures` in config.json.
     `quantization_scheme` is the publishing format, if vLLM distinguishes it: the tool's name, or the unit that shares a scale. `routing` is
     how the router selects experts, by vLLM's name. `mla_dims` are the sizes of the nope, rope and value heads; `head_size` is for models
     without MLA. `desc_act`: weights in GPTQ are ordered by activation across groups. `kv_cache` is what the checkpoint requests, as in

@@ -215,6 +215,7 @@ class Condition(FactValues):
     experts: Number = Field(Range(), description="routed experts of a layer")
     routing_groups: Number = Field(Range(), description="groups of experts")
     heads_per_rank: Number = Field(Range(), description="attention heads on one GPU")
+    group_size: Number = Field(Range(), description="weights in integers that share a scale")
     head_size: Number = Field(Range(), description="size of an attention head without MLA")
     weight_gigabytes: Number = Field(Range(), description="size of all weights, in decimal gigabytes")
     slice_gigabytes: Number = Field(Range(), description="memory of the MIG slice by its profile, in decimal gigabytes")

@@ -231,6 +231,8 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     if quantization is Quantization.FP8_BLOCK:
         return ("FP8Block/no-deep-gemm",) if rule_input.environment.get("VLLM_USE_DEEP_GEMM") == "0" else ("FP8Block",)
     known = rule_input.quantization_scheme
+    if rule_input.group_size not in (None, *questions.gemm_groups):  # the tables are about the usual groups
+        return ()
     if quantization is Quantization.MXFP4:  # the dense layers of gpt-oss and DeepSeek V4 have other formats
         return ("MXFP4/compressed",) if known == "compressed" else ()
     if known is not None and quantization is Quantization.INT8 and known in questions.gemm_weights_only:
