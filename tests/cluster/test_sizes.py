@@ -73,6 +73,39 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
     assert (await plan_of("spark"))["product"] == "NVIDIA-B200"
 
 
+async def test_what_vllm_would_refuse_is_refused_before_a_pod_starts(
+    served: Cluster, operator: OperatorProcess, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    gpu_nodes("b200")  # beside the H100 that every test has
+    qwen = "hf://Qwen/Qwen3-8B"
+    long = {"version": "0.20.1", "extraArgs": ["--max-model-len", "1M"]}
+    asked: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
+        ("divided", LLAMA_70B, {"parallelism": {"tensor": 3}}, "64 attention heads cannot be divided by 3", {"parallelism": {"tensor": 4}}),
+        ("flag", qwen, {"engine": long}, "1048576 tokens, since Qwen/Qwen3-8B has 40960", {"engine": {"extraArgs": None}}),
+        ("context", qwen, {"sizing": {"contextLength": 262144}}, "262144 tokens", {"sizing": {"contextLength": 40960}}),
+    ]
+    for name, uri, spec, said, right in asked:
+        await served.create(llama(served.namespace, name, **{"model": {"uri": uri}, **spec}))
+        resource = await served.wait_for("VLLMDeployment", name, has("Accepted", "False", "Unsupported"), within=60)
+        assert said in condition(resource, "Accepted")["message"]
+        assert condition(resource, "Planned")["status"] == "False"
+        assert not await served.exists("Deployment", name)
+        await served.patch("VLLMDeployment", name, {"spec": right})
+        await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+    # requests that no GPU holds: the first command of the message works
+    await served.create(llama(served.namespace, "many", model={"uri": qwen}, sizing={"concurrency": 10000}))
+    resource = await served.wait_for("VLLMDeployment", "many", has("Planned", "False", "DoesNotFit"), within=60)
+    assert "10000 requests of 32768 tokens" in condition(resource, "Planned")["message"]
+    await served.patch("VLLMDeployment", "many", patch_of(resource))
+    await served.wait_for("VLLMDeployment", "many", has("Planned", "True"), within=60)
+    # a model of which nothing is known asks for its size, and takes no GPU by itself
+    await served.create(llama(served.namespace, "unknown", model={"uri": "pvc://models/in-house"}))
+    await served.wait_for("VLLMDeployment", "unknown", has("Planned", "False", "ModelSizeUnknown"), within=60)
+    await served.patch("VLLMDeployment", "unknown", {"spec": {"model": {"facts": {"weightSize": "16Gi"}}}})
+    resource = await served.wait_for("VLLMDeployment", "unknown", has("Planned", "True"), within=60)
+    assert (await pinned_plan(served, resource))["product"] == H100
+
+
 async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))

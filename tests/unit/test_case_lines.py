@@ -98,7 +98,8 @@ def test_a_case_without_a_length_is_not_refused_for_that_of_the_model() -> None:
 def test_a_context_longer_than_that_of_the_model_is_not_said_to_start() -> None:
     assert case("llmd-3", max_model_len=131_072).prediction == "started"
     made = case("llmd-3", max_model_len=131_073)
-    assert (made.prediction, made.limit.split(",")[0]) == ("tight", "vLLM refuses a context of 131073 tokens")
+    assert (made.prediction, made.limit.split(",")[0]) == ("refused", "vLLM refuses a context of 131073 tokens")
+    assert case("llmd-3", max_model_len=131_073, note="VLLM_ALLOW_LONG_MAX_MODEL_LEN=1").prediction == "started"
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,9 @@ def test_a_plan_for_a_whole_gpu_and_one_for_a_shared_gpu_of_the_same_product_sta
 
 
 def test_a_model_of_unknown_size_takes_a_free_gpu_but_never_one_that_is_too_small() -> None:
-    assert planned(deployment("hf://acme/unheard-of"), L40S, B200, used=full("b200")).product == "NVIDIA-L40S"
-    weighed = deployment("hf://acme/unheard-of", model={"facts": {"weightSize": "60Gi"}})
+    any_gpu = deployment("hf://acme/unheard-of", accelerator={"policy": "MostCapable"})
+    assert planned(any_gpu, L40S, B200, used=full("b200")).product == "NVIDIA-L40S"
+    weighed = deployment("hf://acme/unheard-of", model={"facts": {"weightSize": "60Gi"}}, parallelism={"tensor": 1})
     assert planned(weighed, L40S, B200, used=full("b200")).product == "NVIDIA-B200"
 
 

@@ -92,7 +92,7 @@ def test_a_product_that_is_named_first_comes_after_one_that_is_there() -> None:
     pools = (node_pool(gpu_name=["l40s"], gpu_count=["8"]),)
     found = made(SMALL, real_node("h100-sxm"), node_pools=pools, accelerator={"products": ["NVIDIA-L40S", "NVIDIA-H100-80GB-HBM3"]})
     assert found.product == "NVIDIA-H100-80GB-HBM3"
-    unknown = made("hf://acme/new", real_node("l4"), node_pools=(node_pool(gpu_name=["b200"]),))
+    unknown = made("hf://acme/new-8b", real_node("l4"), node_pools=(node_pool(gpu_name=["b200"]),))
     assert unknown.product == "NVIDIA-L4"
 
 

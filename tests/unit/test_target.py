@@ -48,8 +48,10 @@ def test_of_equal_architectures_the_smaller_one_that_fits_is_taken() -> None:
     assert made(deployment("hf://Qwen/Qwen3-32B", parallelism={"tensor": 1}), *nodes).product == "NVIDIA-H200"
 
 
-def test_of_a_model_of_unknown_size_the_most_capable_gpu_is_taken() -> None:
-    assert made(deployment("hf://acme/unheard-of"), real_node("l40s"), real_node("h200"), real_node("b200")).architecture == "sm_100"
+def test_of_a_model_of_unknown_size_the_most_capable_gpu_is_taken_only_on_request() -> None:
+    nodes = real_node("l40s"), real_node("h200"), real_node("b200")
+    assert made(deployment("hf://acme/unheard-of", accelerator={"policy": "MostCapable"}), *nodes).architecture == "sm_100"
+    assert refusal(deployment("hf://acme/unheard-of"), *nodes)[0] == "ModelSizeUnknown"
 
 
 def test_an_older_driver_names_leave_out_nvidia() -> None:
@@ -153,7 +155,7 @@ def test_what_keeps_a_model_on_whole_gpus_or_on_slices(spec: dict[str, Any], res
 
 
 def test_a_model_of_unknown_size_gets_a_slice_only_where_there_is_no_whole_gpu() -> None:
-    request = deployment("hf://acme/new-model")
+    request = deployment("hf://acme/new-model", accelerator={"policy": "MostCapable"})
     assert made(request, real_node("h100-mig-mixed"), real_node("l4")).product == "NVIDIA-L4"
     assert made(request, real_node("h100-mig-mixed")).mig_profile == "3g.40gb"
 

@@ -112,7 +112,9 @@ def test_spellings_of_a_flag_are_one(written: str, want: str) -> None:
     ("version", "table", "note"),
     [
         ("0.20.1", "0.20.1", None),
-        ("0.19.0.post1", "0.19.0", None),
+        ("0.19.0.post1", "0.19.0", "treats it like 0.19.0."),
+        ("0.24.0rc2", "0.24.0", "treats it like 0.24.0."),
+        ("0.20.1.dev12", "0.20.0", "treats it like 0.20.0."),
         ("v0.24.0", "0.24.0", None),
         ("0.22.2", "0.22.1", "treats it like 0.22.1, the next lower version"),
         ("0.20.3", "0.20.2", "treats it like 0.20.2"),

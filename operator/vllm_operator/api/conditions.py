@@ -78,6 +78,8 @@ class Reason:
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
     DOES_NOT_FIT = "DoesNotFit"
     """The model does not fit on the GPUs that the spec allows. The message has the nearest ways that would work."""
+    MODEL_SIZE_UNKNOWN = "ModelSizeUnknown"
+    """Nothing says how large the model is, nor the spec which of several kinds of GPUs to use. The message says what to set."""
     NODES_UNREADABLE = "NodesUnreadable"
     """The API server does not list the nodes or their Pods at the moment. The operator tries again."""
     GPU_UNKNOWN = "GPUUnknown"

@@ -61,6 +61,7 @@ class Product(Entry):
 
     `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of machines with this GPU; None if there are
     several. `mig` overrides the value of the architecture. `links`: whether links join the GPUs of a machine; None if unknown.
+    `per_node`: GPUs of a machine.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Product(Entry):
     host: str | None = None
     mig: StrictBool | None = None
     links: Literal["NVLink", "PCIe"] | None = None
+    per_node: StrictInt = 8
 
 
 _MATCHES: Mapping[str, Callable[[str, str], bool]] = {"exact": eq, "prefix": str.startswith, "pattern": fnmatch.fnmatchcase}
@@ -188,9 +190,10 @@ class Variant(Entry):
 
 
 class Platform(Sourced):
-    """Devices other than NVIDIA GPUs, and the images for them."""
+    """Devices other than NVIDIA GPUs, the images for them, and the resources that Pods request."""
 
     devices: str
+    resources: tuple[str, ...] = ()
     pattern: Expression
 
 
@@ -224,6 +227,10 @@ class Images(Entry):
         host, slash, rest = image.lower().partition("@")[0].partition("/")
         name = rest if slash and ("." in host or ":" in host or host == "localhost") else host + slash + rest
         return next((platform.devices for platform in self.other_platforms if platform.pattern.search(name[:NAME_LIMIT])), None)
+
+    def devices_of(self, resource: str) -> str | None:
+        """Return the devices that a resource stands for, if they are not NVIDIA GPUs."""
+        return next((platform.devices for platform in self.other_platforms if resource in platform.resources), None)
 
     def is_official(self, image: str) -> bool:
         """Return whether an image is of the vLLM project, including mirrors that kept its name."""

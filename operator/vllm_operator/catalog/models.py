@@ -67,7 +67,8 @@ NO_FACTS = Facts()
 FACTS: tuple[str, ...] = tuple(Facts.__dataclass_fields__)
 """Names of all facts."""
 
-_BILLIONS = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGNORECASE)
+_PARAMETERS = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([bt])(?![a-z0-9])", re.IGNORECASE)
+_SMALLER = re.compile(r"[-_.](flash|air|lite|mini|nano|small|tiny|micro)(?![a-z])", re.IGNORECASE)
 
 _NamePattern = Annotated[re.Pattern[str], PlainValidator(lambda value: re.compile(read_text(value, "llama-?3"), re.IGNORECASE))]
 """A regular expression for the name of a repository, ignoring case."""
@@ -100,6 +101,14 @@ class ModelFamily(Entry):
     billions: StrictInt | StrictFloat | None = None
     source: str = ""
 
+    def has(self, repository: str) -> bool:
+        """Return whether a repository's name is that of a member. Of families of one size, a later version or a smaller model is none."""
+        found = next((match for pattern in self.patterns if (match := pattern.search(repository))), None)
+        if found is None or not (self.billions or self.hidden_size):
+            return found is not None
+        rest = repository[found.end() :]
+        return not (_SMALLER.search(rest) or (found[0][-1:].isdigit() and re.match(r"\.?[0-9]", rest)))
+
     @cached_property
     def facts(self) -> Facts:
         """The common facts of all members."""
@@ -131,7 +140,7 @@ class Models(Entry):
 
     def find(self, repository: str) -> ModelFamily | None:
         """Find the family of `organisation/name`, or of the last part of a path."""
-        return next((family for family in self.families if any(p.search(repository) for p in family.patterns)), None)
+        return next((family for family in self.families if family.has(repository)), None)
 
     def find_type(self, model_type: str) -> ModelFamily | None:
         """Find the family of a `model_type` of config.json."""
@@ -157,16 +166,18 @@ class Models(Entry):
 
 
 def read_billions(repository: str) -> float | None:
-    """Read the number of parameters, in billions, from a name such as `Llama-3.1-70B-Instruct`."""
-    match = _BILLIONS.search(repository)
-    return float(match[1]) if match else None
+    """Read the number of parameters, in billions, from a name such as `Llama-3.1-70B-Instruct`, `Mixtral-8x7B` or `Ring-1T`."""
+    match = _PARAMETERS.search(repository)
+    return float(match[2]) * int(match[1] or 1) * (1000 if match[3] in "tT" else 1) if match else None
 
 
-VARIANT = re.compile(
-    r"(-(\d{4}|instruct|base|chat|it|thinking|hf|fp8|nvfp4|fp4|mxfp4|awq|gptq|int[48]|w4a16|w8a8|bf16|dynamic"
-    r"|quantized(\.w[48]a(8|16))?|[48]bit|bnb|unsloth|autoround|qat|gguf|i?q\d(_[a-z0-9]{1,3}){1,2}))+",
-    re.IGNORECASE,
+_FORMATS = (
+    r"\d{4}|fp8|nvfp4|fp4|mxfp4|awq|gptq|int[48]|w4a16|w8a8|bf16|dynamic"
+    r"|quantized(\.w[48]a(8|16))?|[48]bit|bnb|unsloth|autoround|qat|gguf|i?q\d(_[a-z0-9]{1,3}){1,2}"
 )
+FORMAT = re.compile(rf"(-({_FORMATS}))+$", re.IGNORECASE)
+"""Suffixes of a model name for the same model at another date or in another format."""
+VARIANT = re.compile(rf"(-({_FORMATS}|instruct|base|chat|it|thinking|hf))+", re.IGNORECASE)
 """Suffixes of a model name that do not change the shape: dates, formats, the kind of training."""
 
 
@@ -217,6 +228,11 @@ class KnownShapes:
                 base = VARIANT.sub("", known) if variant and known.endswith(variant[0]) else known
                 found |= {(known, known): None, (base, known): None}
         return tuple(found)
+
+    def has(self, name: str) -> bool:
+        """Return whether the table has a model itself, of any organisation and in any format, so that its context is known."""
+        last = name.strip().lower().rpartition("/")[2]
+        return last in self._by_name or FORMAT.sub("", last) in self._by_name
 
     def find(self, name: str) -> KnownShape | None:
         """Return the entry of a model, of any organisation, or of a variant with an equal shape, such as `-AWQ` or `-0528`."""

@@ -18,6 +18,7 @@ from vllm_operator.catalog.entry import Entry, list_data, load_file
 Release = tuple[int, int, int]
 
 _VERSION = re.compile(r"^v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")
+_BUILD = re.compile(r"^v?[0-9]+\.[0-9]+(?:\.[0-9]+)?\.?(post|rc|dev|a|b)[0-9]")
 _OPPOSITE = "--no-"
 
 
@@ -121,7 +122,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The known versions, oldest first."""
+    """The known versions, oldest first. A candidate and a post release count as their release, a development build as the one before."""
 
     tables: tuple[VersionTable, ...]
 
@@ -130,15 +131,27 @@ class Versions:
         """The newest known version."""
         return self.tables[-1]
 
+    def complete(self, version: str) -> str | None:
+        """Return a version with all its numbers: for `0.33`, the newest known release of that minor; None if there is none."""
+        if not re.fullmatch(r"v?\d{1,9}\.\d{1,9}", version):
+            return version if parse_release(version) else None
+        wanted = read_release(version)[:2]
+        return next((known.version for known in reversed(self.tables) if known.release[:2] == wanted), None)
+
     def resolve(self, version: str) -> Resolution:
         """Find the table for a version. Raises ValueError if the text does not begin with a version."""
-        release = read_release(version)
-        table = next((known for known in reversed(self.tables) if known.release <= release), None)
+        release, build = read_release(version), _BUILD.search(version)
+        before = build is not None and build[1] == "dev"
+        table = next(
+            (known for known in reversed(self.tables) if known.release < release or (known.release == release and not before)), None
+        )
         if table is None:
             note = f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
             note += "backends and makes only settings that are safe in every version."
-        elif table.release == release:
+        elif table.release == release and build is None:
             return Resolution(table)
+        elif build is not None:
+            note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}."
         elif table is self.newest:
             note = f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
             note += f"The operator treats it like {table.version}."

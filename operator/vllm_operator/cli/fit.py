@@ -19,6 +19,7 @@ from vllm_operator.catalog.gpus import GPUs, Product
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
+from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_output, print_as, read_input
@@ -27,12 +28,12 @@ from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.sizing.cases import as_line, predict, read_name
-from vllm_operator.sizing.engine import Options
+from vllm_operator.sizing.engine import Options, read_size
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
-from vllm_operator.sizing.model_facts import ModelFiles, resolve_facts
+from vllm_operator.sizing.model_facts import ModelFiles, model_name, resolve_facts
 from vllm_operator.sizing.parallelism import ParallelShape, smallest_sizes
-from vllm_operator.sizing.resolve import SizedModel, check_length, device_of, find_product, predict_model, resolve_model, stated_mebibytes
+from vllm_operator.sizing.resolve import SizedModel, device_of, find_product, predict_model, refuse_start, resolve_model, stated_mebibytes
 
 DOES_NOT_FIT_STATUS = 1
 LINE_LIMIT = 4 * 1024 * 1024
@@ -40,7 +41,7 @@ LINE_LIMIT = 4 * 1024 * 1024
 MOST_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
 FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
-LEAST_CONTEXT = 4096
+LEAST_CONTEXT, LEAST_BITS = 4096, 6
 SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
 Refuse = Callable[[str | None, ParallelShape], str]
 """Returns why no engine starts on GPUs of an architecture in these sizes; empty if no reason is known."""
@@ -63,9 +64,9 @@ class _Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="organisation/name, such as Qwen/Qwen3-32B")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="organisation/name, such as Qwen/Qwen3-32B, or a URI")
     parser.add_argument("--gpu", nargs="+", action="extend", default=[], metavar="GPU", help="only these GPUs, such as H100 or B200")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of one request (--max-model-len); default: the model's own")
+    parser.add_argument("--context", metavar="N", help="tokens of one request (--max-model-len), such as 128k; default: the model's own")
     parser.add_argument("--concurrency", type=float, default=1.0, metavar="N", help="requests of this length at a time (default: 1)")
     parser.add_argument("--version", metavar="V", help="vLLM version; default: the newest in the catalog")
     parser.add_argument("--model-config", metavar="FILE", help="config.json of the model, or the folder with it and the weights")
@@ -115,20 +116,24 @@ def estimate_lines(lines: Iterable[str], estimate: Callable[[Mapping[str, Any]],
 def _run_model(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         raise InputError("give a model, such as Qwen/Qwen3-32B, or a file with --cases")
-    for name in ("context", "max_num_seqs", "max_num_batched_tokens", "checkpoint_bytes", "concurrency", "gpu_memory_utilization"):
+    length = read_size(arguments.context)
+    if arguments.context is not None and length is None:
+        raise InputError(f"--context must be a positive number of tokens, such as 32768, 128k or 1M, not {arguments.context}")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "checkpoint_bytes", "concurrency", "gpu_memory_utilization"):
         if (value := getattr(arguments, name)) is not None and not 0 < value < 1 << 50:
             raise InputError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
     catalog = load_catalog()
-    version = arguments.version or catalog.versions.newest.version
-    release = parse_release(version)
-    if release is None:
-        raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
+    version = catalog.versions.complete(arguments.version or catalog.versions.newest.version)
+    release = parse_release(version or "")
+    if version is None or release is None:
+        raise InputError(say("version.incomplete", version=arguments.version, newest=catalog.versions.newest.version))
+    name = _full_name(arguments.model, catalog.shapes)
     files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
-    model = _model(arguments, files, catalog.shapes)
-    refuse = _find_refusals(arguments.model, version, model.form.name, files, catalog)
+    model = _model(name, arguments, files, catalog.shapes)
+    refuse = _find_refusals(name, version, model.form.name, files, catalog)
     options = Options(
         utilization=arguments.gpu_memory_utilization,
-        max_length=arguments.context,
+        max_length=length,
         sequences=arguments.max_num_seqs,
         batched_tokens=arguments.max_num_batched_tokens,
         cache_dtype=arguments.kv_cache_dtype,
@@ -139,9 +144,9 @@ def _run_model(arguments: argparse.Namespace) -> int:
         own = _rows(product, model, options, arguments.concurrency, release, refuse, catalog)
         rows += own if arguments.gpu else [next((row for row in own if row.fits), own[-1])] if own else []
     if arguments.output:
-        print_as(_as_json(arguments.model, version, model, rows), arguments.output)
+        print_as(_as_json(name, version, model, rows), arguments.output)
     else:
-        _write_page(arguments, version, model, rows)
+        _write_page(name, version, model, rows, options, arguments)
     return 0 if any(row.fits for row in rows) else DOES_NOT_FIT_STATUS
 
 
@@ -151,17 +156,26 @@ def _rows(
     device = device_of(product, product.architecture, None, catalog.gpus, catalog.memory)
     found = []
     for parallel in smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS):
-        made = check_length(predict_model(model, parallel, device, options, catalog.memory, release), model, options)
-        refusal = refuse(product.architecture, parallel)
-        if refusal:
-            made = replace(made, prediction=Prediction.REFUSED, limit=refusal)
+        made = predict_model(model, parallel, device, options, catalog.memory, release)
+        made = replace(made, kv_cache=None if made.kv_cache is None else max(made.kv_cache, 0.0))
+        refusal = refuse_start(model, parallel, options, release, product.architecture) or refuse(product.architecture, parallel)
+        limit = "" if parallel.tensor <= product.per_node else say("fit.per-node", most=product.per_node, title=product.title)
+        if limit := refusal or limit:
+            made = replace(made, prediction=Prediction.REFUSED, limit=limit)
         found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted, refusal))
     return found
 
 
-def _model(arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes) -> SizedModel:
+def _full_name(written: str, shapes: KnownShapes) -> str:
+    """Return `organisation/name` for a URI, for this form, or for a name that the table has; otherwise the last part of the URI."""
+    name = model_name(ModelSpec.model_construct(uri=written)) if "://" in written else written.strip("/")
+    known = shapes.find(name) if "/" not in name else None
+    return name if known is None else f"{known.name.rpartition('/')[0]}/{name}"
+
+
+def _model(name: str, arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes) -> SizedModel:
     model = resolve_model(
-        arguments.model,
+        name,
         shapes,
         config=files.config,
         checkpoint_bytes=arguments.checkpoint_bytes or files.weight_bytes,
@@ -169,9 +183,7 @@ def _model(arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes
         tensors=files.tensors,
     )
     if model is None:
-        raise InputError(
-            f"the sizes of the model {arguments.model} are unknown. Download its config.json and give it with --model-config FILE"
-        )
+        raise InputError(f"the sizes of the model {name} are unknown. Download its config.json and give it with --model-config FILE")
     if arguments.quantization and name_format(arguments.quantization, model.shape) is None:
         raise InputError(f"{arguments.quantization} is not a format of weights; use {FORMATS}")
     return model
@@ -192,19 +204,20 @@ def _products(names: Sequence[str], gpus: GPUs, facts: MemoryFacts) -> list[Prod
     return found
 
 
-def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, rows: Sequence[_Row]) -> None:
+def _write_page(name: str, version: str, model: SizedModel, rows: Sequence[_Row], options: Options, arguments: argparse.Namespace) -> None:
     shape = model.shape
-    length = arguments.context or shape.max_length
-    print(f"{arguments.model}: {shape.parameters / 1e9:.1f} B parameters, weights in {model.form.name}, vLLM {version}")
+    length = options.max_length or shape.max_length
+    print(f"{name}: {shape.parameters / 1e9:.1f} B parameters, weights in {model.form.name}, vLLM {version}")
     print(f"Sizes from {model.source}. Context {length} tokens, {arguments.concurrency:g} at a time. Memory of each GPU in GiB.\n")
-    print("\n".join(table(HEADER, [_cells(row) for row in rows])))
-    paragraphs = []
+    print("\n".join(table(HEADER, [_cells(row, arguments.concurrency) for row in rows])))
+    refused = refuse_start(model, ParallelShape(), options, parse_release(version) or (0, 0, 0))
+    paragraphs = [refused] if refused is not None else []
     if model.form.assumed:
         paragraphs.append("Which weights are quantized is an assumption. Give the checkpoint's config.json with --model-config FILE.")
-    for refusal in dict.fromkeys(row.refusal for row in rows if row.refusal):
+    for refusal in dict.fromkeys(row.refusal for row in rows if row.refusal and row.refusal not in paragraphs):
         titles = dict.fromkeys(row.product.title for row in rows if row.refusal == refusal)
         paragraphs.append(f"{', '.join(titles)}: {refusal}")
-    if not any(row.fits for row in rows):
+    if refused is None and not any(row.fits for row in rows):
         paragraphs.append(_advice(rows, model, length, named=bool(arguments.gpu)))
     for paragraph in paragraphs:
         print("\n" + "\n".join(wrap(paragraph, "")))
@@ -212,23 +225,28 @@ def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, 
 
 def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, named: bool) -> str:
     possible = [row for row in rows if not row.refusal]
+    if not possible:
+        return "See other GPUs without --gpu." if named else "No GPU of the catalog can run it."
     shorter = max(possible, key=lambda row: row.made.comfortable or 0, default=None)
     more = ", or see larger GPUs without --gpu" if named else ""
     if shorter is not None and LEAST_CONTEXT <= (shorter.made.comfortable or 0) < (length or 0):
         return f"{shorter.parallel.tensor} {shorter.product.title} have room for --context {shorter.made.comfortable}. Use it{more}."
     if any(row.made.prediction is Prediction.STARTED for row in possible):
         return f"Lower --concurrency or --context, set --kv-cache-dtype fp8{more}."
-    smaller = "fp8, awq or nvfp4" if model.form.size > 1.5 else "awq or nvfp4"
+    bits = 8 * model.file_bytes / model.shape.parameters
+    if bits < LEAST_BITS:
+        return f"Its weights already have {bits:.1f} bits. Use a smaller model{more}."
+    smaller = "fp8, awq or nvfp4" if bits > 1.5 * 8 else "awq or nvfp4"
     return f"Use a quantized checkpoint, if there is one (--quantization {smaller}){more}."
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
+def _cells(row: _Row, wanted: float) -> tuple[str, ...]:
     made = row.made
     verdict, limit = SHOWN.get(made.prediction, "no"), made.limit
     if made.prediction is Prediction.STARTED and not row.enough:
-        verdict, limit = "no", "The KV cache is too small for this concurrency."
+        verdict, limit = "no", f"The KV cache holds {made.concurrency or 0:.1f} of {wanted:g} requests."
     if row.refusal:
-        limit = "vLLM does not start on this GPU: see below."
+        limit = "vLLM does not start: see below."
     memory = ("" if value is None else f"{value:.1f}" for value in (made.weights, made.activation, made.graphs, made.kv_cache))
     tokens = ("" if value is None else f"{value}" for value in (made.tokens, made.longest))
     count = f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}"
@@ -261,7 +279,8 @@ def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -
 def _find_refusals(name: str, version: str, form: str, files: ModelFiles, catalog: Catalog) -> Refuse:
     """Return a function that applies the rules about a model with the name `organisation/name` to a known version of vLLM."""
     try:
-        spec = VLLMDeploymentSpec(model=ModelSpec(uri=f"hf://{name}"), engine=EngineSpec(version=version))
+        uri = f"hf://{name}" if "/" in name else f"pvc://models/{name}"
+        spec = VLLMDeploymentSpec(model=ModelSpec(uri=uri), engine=EngineSpec(version=version))
         resolved = resolve_version(spec.engine, catalog.versions)
     except ValueError:
         resolved = None

@@ -31,6 +31,7 @@ from vllm_operator.planning.placement.shortage import kinds_of_nodes
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations
+from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 from vllm_operator.sizing.model_facts import ModelFiles
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     if arguments.output:
-        made, manifests = (outcome.plan.to_json(), list(render(resource, outcome.plan))) if outcome.plan else (None, [])
+        made, manifests = (outcome.plan.to_json(), _objects(resource, outcome.plan)) if outcome.plan else (None, [])
         print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": manifests}, arguments.output)
     else:
         given = not arguments.filename or arguments.nodes is not None
@@ -292,11 +293,17 @@ def _plan_page(resource: VLLMDeployment, outcome: Outcome, inventory: Inventory,
     if outcome.refusal is not None:
         lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
     if outcome.plan is not None:
-        manifests = render(resource, outcome.plan)
+        manifests = _objects(resource, outcome.plan)
         lines += [*_plan_lines(outcome.plan, catalog), *_command(manifests)]
         lines += section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
     lines += section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
     return lines + section("Invalid node labels", list(inventory.notes))
+
+
+def _objects(resource: VLLMDeployment, made: Plan) -> list[Manifest]:
+    """Return the objects of a plan and the optional ones that the spec asks for, as if the cluster had none that conflict."""
+    scaling = (render_disruption_budget(resource), render_autoscaler(resource))
+    return [*render(resource, made), *render_exposure(resource), *(each for each in scaling if each is not None)]
 
 
 def _title(resource: VLLMDeployment) -> str:

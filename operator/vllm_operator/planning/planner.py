@@ -17,7 +17,7 @@ from vllm_operator.caches.claims import about_unknown_size, plan_weights
 from vllm_operator.caches.key import keyed_arguments, per_pod_notes, with_cache_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
-from vllm_operator.catalog.notes import Note, notes_of, order
+from vllm_operator.catalog.notes import Note, notes_of, order, say
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
@@ -32,20 +32,21 @@ from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape
 from vllm_operator.planning.placement import explanations, targets
 from vllm_operator.planning.placement.fitting import (
+    MIB_PER_GIB,
+    ROOM_FOR_WEIGHTS,
     Headroom,
     Sizing,
     resolve_sizing,
     time_slicing_arguments,
-    wanted_length,
     weight_bytes_of,
 )
-from vllm_operator.planning.placement.policy import Ranking, describe_candidates
+from vllm_operator.planning.placement.policy import Ranking, describe_candidates, kind_of
 from vllm_operator.planning.placement.shortage import explain
-from vllm_operator.planning.placement.targets import Candidate, Rejection, Request
+from vllm_operator.planning.placement.targets import Candidate, Rank, Rejection, Request
 from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.sizing import model_facts
-from vllm_operator.sizing.engine import RESIZING_FLAGS, read_offload
+from vllm_operator.sizing.engine import GIB, RESIZING_FLAGS, read_offload
 from vllm_operator.sizing.estimate import predict_memory
 from vllm_operator.sizing.model_facts import ModelFiles, ResolvedFacts
 from vllm_operator.sizing.parallelism import Shape, resolve_shape
@@ -133,6 +134,9 @@ class _FreshPlan:
             premises = Verdict(FALSE, Reason.INVALID_SPEC, f"{error}.")
         if isinstance(premises, Verdict):
             return not_accepted(premises)
+        refused = None if self._allows_unsupported else premises.sizing.refuse(self._shapes(premises)[0].parallel)
+        if refused is not None:
+            return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, f"{refused} {image.ALLOW_ANYWAY}"))
         chosen = self._sized(premises)
         if isinstance(chosen, Verdict):
             return Outcome(VALID_SPEC, chosen, None)
@@ -156,7 +160,8 @@ class _FreshPlan:
         given = overrides.read_overrides(spec)
         engine, forced = (spec.engine or EngineSpec()).model_copy(update={"image": given.image}), self._allows_unsupported
         version = image.resolve_version(engine, self.catalog.versions)
-        version = image.check_image(given.image, spec.model, version, self.catalog.images, forced=forced)
+        images, resources = self.catalog.images, given.resources
+        version = image.check_image(given.image, spec.model, version, images, resources=resources, forced=forced)
         if isinstance(version, Verdict):
             return version
         given = given.expanded(version.table)
@@ -173,25 +178,63 @@ class _FreshPlan:
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)
-        accelerator, count = request.accelerator, self._kept.count if self._kept is not None else None
-        free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
-        shapes = (sizing.shapes(self.inventory) if free else []) or [premises.shape]
+        count, shapes = self._kept.count if self._kept is not None else None, self._shapes(premises)
         found, rejections = targets.find_candidates(request, shapes, self.inventory, self.catalog, in_use=count)
         if not found:
             message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
             return Verdict(FALSE, Reason.NO_MATCHING_GPU, message)
         if self.in_force:
             return _Chosen(premises, found, (), (), pinned_length(self.pinned))
-        length = wanted_length(spec, sizing.model)
-        if sizing.model is None:
-            return _Chosen(premises, ranking.order(found, request.preferred), found, rejections, length)
+        length = spec.sizing.context_length if spec.sizing else None
+        if not sizing.can_judge:
+            best = self._guessed(request, found, ranking)
+            if isinstance(best, Verdict):
+                return best
+            sized = best[0].shape != premises.shape
+            return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
         best = ranking.choose(found, request.preferred, count)
         if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_unsupported:
             others = targets.find_others(request, self.inventory, self.catalog)
             message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {image.ALLOW_ANYWAY}"
             return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
-        sized = free and best[0].shape != premises.shape
+        if sizing.lacks_room([each.result for each in found]) and not self._allows_unsupported:
+            most = max(found, key=lambda each: (each.result.held or 0.0, -each.shape.count))
+            others = targets.find_others(request, self.inventory, self.catalog)
+            message = f"{explanations.explain_concurrency(self.resource, most, sizing, others)} {image.ALLOW_ANYWAY}"
+            return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
+        sized = self._is_free and best[0].shape != premises.shape
         return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the operator chooses the number of GPUs."""
+        accelerator = self.resource.spec.accelerator or AcceleratorSpec()
+        fixed = self.resource.spec.parallelism is not None or accelerator.count is not None
+        return not (fixed or accelerator.sliced or accelerator.uuids)
+
+    def _shapes(self, premises: _Premises) -> list[Shape]:
+        """Return the sizes to choose from, in ascending order. For an unknown model of known weight, they are any that models can have."""
+        known = premises.sizing.is_read and self._weight_bytes(premises) is not None
+        return (premises.sizing.shapes(self.inventory, any_model=known) if self._is_free else []) or [premises.shape]
+
+    def _guessed(self, request: Request, found: Sequence[Candidate], ranking: Ranking) -> Sequence[Candidate] | Verdict:
+        """Return the GPUs for an unknown model, the best first: the smallest for the weights, else those in the spec or in use."""
+        asked, weights, name = request.accelerator, request.weight_bytes, explanations.short_name(self.resource)
+        decided = asked.products or asked.architectures or asked.policy or request.preferred or len({kind_of(each) for each in found}) == 1
+        if weights is None and not decided and ranking.sizing.is_read:
+            return Verdict(FALSE, Reason.MODEL_SIZE_UNKNOWN, say("size.unknown", name=name))
+        ordered = ranking.order(found, request.preferred, smallest=weights is not None)
+        is_new = ranking.sizing.is_read and ranking.sizing.model is None
+        if weights is not None and self._is_free and ordered[0].rank is Rank.TOO_SMALL and is_new:
+            ordered.sort(key=lambda each: -(each.pool.memory_mebibytes or 0) * each.shape.count)
+            held, memory = weights / GIB, (ordered[0].pool.memory_mebibytes or 0) * ordered[0].shape.count / MIB_PER_GIB
+            if held > memory and not self._allows_unsupported:
+                devices = explanations.devices(ordered[0])
+                return Verdict(FALSE, Reason.DOES_NOT_FIT, say("size.weights", name=name, held=held, devices=devices, memory=memory))
+        return [each for each in ordered if each.shape == ordered[0].shape]
+
+    def _weight_bytes(self, premises: _Premises) -> int | None:
+        return weight_bytes_of(self.resource.spec.model, premises.facts, self.files, self.catalog)
 
     def _ranking(self, premises: _Premises) -> Ranking:
         spec = self.resource.spec
@@ -211,8 +254,9 @@ class _FreshPlan:
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version
         variable = images.compatibility.variable
-        resized = any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
-        weight_bytes = premises.facts.weight_bytes
+        chooses = self._is_free and not self.in_force
+        resized = not chooses and any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
+        weight_bytes = premises.facts.weight_bytes if self.in_force else self._weight_bytes(premises)
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=premises.shape.count,
@@ -224,8 +268,9 @@ class _FreshPlan:
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=gpu_in_use(self._kept) if self._kept is not None else None,
             selector=premises.overrides.node_selector,
-            weight_bytes=None if weight_bytes is None or resized or premises.sizing.model else weight_bytes // premises.shape.shards,
+            weight_bytes=None if weight_bytes is None or resized or premises.sizing.can_judge else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
+            room=ROOM_FOR_WEIGHTS if chooses else 1.0,
         )
 
     @property
@@ -267,7 +312,7 @@ class _FreshPlan:
         resource, version, facts = self.resource, premises.version, premises.facts
         length = target.result.length or chosen.length
         ranking, name = self._ranking(premises), explanations.short_name(resource)
-        weight_bytes = weight_bytes_of(resource.spec.model, facts, self.files, self.catalog)
+        weight_bytes = self._weight_bytes(premises)
         weights = plan_weights(resource, weight_bytes)
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
@@ -283,7 +328,7 @@ class _FreshPlan:
         about_choice, listed = [], list[GPUCandidate]()
         if not self.in_force:
             kept = self._kept is not None and gpu_in_use(self._kept) == targets.in_use_of(target.pool)
-            about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, kept=kept)
+            about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, weight_bytes, kept=kept)
             listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)
         notes = [
             *targets.notes_about_gpu(target.pool, target.fit, self._request(premises), self.inventory),

@@ -13,15 +13,26 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.sizing.engine import RUNNER, Device, Options, read_flags, read_runner, read_size
+from vllm_operator.sizing.engine import (
+    BLOCK_DRAFT_LAYERS,
+    BLOCK_DRAFT_TOKENS,
+    CONFIGURING,
+    LONGER,
+    RUNNER,
+    Device,
+    Options,
+    read_flags,
+    read_runner,
+    read_size,
+)
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import NO_NAME, name_format
-from vllm_operator.sizing.parallelism import ParallelShape, allowed
+from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.sizing.resolve import (
-    check_length,
     device_of,
     find_product,
     predict_model,
+    refuse_start,
     resolve_model,
     smallest_named,
     stated_mebibytes,
@@ -65,8 +76,6 @@ SIZE_LIMIT = 1 << 40
 DRAFT_TOKENS = 1
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")  # layers of each pipeline stage, in the note of a case
 HOSTED = ("on the host", "host memory", "offload")  # words in a format or note that mean that a part is in host memory
-BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
-"""A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 
 
 def read_options(line: Mapping[str, Any]) -> Options:
@@ -88,7 +97,7 @@ def read_options(line: Mapping[str, Any]) -> Options:
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
         speculative=int(tokens[0]) if tokens else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
         own_draft_layers="mtp" in spec or "nextn" in spec,
-        eagle="eagle" in spec,
+        eagle=1 if "eagle" in spec else 0,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         block=_size(line.get("block_size")) or flags.block,
@@ -96,6 +105,7 @@ def read_options(line: Mapping[str, Any]) -> Options:
         fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
         runner_v2=read_runner({RUNNER: runner[1]}) if runner else None,
+        allows_longer=any(name in note for name in (*CONFIGURING, f"{LONGER}=1")),
     )
 
 
@@ -112,17 +122,17 @@ def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: Mem
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
     tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
     parallel = ParallelShape(tensor, pipeline, data, line.get("ep") is True)
-    refused = allowed(model.shape, model.form, parallel, options.context_parallel)
-    if refused is not None:
-        return Estimate(Prediction.REFUSED, refused)
+    releases = read_releases(text(line, "vllm_version"))
     gpu, memory_gib = text(line, "gpu")[:200], _number(line.get("gpu_memory_gib"), 1 << 20)
     device = _device(gpu, memory_gib, gpus, facts)
     options = replace(options, stage_gib=_stage_memory(gpu, memory_gib, pipeline, gpus, facts))
-    releases = read_releases(text(line, "vllm_version"))
+    release, architecture = max(releases), device.architecture
+    if refused := refuse_start(model, parallel, replace(options, max_length=None), release, architecture):
+        return Estimate(Prediction.REFUSED, refused)
     made = [predict_model(model, parallel, device, options, facts, release) for release in releases]
     fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
-    if fullest.prediction is Prediction.STARTED:
-        return check_length(fullest, model, options)
+    if refused := refuse_start(model, parallel, options, release, architecture):
+        return replace(fullest, prediction=Prediction.REFUSED, limit=refused)
     if fullest.prediction is Prediction.REFUSED and options.max_length is None and fullest.longest:
         limit = f"{fullest.limit} The case does not state its length: up to {fullest.longest} tokens fit."
         return replace(fullest, prediction=Prediction.TIGHT, limit=limit)

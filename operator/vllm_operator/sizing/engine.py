@@ -14,6 +14,7 @@ from vllm_operator.sizing.model_shape import ModelShape
 from vllm_operator.sizing.parallelism import ParallelShape
 
 GIB = 1 << 30
+SAME_WEIGHTS = ("auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "runai_streamer_sharded")  # values of --load-format
 UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--num-gpu-blocks-override")
 """Flags whose effect on memory is not modelled. With one of them, the size is unknown."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
@@ -32,7 +33,11 @@ MODALITIES = ("image", "video")  # inputs that need the encoder
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40
+BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
+"""A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+CONFIGURING = ("--hf-overrides", "--hf-config-path", "--rope-scaling")  # flags that change the model's configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Options:
     offload_gib: float = 0.0
     speculative: int = 0  # tokens that a draft proposes at a time
     own_draft_layers: bool = False
-    eagle: bool = False
+    eagle: int = 0  # dense layers of a draft whose weights are in another repository
     separate_draft_layers: int = 0
     vision: bool = True
     profiled_encoder: bool = True  # false with --skip-mm-profiling
@@ -74,6 +79,7 @@ class Options:
     adapters: int = 0  # LoRA adapters in a batch
     adapter_rank: int = 0  # their highest rank
     fused_reduction: bool = True  # false if flags turn fuse_allreduce_rms off
+    allows_longer: bool = False  # VLLM_ALLOW_LONG_MAX_MODEL_LEN, or flags that change the model's configuration
 
     @property
     def drafts_without_model(self) -> bool:
@@ -96,7 +102,7 @@ class Engine:
 
 def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
     """Read the flags; None if a flag has an effect that is not modelled, or an unreadable value."""
-    if any(name in arguments for name in UNREADABLE):
+    if any(name in arguments and arguments[name] not in SAME_WEIGHTS for name in UNREADABLE):
         return None
     known: dict[str, Any] = {name: read_size(arguments[flag]) for name, flag in SIZES.items() if flag in arguments}
     known |= {name: _number(arguments[flag]) for name, flag in NUMBERS.items() if flag in arguments}
@@ -106,15 +112,14 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
     if length is not None:
         known["max_length"] = 0 if length in ("auto", "-1") else read_size(length)
     compiled = mapping(_read_json(arguments.get("--compilation-config")), "pass_config")
-    speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else (0, False)
+    speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else {}
     if speculative is None or None in known.values():
         return None
     return Options(
         **known,
         cache_dtype=(arguments.get("--kv-cache-dtype") or "auto")[:40],
         eager="--enforce-eager" in arguments,
-        speculative=speculative[0],
-        own_draft_layers=speculative[1],
+        **speculative,
         vision="--language-model-only" not in arguments and not _is_text_only(arguments),
         profiled_encoder="--skip-mm-profiling" not in arguments,
         prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
@@ -130,6 +135,17 @@ def read_offload(arguments: Mapping[str, str | None]) -> float:
 def read_runner(variables: Mapping[str, str | None]) -> bool | None:
     """Return whether the environment requests model runner V2 (True) or V1 (False); None if vLLM decides, or the value is unknown."""
     return {"0": False, "1": True}.get((variables.get(RUNNER) or "").strip())
+
+
+def read_limits(arguments: Mapping[str, str | None], variables: Mapping[str, str | None], length: int | None) -> Options | None:
+    """Return the flags that vLLM compares with the model's configuration; None if they change it. `length`: the context without a flag."""
+    if any(flag.partition(".")[0] in CONFIGURING for flag in arguments):
+        return None
+    return Options(
+        max_length=read_size(arguments["--max-model-len"]) if "--max-model-len" in arguments else length,
+        context_parallel=read_size(arguments.get(SIZES["context_parallel"])) or 1,
+        allows_longer=LONGER in variables and (variables[LONGER] or "1").strip().lower() in ("1", "true"),  # unknown counts as true
+    )
 
 
 def read_size(value: str | None) -> int | None:
@@ -159,12 +175,19 @@ def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
     return all(str(limits.get(kind)) == "0" for kind in MODALITIES)
 
 
-def _speculative(value: str | None) -> tuple[int, bool] | None:
-    """Return the tokens of a draft, and whether its layers are in the checkpoint; None for a separate model, whose size is unknown."""
+def _speculative(value: str | None) -> dict[str, Any] | None:
+    """Return the options for a draft; None for a separate model of unknown size. Without a method, the name of the draft has it."""
     written = _read_json(value)
-    method, tokens = written.get("method"), written.get("num_speculative_tokens", 1)
+    method, model, tokens = (written.get(key) for key in ("method", "model", "num_speculative_tokens"))
+    name = (method if isinstance(method, str) else model if isinstance(model, str) else "")[:200].lower()
+    block = "dflash" in name
+    tokens = (BLOCK_DRAFT_TOKENS if block else 1) if tokens is None else tokens
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 100:
         return None
-    if method in ("ngram", "suffix"):
-        return tokens, False
-    return (tokens, True) if isinstance(method, str) and "mtp" in method and "model" not in written else None
+    if name in ("ngram", "suffix"):
+        return {"speculative": tokens}
+    if block or "eagle" in name:
+        layers = BLOCK_DRAFT_LAYERS if block else 1
+        return {"speculative": tokens, "eagle": layers, "separate_draft_layers": layers if block else 0}
+    own = model is None and any(each in name for each in ("mtp", "nextn", "dspark"))
+    return {"speculative": tokens, "own_draft_layers": True} if own else None

@@ -103,7 +103,7 @@ def _weights_by_stage(engine: Engine) -> list[float]:
         return [max(options.weights_gib - options.offload_gib, 0.0)] * parallel.pipeline
     made = weigh_stages(engine)
     if options.eagle:
-        made[-1] += eagle_bytes(engine.shape) / parallel.tensor
+        made[-1] += eagle_bytes(engine.shape, options.eagle) / parallel.tensor
     adapters = adapter_bytes(engine) / parallel.pipeline
     return [max((held + adapters) / GIB - options.offload_gib, 0.0) for held in made]
 

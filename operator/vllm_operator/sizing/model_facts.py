@@ -82,7 +82,10 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     """Collect the facts about a model. `remembered` are facts from an earlier reading of the files, if they were not read now."""
     name = model_name(model)
     read = replace(read_config(files.config), weight_bytes=files.weight_bytes) if files.config else remembered or NO_FACTS
-    family = models.find(name) or (models.find_type(read.model_type) if read.model_type else None)
+    named, typed = models.find(name), models.find_type(read.model_type) if read.model_type else None
+    is_other = named is not None and named.config_types and read.model_type not in named.config_types
+    ordered = (typed, named) if is_other else (named, typed)
+    family = next((each for each in ordered if each is not None and not _is_contradicted(each, read)), None)
     given = model.facts or ModelFacts()
     known: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -98,6 +101,13 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
         known["routing"] = "DeepSeekV3"  # only this router has expert groups
         sources["routing"] = sources["routing_groups"]
     return ResolvedFacts(family=family.name if family else None, sources=sources, **known)
+
+
+def _is_contradicted(family: ModelFamily, read: Facts) -> bool:
+    """Return whether the model has other sizes than all members of a family, whatever its name says."""
+    sizes = ("experts", "hidden_size", "moe_intermediate_size", "attention_heads", "mla_dims")
+    pairs = [(getattr(family.facts, name), getattr(read, name)) for name in sizes]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:

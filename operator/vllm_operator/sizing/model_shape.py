@@ -134,6 +134,8 @@ LARGEST = 1 << 40  # Maximum of a size. Larger values are invalid. The limit kee
 MOST_LAYERS, MOST_WIDTH, MOST_STREAMS, LONGEST = 4096, 1 << 16, 64, 1 << 30
 MOST_STRETCHED, MOST_SCALED = 64, 1024  # maximum accepted factors: of the rotary table with linear scaling, and of the context
 NESTED = ("text_config", "llm_config", "language_config")  # keys of config.json under which multimodal models have the language model
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length", "seq_len")
+"""Keys of config.json for the longest context. The smallest value counts, unless `model_max_length` states it (Command R)."""
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of config.json for the number of routed experts."""
 CHUNKED_EVERY = 4  # Llama 4: every fourth layer has full attention (no_rope_layer_interval)
@@ -336,7 +338,8 @@ def _read_lengths(read: ModelConfig) -> tuple[int, int | None]:
     """Return the longest context that vLLM accepts, and the default one if it is shorter: with LongRoPE the length before scaling."""
     # YaRN multiplies the original length with its factor, linear and dynamic scaling the length in the file, except for Gemma 3.
     # Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
-    length = read.size("max_position_embeddings", "n_positions", "max_sequence_length")
+    stated = [size for key in LENGTH_KEYS if (size := read.size(key))]
+    length = read.size("model_max_length") or min(stated, default=0)
     yarn = _factor(read.rope, MOST_SCALED, "yarn")
     original = read_integer(read.rope.get("original_max_position_embeddings")) if yarn else length
     scaled = yarn if yarn or "gemma3" in str(read.text.get("model_type"))[:40] else _factor(read.rope, MOST_SCALED, "linear", "dynamic")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.notes import Note
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Release
@@ -90,7 +91,8 @@ def _contradiction(message: str) -> Verdict:
 # Parallel sizes that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
 #
 # Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
-# quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
+# quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups);
+# vocab_parallel_embedding.py; fused_moe/config.py FusedMoEParallelConfig.make, which also splits experts over data-parallel ranks, 0.33.0.
 
 TENSOR_SIZES = (1, 2, 4, 8)  # tensor-parallel sizes to choose from, limited to the GPUs of one node
 
@@ -116,10 +118,11 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, cont
         if size % tensor:
             return f"{size} {name} cannot be divided by {tensor}."
     if shape.experts and not parallel.expert:
-        if shape.expert_width % tensor:
-            return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
-        if form.blocks and not divides and shape.expert_width // tensor % form.blocks and tensor > 1:
-            return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
+        parts = tensor * parallel.data
+        if shape.expert_width % parts:
+            return f"Experts of width {shape.expert_width} cannot be divided by {parts}. Use expert parallelism."
+        if form.blocks and not divides and shape.expert_width // parts % form.blocks and parts > 1:
+            return f"Experts of width {shape.expert_width} divided by {parts} are no multiple of {form.blocks}. Use expert parallelism."
     return (_refused_context(shape, tensor, context) if context > 1 else None) or _refused_width(shape, form, tensor)
 
 
@@ -137,7 +140,7 @@ def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None
 
 
 def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
-    """Return why a dense module cannot be divided; None if all can."""
+    """Return why a dense module or the vocabulary cannot be divided; None if all can."""
     for module in shape.modules if tensor > 1 else ():
         name, width, multiple = module.name, module.width, form.blocks or form.group
         if width % tensor:
@@ -145,13 +148,18 @@ def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | 
         quantized = form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
         if width and multiple and width // tensor % multiple and quantized:
             return f"The width of {name}, {width}, divided by {tensor} is no multiple of {multiple}, which have a common scale."
-    return None
+    padded = load_memory().weights.vocabulary_multiple
+    vocabulary = -(-shape.vocabulary // padded) * padded
+    return f"A vocabulary of {vocabulary} tokens cannot be divided by {tensor}." if vocabulary % tensor else None
 
 
-def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
-    """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed."""
+def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int, context: int = 1) -> list[ParallelShape]:
+    """Return the sizes within one node with at most this many GPUs, smallest first. Expert parallelism is used only if needed.
+
+    `context` is --decode-context-parallel-size.
+    """
     found = []
     for tensor in (size for size in TENSOR_SIZES if size <= most):
         sizes = (ParallelShape(tensor), ParallelShape(tensor, expert=True))
-        found += [each for each in sizes[: 2 if shape.experts and tensor > 1 else 1] if allowed(shape, form, each) is None][:1]
+        found += [each for each in sizes[: 2 if shape.experts and tensor > 1 else 1] if allowed(shape, form, each, context) is None][:1]
     return found

@@ -14,16 +14,19 @@ from typing import Any
 from vllm_operator.catalog.gpus import GPUs, Product
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShape, KnownShapes
+from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.engine import GIB, Device, Engine, Options
-from vllm_operator.sizing.estimate import Estimate, Prediction, estimate
+from vllm_operator.sizing.estimate import Estimate, estimate
 from vllm_operator.sizing.formats import NO_NAME, OF_CHECKPOINT, WeightFormat, find_format, measure_format, name_format, read_format
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
-from vllm_operator.sizing.parallelism import ParallelShape
+from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
 from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.sizing.weights import weigh
+from vllm_operator.text.wording import listed
 
+MOST_SHOWN = 8  # tensor-parallel sizes in a message, unless the refused one is larger
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")  # loaded size in a format label, such as `4-bit (19.78 GiB loaded)`
 
 
@@ -37,6 +40,8 @@ class SizedModel:
     known: KnownShape | None = None  # its entry in the table of well-known models
     label: str = ""  # name of the format, if given
     checkpoint_bytes: int | None = None  # size of all tensors; None if unknown
+    name: str = ""
+    exact: bool = True  # whether the sizes are those of this model, not of one with a similar name
 
     @property
     def file_bytes(self) -> int:
@@ -100,7 +105,7 @@ def resolve_model(
         checkpoint_bytes = None
     if config is not None and tensors is not None and not wanted:
         form = measure_format(form, shape, tensors) or form
-    return SizedModel(shape, form, source, known, label, checkpoint_bytes)
+    return SizedModel(shape, form, source, known, label, checkpoint_bytes, name, exact=source == FROM_CONFIG or table.has(name))
 
 
 def predict_model(
@@ -116,13 +121,29 @@ def predict_model(
     return estimate(Engine(model.shape, model.form, device, parallel, options, facts, release))
 
 
-def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
-    """Return the estimate, changed to `tight` if the engine starts but the context is longer than the model's."""
-    own, asked = model.shape.max_length, options.max_length
-    if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
-        return made
-    limit = f"vLLM refuses a context of {asked} tokens, since config.json has {own}, unless --hf-overrides scales it."
-    return replace(made, prediction=Prediction.TIGHT, limit=limit)
+def refuse_start(
+    model: SizedModel, parallel: ParallelShape, options: Options, release: Release, architecture: str | None = None
+) -> str | None:
+    """Return why vLLM surely refuses these sizes or this context for a model, on GPUs of any memory, and what to do; None if it does not.
+
+    Without an `architecture`, sizes that vLLM accepts on some GPU are not refused. The context of a model of which only a similar one is
+    known is not refused. Source of the context: vllm/config/model.py _get_and_verify_max_len (0.11.0 to 0.33.0).
+    """
+    shape, own, asked = model.shape, model.shape.max_length, options.max_length
+    form = replace(model.form, group=0) if model.label else model.form  # a name does not say how large the groups are
+    divides = divides_blocks(release, architecture or "sm_90")
+
+    def why(sizes: ParallelShape) -> str | None:
+        return allowed(shape, form, sizes, options.context_parallel, divides=divides)
+
+    if (reason := why(parallel)) is not None:
+        possible = (tensor for tensor in range(1, max(parallel.tensor, MOST_SHOWN) + 1) if why(replace(parallel, tensor=tensor)) is None)
+        sizes = listed([str(tensor) for tensor in possible], "or")
+        instead = say("size.possible", sizes=sizes) if sizes else ""
+        return say("size.indivisible", name=model.name or "the model", reason=reason, instead=instead)
+    if own is None or asked is None or asked <= own or options.allows_longer or not model.exact:
+        return None
+    return say("size.longer-than-model", asked=asked, name=model.name or "the model", own=own)
 
 
 # GPUs in the estimate: memory that CUDA reports, architecture, unified memory.

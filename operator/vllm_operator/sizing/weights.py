@@ -70,13 +70,13 @@ def buffer_bytes(shape: ModelShape, tokens: int) -> int:
     return tokens * (shape.index_top * INDEX_BYTES + hidden)
 
 
-def eagle_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a usual EAGLE 3 draft: a dense layer as wide as the model, a projection of three hidden states, 32000 tokens.
+def eagle_bytes(shape: ModelShape, layers: int) -> int:
+    """Return the bytes of a usual EAGLE 3 draft: dense layers as wide as the model, a projection of three hidden states, 32000 tokens.
 
     Source: vllm/model_executor/models/llama_eagle3.py, 0.20.0; the embedding is that of the model.
     """
     width = shape.intermediate or EAGLE_WIDTH * shape.hidden
-    return 2 * shape.hidden * (3 * shape.hidden + EAGLE_VOCABULARY + 4 * shape.hidden + 3 * width)
+    return 2 * shape.hidden * (3 * shape.hidden + EAGLE_VOCABULARY + layers * (4 * shape.hidden + 3 * width))
 
 
 def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:

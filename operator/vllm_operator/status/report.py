@@ -28,7 +28,8 @@ NODES_SECONDS = 30
 """Interval between reads of the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
 UNREADABLE_SECONDS = 3
 """Interval between attempts to list the nodes for a new plan while the API server fails."""
-_RETRIED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
+_SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
+_RETRIED = (*_SIZED, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
 """Reasons of Planned that may be resolved without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""

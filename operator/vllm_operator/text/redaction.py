@@ -4,13 +4,13 @@ import re
 
 _HIDDEN = "***"
 _SECRETS = re.compile(
-    r"(?P<token>\b(?-i:hf_(?=[a-z]{0,199}[A-Z0-9]|[a-z]{20})[A-Za-z0-9]{8,200}(?![A-Za-z0-9_]))|\b(?:sk-|ghp_|gho_|ghs_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,200})"
+    r"(?P<token>\b(?-i:hf_[A-Za-z0-9]{20,200}(?![A-Za-z0-9_]))|\b(?:sk-|ghp_|gho_|ghs_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,200})"
     r"|(?P<jwt>\beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,2000}(?:\.[A-Za-z0-9_-]{0,2000})?)"
     r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/=-]{6,2000}"
     r"|(?P<url>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]{1,300}@"
     r"|(?P<query>[?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|token|access_token|api_key|key)=)[^&\s'\"]{1,2000}"
     r"|(?P<name>(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,40}[_-]){0,6}(?:api[_-]?keys?|(?:access|secret|auth|hf|hub)[_-]?(?:tokens?|keys?)|tokens?|secrets?|passwords?|passwd)"
-    r"['\"]?\s{0,2}[=:]\s{0,2}\[?['\"]?)(?!None\b|True\b|False\b|null\b|\*|\d{1,12}(?![A-Za-z0-9]))[^\s'\",}\]]{4,500}",
+    r"['\"]?\s{0,2}[=:]\s{0,2}\[?['\"]?)(?!None\b|True\b|False\b|null\b|\*|\d{1,12}(?:\.\d{1,3})?[kmg]?(?![A-Za-z0-9]))[^\s'\",}\]]{4,500}",
     re.IGNORECASE,
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")

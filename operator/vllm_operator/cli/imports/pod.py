@@ -7,6 +7,8 @@ from typing import Any
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, read_count, text
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
+from vllm_operator.catalog.entry import load_file
+from vllm_operator.catalog.gpus import Images
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
@@ -39,7 +41,6 @@ CONTAINER_FIELDS = (
 """Fields of a Pod and of a container about which the translation or the report says something."""
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
 _OUR_VOLUMES = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
-_ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu", "habana.ai/gaudi", "aws.amazon.com/neuron")
 
 
 class PodParts:
@@ -120,8 +121,8 @@ class PodParts:
     def _sort_resources(self, container: Manifest) -> None:
         for kind in ("requests", "limits"):
             for name, amount in mapping(container, "resources", kind).items():
-                if name in _ELSEWHERE:
-                    raise ImportRefusedError(f"the engine requests {name}. The operator supports NVIDIA GPUs only")
+                if (devices := load_file(Images, "images.yaml").devices_of(name)) is not None:
+                    raise ImportRefusedError(f"the engine requests {name}, for {devices}. The operator supports NVIDIA GPUs only")
                 if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX):
                     self.gpus = read_count(amount) or 0
                 if name.startswith(MIG_RESOURCE_PREFIX):

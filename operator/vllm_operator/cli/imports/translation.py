@@ -104,6 +104,7 @@ class _Translation:
             self.report.dropped.append(f"The image {image}: it is for {devices}, and the operator runs engines on NVIDIA GPUs.")
             self.report.advice.append(f"spec.engine.version is {engine['version']}, in vLLM's image for NVIDIA GPUs. Check it.")
         elif version is not None:
+            version = self.catalog.versions.complete(version) or version
             self.table = self.catalog.versions.resolve(version).table
             engine["version"] = version
             if repository in _OFFICIAL_IMAGES:

@@ -9,7 +9,7 @@ unknown driver gets the variant with CUDA 12 instead of 13. An image in the spec
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import FALSE, Reason, Verdict
@@ -47,7 +47,7 @@ class ResolvedVersion:
     @property
     def is_known(self) -> bool:
         """Whether the table belongs to exactly this version, not to a neighbour."""
-        return self.table is not None and parse_release(self.version) == self.table.release
+        return self.table is not None and self.version.removeprefix("v") == self.table.version
 
 
 def split_image(image: str) -> tuple[str, str | None]:
@@ -75,8 +75,12 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     distribution = engine.distribution or Distribution.VLLM
     newest = versions.newest.version
     tagged = version_of_image(engine.image) if engine.image else None
-    version = _normalize(engine.version) if engine.version else tagged
-    found: list[Note] = []
+    given = _normalize(engine.version) if engine.version else tagged
+    version, found = (versions.complete(given) if given else None), list[Note]()
+    if given is not None and version is None:
+        return Verdict(FALSE, Reason.INVALID_SPEC, say("version.incomplete", version=given, newest=newest))
+    if given is not None and version != given:
+        found.append(note("version.completed", given=given, version=version))
     if version is None and engine.image is None and distribution is Distribution.VLLM:
         version, found = newest, [note("version.newest", version=newest)]
     if version is None:
@@ -86,15 +90,20 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     image = engine.image or (NVLLM_IMAGE if distribution is Distribution.NVLLM else f"{DEFAULT_REPOSITORY}:v{version}")
     resolution = versions.resolve(version)
     found += [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
-    if tagged and parse_release(tagged) != parse_release(version):
+    if resolution.note and engine.image is None and distribution is Distribution.VLLM:
+        found.append(note("version.guessed-image", image=image))
+    if tagged and parse_release(versions.complete(tagged) or tagged) != parse_release(version):
         found.append(note("version.differs", version=version, tagged=tagged))
     return ResolvedVersion(version, resolution.table, image, distribution, tuple(found))
 
 
 def check_image(
-    image: str | None, model: ModelSpec, version: ResolvedVersion | Verdict, images: Images, *, forced: bool
+    image: str | None, model: ModelSpec, version: ResolvedVersion | Verdict, images: Images, *, resources: Iterable[str], forced: bool
 ) -> ResolvedVersion | Verdict:
-    """Add notes about the image; refuse it if it is for other devices than NVIDIA GPUs (unless `forced`), or cannot read the model."""
+    """Add notes about the image; refuse it, or the user's `resources`, if they are for other devices (unless `forced`), or cannot work."""
+    if (foreign := next((name for name in resources if images.devices_of(name) is not None), None)) is not None:
+        message = say("image.other-resource", resource=foreign, devices=images.devices_of(foreign))
+        return Verdict(FALSE, Reason.UNSUPPORTED, message)
     devices = images.other_devices(image) if image else None
     notes = [note("image.other-platform", image=image, devices=devices)] if devices is not None else []
     if notes and not forced:

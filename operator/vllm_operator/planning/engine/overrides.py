@@ -90,13 +90,14 @@ SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: froze
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The user's variables (None: `valueFrom`) and flags `--like-this` (None: no value), and whether a template replaces the flags."""
+    """The user's variables (None: `valueFrom`), flags `--like-this` (None: no value), and what a template changes in the container."""
 
     variables: Mapping[str, str | None]
     arguments: Mapping[str, str | None]
     image: str | None = None
     replaces_arguments: bool = False
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    resources: tuple[str, ...] = ()
 
     def expanded(self, table: VersionTable | None) -> "Overrides":
         """Return full names for unambiguous abbreviations of flags. Raises SpecError for a flag for which the spec has a field."""
@@ -121,6 +122,7 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
         arguments={normalize_flag(given.name): given.text for given in given_arguments(engine)},
         image=read_text(container.get("image")) or engine.image,
         replaces_arguments="args" in container or "command" in container,
+        resources=tuple(str(name) for kind in ("requests", "limits") for name in mapping(container, "resources", kind)),
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
 

@@ -9,20 +9,24 @@ from typing import Any
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
+from vllm_operator.catalog.memory import value_at
 from vllm_operator.catalog.notes import Note, note, say
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import read_words, replace_words
 from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
 from vllm_operator.planning.placement.targets import Candidate, Rank
+from vllm_operator.sizing.engine import GIB
 from vllm_operator.sizing.model_facts import model_name
-from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
+from vllm_operator.sizing.parallelism import ParallelShape, allowed
 from vllm_operator.sizing.resolve import resolve_model
 from vllm_operator.text.wording import count as counted
 
 MODEL_NAME_LIMIT = 63
 """Maximum characters of a model name in a message."""
 LENGTH_FLAG = "--max-model-len"
+UNIFIED_SHARE = 0.85  # maximum part of unified memory for an engine: weights also pass through the page cache of the host
 
 
 def short_name(resource: VLLMDeployment) -> str:
@@ -35,26 +39,26 @@ def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: boo
     result, title, count, parallel = chosen.result, chosen.title, chosen.shape.count, chosen.shape.parallel
     model, options, made = sizing.model, sizing.options, chosen.result.made
     notes = []
-    if sized and count > 1:
+    if sized and count > 1 and made.weights is not None and result.headroom is not Headroom.FEW:
         requests = ""
-        if result.held is not None and result.headroom is not Headroom.FEW:
+        if result.held is not None:
             requests = say("size.requests", concurrency=sizing.concurrency, length=sizing.request_length)
         weights, cache = (f"{value:.1f} GiB" if value is not None else "an unknown amount" for value in (made.weights, made.kv_cache))
         notes.append(note("size.chosen", count=count, name=name, requests=requests, weights=weights, cache=cache))
-    divides, context = divides_blocks(sizing.release, chosen.pool.architecture), options.context_parallel if options else 1
-    refused = allowed(model.shape, model.form, parallel, context, divides=divides) if model else None
-    if refused is not None:
-        notes.append(note("size.indivisible", name=name, reason=refused))
+    if (refused := sizing.refuse(parallel, chosen.pool.architecture)) is not None:
+        notes.append(Note(Severity.FAILURE, refused))
     product = sizing.catalog.gpus.product(chosen.pool.product)
     if sized and parallel.tensor > 1 and product is not None and product.links == "PCIe":
         notes.append(note("size.no-nvlink", title=title, count=count))
     if sized:
         notes += _note_about_ranks(chosen, sizing, name)
-    own, asked = (model.shape.max_length, options.max_length) if model and options else (None, None)
+    family = sizing.catalog.gpus.architectures.get(chosen.pool.architecture or "")
+    share = (options.utilization if options else None) or value_at(sizing.catalog.memory.utilization, sizing.release)
+    if family is not None and family.unified_memory and share > UNIFIED_SHARE:
+        notes.append(note("size.unified", title=title, share=share, most=UNIFIED_SHARE))
     if result.length is not None:
+        own = model.shape.max_length if model else None
         notes.append(note("size.shortened", own=own, title=title, gpus=counted(count, "GPU"), length=result.length))
-    if own is not None and asked is not None and asked > own:
-        notes.append(note("size.longer-than-model", asked=asked, name=name, own=own))
     match result.headroom:
         case Headroom.FEW:
             held, length, wanted = result.held or 0, sizing.request_length, sizing.concurrency
@@ -91,8 +95,29 @@ def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     alternatives += _smaller_weights(resource, refused, sizing)
     if not alternatives:
         alternatives = [say("alternative.add-nodes", whole="disable MIG on a node, or " if pool.mig_profile is not None else "", name=name)]
-    listed = "; or ".join(alternatives[:3])
-    return f"{name} does not fit on {devices(refused)}. {refused.result.made.limit} {listed[0].upper()}{listed[1:]}."
+    return f"{name} does not fit on {devices(refused)}. {refused.result.made.limit} {_sentence(alternatives[:3])}"
+
+
+def _sentence(ways: Sequence[str]) -> str:
+    listed = "; or ".join(ways)
+    return f"{listed[0].upper()}{listed[1:]}."
+
+
+def explain_concurrency(resource: VLLMDeployment, best: Candidate, sizing: Sizing, others: Iterable[Candidate]) -> str:
+    """Explain that no allowed GPU holds the requests wanted, `best` the most of them, and what would, with commands."""
+    wanted, held, length = sizing.concurrency, best.result.held or 0.0, longest_context(best.result.made)
+    ways = [_other_gpus(resource, each, best) for each in _nearest(others) if (each.result.held or 0) >= wanted][:1]
+    if most := int(held):
+        ways.append(_change(f"lower spec.sizing.concurrency to {most}", resource, {"sizing": {"concurrency": most}}))
+        replicas = -(-wanted * max(resource.spec.replicas, 1) // most)
+        if resource.spec.autoscaling is None:
+            change = {"replicas": replicas, "sizing": {"concurrency": most}}
+            ways.append(_change(f"let {replicas} replicas hold {most} each", resource, change))
+    elif length:
+        smaller = {"contextLength": length, "concurrency": 1}
+        ways.append(_change(f"lower spec.sizing to 1 request of {length} tokens", resource, {"sizing": smaller}))
+    text = say("size.no-room", wanted=wanted, length=sizing.request_length, held=held, devices=devices(best))
+    return f"{text} {_sentence(ways or [say('alternative.add-nodes', whole='', name=short_name(resource))])}"
 
 
 def devices(candidate: Candidate) -> str:
@@ -192,7 +217,9 @@ def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequen
     return f"{text}: `kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type {kind} -p {quoted}`"
 
 
-def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, *, kept: bool) -> list[Note]:
+def notes_about_choice(
+    chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, weight_bytes: int | None, *, kept: bool
+) -> list[Note]:
     """Return notes about the choice of `chosen` among all `compared` for the model `name`. `kept`: whether the GPU was in use before."""
     notes, pool = [], chosen.pool
     if ranking.accelerator.policy == "MostFree" and chosen.free is None:
@@ -201,8 +228,9 @@ def notes_about_choice(chosen: Candidate, compared: Sequence[Candidate], ranking
         notes.append(note("choice.free-is-unknown", instead=instead))
     if not kept:
         notes += _about_capacity(chosen, compared, ranking)
-    if ranking.sizing.is_read and ranking.sizing.model is None and len({kind_of(each) for each in compared}) > 1:
-        notes.append(note("choice.unknown-sizes", name=name))
+    if ranking.sizing.is_read and not ranking.sizing.can_judge and len({kind_of(each) for each in compared}) > 1:
+        guess = note("choice.by-weights", name=name, held=weight_bytes / GIB) if weight_bytes is not None else None
+        notes.append(guess or note("choice.unknown-sizes", name=name))
     if pool.shared and pool.time_slices is None:
         notes.append(note("time-slicing.unknown", title=chosen.title, flag=UTILIZATION_FLAG))
     elif pool.shared:

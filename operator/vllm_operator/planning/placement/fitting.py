@@ -7,6 +7,7 @@ limit is unknown, so such GPUs are used only if the spec names them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -14,22 +15,24 @@ from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import ModelSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.models import read_billions
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.sizing.engine import Options, read_flags, read_runner
+from vllm_operator.sizing.engine import Options, read_flags, read_limits, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
-from vllm_operator.sizing.parallelism import ParallelShape, Shape, smallest_sizes
-from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, resolve_model
+from vllm_operator.sizing.parallelism import TENSOR_SIZES, ParallelShape, Shape, smallest_sizes
+from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, refuse_start, resolve_model
 
 UTILIZATION_FLAG = "--gpu-memory-utilization"
 MIB_PER_GIB = 1024
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """Minimum tokens of a context that is shortened to fit. The smaller minimum applies only if no number of GPUs allows the larger one."""
 ROUNDED_TO = 1024
+ROOM_FOR_WEIGHTS = 0.75  # maximum part of a GPU's memory for the weights of a model of otherwise unknown sizes
 SMALLER_FORMATS = (("fp8", "an FP8"), ("awq", "a 4-bit"))
 NO_FP8 = ("sm_70", "sm_75")
 """Architectures without a kernel for weights in FP8."""
@@ -78,6 +81,7 @@ class Sizing:
 
     `model` is None if its sizes are unknown. `options` are the user's flags; None if one has an effect that is not modelled.
     `concurrency` is the number of concurrent requests that the KV cache should hold. `is_read`: whether the model was looked up at all.
+    `limits` are the flags that vLLM compares with the model's configuration; None if these change it.
     """
 
     model: SizedModel | None
@@ -86,6 +90,24 @@ class Sizing:
     catalog: Catalog
     concurrency: int = 1
     is_read: bool = True
+    limits: Options | None = None
+
+    def refuse(self, parallel: ParallelShape, architecture: str | None = None) -> str | None:
+        """Return `refuse_start` for the model; None if it is unknown."""
+        if self.model is None or self.limits is None:
+            return None
+        return refuse_start(self.model, parallel, self.limits, self.release, architecture)
+
+    def lacks_room(self, results: Sequence[FitResult]) -> bool:
+        """Return whether the KV cache surely holds fewer requests than wanted in each of these fits."""
+        held = [0.0 if each.headroom is Headroom.NONE else each.held for each in results]
+        known = self.model is not None and not self.model.form.assumed
+        return known and any(held) and all(each is not None and each < self.concurrency for each in held)
+
+    @property
+    def can_judge(self) -> bool:
+        """Whether the memory of an engine can be estimated: the sizes of the model and the effects of all flags are known."""
+        return self.model is not None and self.options is not None
 
     @property
     def certain(self) -> bool:
@@ -110,12 +132,12 @@ class Sizing:
         length = longest_context(made)
         if options.max_length is None and made.prediction is not Prediction.UNKNOWN and length:
             shorter = self._estimate(pool, parallel, replace(options, max_length=length))
-            if shorter.prediction is Prediction.STARTED and length < USEFUL_CONTEXT:
-                return FitResult(Headroom.SHORT, shorter, length)
             if shorter.prediction is Prediction.STARTED:
-                return self._with_requests(FitResult(Headroom.SHORTENED, shorter, length), pool, parallel, options)
-        headrooms = {Prediction.TIGHT: Headroom.TIGHT, Prediction.UNKNOWN: Headroom.UNKNOWN}
-        return FitResult(headrooms.get(made.prediction, Headroom.NONE), made)
+                headroom = Headroom.SHORT if length < USEFUL_CONTEXT else Headroom.SHORTENED
+                return self._with_requests(FitResult(headroom, shorter, length), pool, parallel, options)
+        if made.prediction is Prediction.TIGHT:
+            return self._with_requests(FitResult(Headroom.TIGHT, made), pool, parallel, options)
+        return FitResult(Headroom.UNKNOWN if made.prediction is Prediction.UNKNOWN else Headroom.NONE, made)
 
     @property
     def request_length(self) -> int:
@@ -131,7 +153,7 @@ class Sizing:
         if made.max_length != self.request_length:
             made = self._estimate(pool, parallel, replace(options, max_length=self.request_length))
         few = made.concurrency is not None and made.concurrency < self.concurrency
-        return replace(result, headroom=Headroom.FEW if few else result.headroom, held=made.concurrency)
+        return replace(result, headroom=max(Headroom.FEW, result.headroom) if few else result.headroom, held=made.concurrency)
 
     def fits(self, pool: Pool, parallel: ParallelShape) -> bool:
         """Return whether the engine is expected to start."""
@@ -142,12 +164,15 @@ class Sizing:
         headroom = self.judge(pool, ParallelShape()).headroom
         return None if headroom is Headroom.UNKNOWN else headroom <= Headroom.SHORT
 
-    def shapes(self, inventory: Inventory) -> list[Shape]:
-        """Return the sizes to choose from, with whole GPUs of one node; none if the model is unknown."""
-        if self.model is None:
+    def shapes(self, inventory: Inventory, *, any_model: bool = False) -> list[Shape]:
+        """Return the sizes to choose from, with whole GPUs of one node. For an unknown model, none, or with `any_model` the usual ones."""
+        if self.model is None and not any_model:
             return []
+        context = self.limits.context_parallel if self.limits is not None else 1
         most = max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
-        return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
+        if self.model is None:
+            return [Shape(ParallelShape(tensor), tensor) for tensor in TENSOR_SIZES if tensor <= most]
+        return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most, context)]
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
         """Return a format of the weights, with its article, in which the model would fit on these GPUs; None if there is none."""
@@ -208,21 +233,23 @@ def resolve_sizing(
     stated = "--quantization" not in arguments and facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS)
     size, name = facts.weight_bytes if stated else None, model_name(spec.model)
     model = resolve_model(name, catalog.shapes, config=files.config, checkpoint_bytes=size, label=label, tensors=files.tensors)
-    length = wanted_length(spec, model)
+    length = spec.sizing.context_length if spec.sizing else None
     if options is not None and length is not None and "--max-model-len" not in arguments:
         options = replace(options, max_length=length)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    return Sizing(model, options, release, catalog, concurrency)
+    return Sizing(model, options, release, catalog, concurrency, limits=read_limits(arguments, overrides.variables, length))
 
 
 def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog) -> int | None:
-    """Return the size of the weight files: from the spec or the files, else that of the estimates; None if unknown.
+    """Return the size of the weight files: from the spec or the files, else that of the estimates or by the name; None if unknown.
 
     The size by the number of parameters of the family counts if it is about equal, so that volumes keep their sizes.
     """
     known = facts.weight_bytes
     if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS):
         return known
+    if known is None and facts.quantization is None and (billions := read_billions(model_name(model))):
+        known = int(billions * 2e9)  # 16 bits for each parameter: no usual format has more
     sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=_label(facts, files))
     if sized is None or (known is not None and abs(known - sized.file_bytes) <= SAME_SIZE * sized.file_bytes):
         return known
@@ -232,10 +259,3 @@ def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, c
 def _label(facts: ResolvedFacts, files: ModelFiles) -> str:
     """Return the format of the weights by the facts, which counts only without a config.json."""
     return FORMATS[facts.quantization] if files.config is None and facts.quantization is not None else ""
-
-
-def wanted_length(spec: VLLMDeploymentSpec, model: SizedModel | None) -> int | None:
-    """Return the context in the spec, limited to the model's context."""
-    wanted = spec.sizing.context_length if spec.sizing else None
-    own = model.shape.max_length if model is not None else None
-    return wanted if wanted is None or own is None else min(wanted, own)

@@ -41,12 +41,13 @@ class Ranking:
             case _:
                 return ()
 
-    def order(self, found: Iterable[Candidate], preferred: InUse | None) -> list[Candidate]:
-        """Order GPUs for a model of unknown size: the GPU in use first, MIG slices last."""
+    def order(self, found: Iterable[Candidate], preferred: InUse | None, *, smallest: bool = False) -> list[Candidate]:
+        """Order GPUs for an unknown model: the GPU in use first, MIG slices last, and with `smallest`, fewer and smaller ones first."""
 
         def place(each: Candidate) -> tuple[object, ...]:
             other = preferred is not None and preferred != in_use_of(each.pool)
-            return (each.rank, other, each.pool.mig_profile is not None, self.key(each))
+            size = (each.shape.count, self.size_of(each)) if smallest and not self.keeps_order else ()
+            return (each.rank, other, each.pool.mig_profile is not None, self.key(each), size)
 
         return sorted(found, key=place)
 
@@ -88,9 +89,9 @@ class Ranking:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether GPUs keep the order of `find_candidates`: their memory is unknown, or the spec lists several without a policy."""
+        """Whether GPUs keep the order of `find_candidates`: the spec lists several without a policy."""
         listed = any(len(given or ()) > 1 for given in (self.accelerator.architectures, self.accelerator.products))
-        return self.sizing.options is None or (listed and self.accelerator.policy is None)
+        return listed and self.accelerator.policy is None
 
     def size_of(self, each: Candidate) -> tuple[object, ...]:
         """Return the sort key of a GPU among candidates with an equal number of GPUs: the smallest first."""
@@ -114,6 +115,8 @@ class Ranking:
         match each.result.headroom:
             case Headroom.NONE:
                 return f"does not fit: {limit}"
+            case Headroom.UNKNOWN if each.rank is Rank.TOO_SMALL:
+                return f"too small for the weights{also}"
             case Headroom.UNKNOWN:
                 return f"unknown whether the model fits{busy}{also}"
             case Headroom.TIGHT:

@@ -97,7 +97,8 @@ class Request:
     `host_architectures` (empty if unknown). `forced`: whether the user allows an image that is known to be incompatible with the driver.
     `compatible`: whether this vLLM version can load the forward compatibility package. The GPU in use (`preferred`) is kept if it fits, so
     that unrelated changes of the spec do not move the replicas. `weight_bytes` is the size of the weights on each device; None if unknown,
-    or if `sizing` is more exact. `selector` are labels of nodes. Any value is valid in `tolerations`.
+    or if `sizing` is more exact. They may take the part `room` of the memory. `selector` are labels of nodes. Any value is valid in
+    `tolerations`.
     """
 
     accelerator: AcceleratorSpec
@@ -112,6 +113,7 @@ class Request:
     selector: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     tolerations: tuple[Any, ...] = ()
+    room: float = 1.0
 
     def allows_slice(self, pool: Pool) -> bool:
         """Return whether a replica may run on the MIG slices of a pool. Slices cannot access each other's memory."""
@@ -161,7 +163,9 @@ def find_candidates(
             continue
         replicas, title = _replicas(pool, shape.count, free, inventory), catalog.gpus.title(pool.product, pool.architecture)
         result = request.sizing.judge(pool, shape.parallel)
-        found.append(Candidate(pool, shape, fit, title, _rank(pool, replicas, request, inventory), replicas, result))
+        held = request.weight_bytes and request.weight_bytes * shapes[0].shards // shape.shards
+        rank = _rank(pool, replicas, replace(request, weight_bytes=held), inventory)
+        found.append(Candidate(pool, shape, fit, title, rank, replicas, result))
         if result.headroom <= Headroom.SHORTENED and shape.count >= (in_use or 1):
             done.add(pool)
     return found, rejections
@@ -326,13 +330,13 @@ def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[N
 
 def _is_too_small(pool: Pool, request: Request) -> bool:
     known = request.weight_bytes is not None and pool.memory_mebibytes is not None
-    return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
+    return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE * request.room
 
 
 def notes_about_gpu(pool: Pool, fit: ImageFit, request: Request, inventory: Inventory) -> list[Note]:
     """Return notes about unknown facts of the GPU, and about weights that are too large for it."""
     notes: list[Note] = []
-    if _is_too_small(pool, request):
+    if _is_too_small(pool, replace(request, room=1.0)):
         device = "MIG slice" if pool.mig_profile else "GPU"
         larger = "Use a larger MIG slice, whole GPUs" if pool.mig_profile else "Raise spec.parallelism.tensor, use larger GPUs"
         needed, memory = (request.weight_bytes or 0) / GIBIBYTE, (pool.memory_mebibytes or 0) / 1024
