@@ -200,7 +200,7 @@ async def test_a_job_that_waits_for_a_node_is_replaced_when_the_replicas_are_gon
 
 
 async def test_a_job_has_a_deadline_that_grows_with_the_weights_and_another_one_follows(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve(weights=PREFETCH, model={"uri": "hf://acme/large", "facts": {"weightSize": "700Gi"}})
+    await fleet.serve(weights=PREFETCH, model={"uri": "hf://acme/large", "facts": {"weightSize": "600Gi"}})
     [job] = jobs(bench)
     assert job["spec"]["activeDeadlineSeconds"] > 4 * 3600
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
