@@ -146,3 +146,15 @@ def test_a_log_that_ends_within_a_traceback_says_how_far_it_went() -> None:
     crash = read_pasted(START + READY + "".join(f"{header}{line}\n" for line in lines)).final_state.crash
     assert crash is not None
     assert crash.cause.endswith("Its traceback was cut off in record (vllm/v1/metrics/loggers.py).")
+
+
+def test_the_flags_that_a_remedy_names_and_that_are_set_are_told() -> None:
+    arguments = (
+        "(APIServer pid=1) INFO 10-01 10:00:00 [utils.py:299] non-default args:"
+        " {'model': '/m', 'kv_cache_dtype': 'fp8', 'enable_lora': True}\n"
+    )
+    unequal = frame("vllm/v1/core/kv_cache_utils.py", "unify"), "NotImplementedError: The page size of the layer is not divisible"
+    crash = read_pasted(arguments + START + failure("Worker_TP0", 1, *unequal)).final_state.crash
+    assert crash is not None
+    assert crash.remedy is not None
+    assert crash.remedy.endswith("If none is set, use a newer vLLM. This engine has --kv-cache-dtype.")

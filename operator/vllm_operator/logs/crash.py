@@ -157,6 +157,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         found = compiled(kind.message).search(line) if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
+        named = [flag for flag in facts.get("options", "").split(", ") if flag and flag in kind.remedy]
+        remedy += f" This engine has {' and '.join(named)}." if named else ""
     else:
         cause, remedy, family = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY, ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
