@@ -19,8 +19,7 @@ LEFT, BAR, BAR_HEIGHT = 232, 520, 26
 """Where bars begin, and the width of the longest."""
 SECONDS = 6.0
 """How long the longest bar grows, in seconds of the picture."""
-SHOWN, BEGINS = 2.0, 2.6
-"""Until when it shows the last frame, and when the first bar begins to grow."""
+SHOWN, BEGINS = 2.0, 2.6  # until when it shows the last frame, and when the first bar begins to grow
 STYLE = Path(__file__).with_name("picture.css").read_text("utf-8").strip()
 Start = Sequence[tuple[Stage, float]]
 """A start that became ready: its stages with their seconds, in their order."""
@@ -91,9 +90,8 @@ def _started(row: int, name: str, note: str, start: Start, scale: float, begins:
 
 def _failed(row: int, resource: Mapping[str, Any], advice: str, begins: float) -> Iterator[str]:
     y = TOP + ROW * row
-    yield from _names(
-        y, resource["metadata"]["name"], _gpu(resource) or "asks for " + ", ".join(resource["spec"]["accelerator"]["architectures"])
-    )
+    note = _gpu(resource) or "asks for " + ", ".join(resource["spec"]["accelerator"]["architectures"])
+    yield from _names(y, resource["metadata"]["name"], note)
     yield _text(LEFT, y + 12, f"✘ {_condition(resource, 'Ready')['reason']}", "bad comes", begins)
     yield _text(LEFT, y + 33, advice, "comes", begins + 0.3)
 

@@ -6,7 +6,6 @@ that was not recorded, it is the start of a small one, without the figures of th
 """
 
 import asyncio
-import json
 import re
 import sys
 from collections.abc import Collection, Sequence
@@ -32,7 +31,7 @@ AFTER_LAST_WORDS = 0.8
 
 FIGURES = re.compile(rb"GiB|tokens|attention backend|args: |config: model=|  model  ")
 """In lines about the recorded model and its GPU."""
-FETCHED = json.dumps({"result": "Fetched", "commit": "0" * 40})
+FETCHED = f'{{"result": "Fetched", "commit": "{40 * "0"}"}}'
 ELSEWHERE = b"The demo simulates engines in namespace %s only: this Pod is Ready without an engine, and prints nothing else.\n"
 
 
@@ -111,8 +110,9 @@ class Player:
 
     async def _play_run(self, pod: dict[str, Any], container: dict[str, Any], role: Role | None) -> None:
         metadata = pod["metadata"]
-        folder = self._log_root / metadata["namespace"] / metadata["name"] / container["name"]
-        writer = LogWriter(folder / f"{container['restartCount']}.log")
+        writer = LogWriter(
+            self._log_root / metadata["namespace"] / metadata["name"] / container["name"] / f"{container['restartCount']}.log"
+        )
         if role is None:
             if metadata["namespace"] != self._namespace:
                 writer.write(ELSEWHERE % self._namespace.encode())

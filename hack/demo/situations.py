@@ -9,8 +9,7 @@ from demo.history import History
 HERE = Path(__file__).parent
 MANIFESTS = HERE / "manifests"
 RECORDINGS = HERE.parent.parent / "tests" / "corpus" / "h200"
-RECORDED_MODEL = "dsv3-fp8"
-"""In the path of the model whose starts were recorded."""
+RECORDED_MODEL = "dsv3-fp8"  # in the path of the model whose starts were recorded
 COLD = RECORDINGS / "dsv3-fp8-cold-full-newline-bars.log"
 WARM = HERE / "recordings" / "dsv3-fp8-warm.log"
 MIG_UUID = RECORDINGS / "mig-uuid.log"

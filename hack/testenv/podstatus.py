@@ -4,8 +4,8 @@ A template sees the Pod; `$now`, `$pod` and `$annotations` are set before it (se
 containerStatuses also `$container`, its former status `$old` and the number of the run, `$run`.
 """
 
-import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 ANNOTATION_PREFIX = "sim.vllm-operator.dev/"
 HEADER = "{{ $now := Now }}{{ $pod := . }}{{ $annotations := or .metadata.annotations dict }}"
@@ -24,27 +24,11 @@ STATE_BECOMES_LAST = "{{ YAML $old.state 3 }}"
 
 
 def created(phase: str = "Pending") -> str:
-    return f"phase: {phase}\n" + textwrap.dedent(
-        """\
-        startTime: {{ $now | Quote }}
-        {{ if .spec.initContainers }}
-        initContainerStatuses:
-        {{ range .spec.initContainers }}
-        - name: {{ .name | Quote }}
-          image: {{ .image | Quote }}
-          imageID: ""
-          restartCount: 0
-          ready: true
-          state: {terminated: {exitCode: 0, reason: Completed, @REPORT@, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
-        {{ end }}
-        {{ end }}
-        hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
-        hostIPs: [{ip: {{ NodeIPWith .spec.nodeName | Quote }}}]
-        {{ $meta := .metadata }}
-        {{ $ip := PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or $meta.uid "") (or $meta.name "") (or $meta.namespace "") }}
-        podIP: {{ $ip | Quote }}
-        podIPs: [{ip: {{ $ip | Quote }}}]"""
-    ).replace("@REPORT@", _report())
+    return f"phase: {phase}\n" + _template("created")
+
+
+def _template(name: str) -> str:
+    return (Path(__file__).parent / "data" / "status" / f"{name}.tmpl").read_text("utf-8").removesuffix("\n")
 
 
 def ready_conditions(ready: str, reason: str = "ContainersNotReady") -> str:
@@ -76,33 +60,6 @@ def no_longer_ready() -> str:
 
 def containers(state: str, *, others: str, ready: bool = False, run: str = "0", last: str = "") -> str:
     """All container statuses: the first as given, the others running or waiting."""
-    template = """\
-        containerStatuses:
-        {{ range $index, $container := .spec.containers }}
-        {{ $old := dict "restartCount" 0 }}
-        {{ with $pod.status.containerStatuses }}{{ $old = index . $index }}{{ end }}
-        {{ if eq $index 0 }}
-        {{ $run := @RUN@ }}
-        - name: {{ $container.name | Quote }}
-          image: {{ $container.image | Quote }}
-          imageID: {{ printf "%s@sha256:%s" $container.image (sha256sum $container.image) | Quote }}
-          containerID: @ID@
-          ready: @READY@
-          started: @READY@
-          restartCount: {{ $run }}
-          state: @STATE@
-          lastState: @LAST@
-        {{ else }}
-        {{ $since := $now }}{{ with $old.state }}{{ with .running }}{{ $since = .startedAt }}{{ end }}{{ end }}
-        - name: {{ $container.name | Quote }}
-          image: {{ $container.image | Quote }}
-          imageID: ""
-          restartCount: 0
-          ready: @OTHERS_RUN@
-          started: @OTHERS_RUN@
-          state: @OTHERS@
-        {{ end }}
-        {{ end }}"""
     others_run = others == "running"
     values = {
         "@RUN@": run,
@@ -113,7 +70,7 @@ def containers(state: str, *, others: str, ready: bool = False, run: str = "0", 
         "@OTHERS_RUN@": str(others_run).lower(),
         "@OTHERS@": "{running: {startedAt: {{ $since | Quote }}}}" if others_run else CREATING,
     }
-    text = textwrap.dedent(template)
+    text = _template("containers")
     for mark, value in values.items():
         text = text.replace(mark, value)
     return text
@@ -129,11 +86,8 @@ def terminated() -> str:
 
 
 def completed() -> str:
-    return "{terminated: {exitCode: 0, reason: Completed, " + f"{_report()}, {_RUN_TIMES}" + "}}"
-
-
-def _report() -> str:
-    return f"message: {_quoted(_value('report', ''))}"
+    report = f"message: {_quoted(_value('report', ''))}"
+    return "{terminated: {exitCode: 0, reason: Completed, " + f"{report}, {_RUN_TIMES}" + "}}"
 
 
 def backing_off() -> str:

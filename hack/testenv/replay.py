@@ -72,10 +72,6 @@ class Replay:
         self._writer = writer
         self._speed = speed
 
-    @property
-    def seconds(self) -> float:
-        return self._outputs[-1].seconds / self._speed if self._outputs else 0.0
-
     async def play(self, *, exits: bool) -> None:
         """Prints everything when it is due; the container then ends, if it `exits`, or runs on in silence."""
         clock = asyncio.get_running_loop().time

@@ -62,7 +62,3 @@ async def test_a_bar_is_one_line_of_the_log_when_it_ends(recording: Path, tmp_pa
     texts = [record.text for line in log.read_bytes().split(b"\n") if (record := parse_record(line))]
     assert BAR.rstrip(b"\n") in texts
     assert log.with_suffix(".exit").exists()
-
-
-def test_a_replay_says_how_long_it_takes(recording: Path, tmp_path: Path) -> None:
-    assert Replay(read_recording(recording), LogWriter(tmp_path / "0.log"), speed=20).seconds == 3.5
