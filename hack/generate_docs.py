@@ -55,7 +55,8 @@ def api_reference() -> str:
         *_object(schema_of(PresetSpec), "preset"),
         "## Plan\n",
         "What the operator decided for one generation of the spec, each decision with its reason: the data of a ControllerRevision. "
-        "`kubectl vllm plan NAME --revision N` shows it as a page.\n",
+        "`spec` beside it has the fields of the spec that the plan was made for.",
+        "`kubectl vllm plan NAME --revision N` shows a plan as a page.\n",
         *_object(schema_of(Plan), "data"),
         "## Validation errors of the name\n",
         *(f"- {rule['message']}" for rule in root[VALIDATIONS]),

@@ -55,7 +55,11 @@ CRASHES = {
         "Crashed",
         "True",
         "UnknownCrash",
-        ("RuntimeError: NVLS init failed", "kubectl logs vllm-a-x1 --previous", "report it at https://github.com/vllm-project/vllm/issues"),
+        (
+            "RuntimeError: NVLS init failed",
+            "kubectl logs vllm-a-x1 -n models --previous",
+            "report it at https://github.com/vllm-project/vllm/issues",
+        ),
     ),
     "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
     "a crash whose log is still being read": Situation(

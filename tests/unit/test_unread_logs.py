@@ -69,7 +69,7 @@ async def test_an_empty_log_counts_as_read(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("unread", "cause", "remedy"),
     [
-        (UnreadLog(LogProblem.PENDING), "the operator has not read its log yet", "kubectl logs vllm-a-x1 --previous"),
+        (UnreadLog(LogProblem.PENDING), "the operator has not read its log yet", "kubectl logs vllm-a-x1 -n models --previous"),
         (UnreadLog(LogProblem.FORBIDDEN, "cannot get"), "lacks the permission to get pods/log", "ClusterRole"),
         (UnreadLog(LogProblem.GONE, 'container "vllm" not found'), 'its log no longer exists (container "vllm" not found)', "log store"),
         (UnreadLog(LogProblem.UNREACHABLE, "connection refused"), "its log could not be read (connection refused)", "Check node"),
