@@ -10,9 +10,12 @@ import re
 import traceback
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+import yaml
 
 from oracle.answers import Answer, Asked, answer, attempt
 from oracle.machine import cached_functions, forget
@@ -22,48 +25,23 @@ WIDTH = 4096
 LAYER = "model.layers.0.mlp.down_proj"
 
 
-def _compressed(kind: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {**scheme, "format": kind}}, "ignore": []}
-
-
-def _scheme(bits: int, kind: str, strategy: str, **given: Any) -> dict[str, Any]:
-    return {"num_bits": bits, "type": kind, "strategy": strategy, "dynamic": False, "symmetric": True, **given}
-
-
-def _modelopt(algorithm: str, method: str, **given: Any) -> Mapping[str, Any]:
-    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": [], **given}
-    return {"quant_method": method, "quantization": quantization}
-
-
+_WRITTEN = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text())["formats"]
 FORMATS: Mapping[str, Mapping[str, Any]] = {
-    "FP8/tensor": {"quant_method": "fp8", "activation_scheme": "static"},
-    "FP8/token": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "FP8/modelopt": _modelopt("FP8", "modelopt"),
-    "FP8/compressed": _compressed("float-quantized", _scheme(8, "float", "channel"), _scheme(8, "float", "token", dynamic=True)),
-    "FP8/compressed-tensor": _compressed("float-quantized", _scheme(8, "float", "tensor"), _scheme(8, "float", "tensor")),
-    "FP8Block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "NVFP4/modelopt": _modelopt("NVFP4", "modelopt_fp4", group_size=16),
-    "NVFP4/compressed": _compressed(
-        "nvfp4-pack-quantized",
-        _scheme(4, "float", "tensor_group", group_size=16),
-        _scheme(4, "float", "tensor_group", group_size=16, dynamic="local"),
-    ),
-    "MXFP8/modelopt": _modelopt("MXFP8", "modelopt_mxfp8"),
-    "MXFP8/mxfp8": {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32]},
-    "MXFP4/compressed": _compressed("mxfp4-pack-quantized", _scheme(4, "float", "group", group_size=32), None),
-    "INT8/compressed": _compressed("int-quantized", _scheme(8, "int", "channel"), _scheme(8, "int", "token", dynamic=True)),
-    "INT4/compressed": _compressed("pack-quantized", _scheme(4, "int", "group", group_size=128), None),
-    "INT4/gptq": {
-        "quant_method": "gptq",
-        "bits": 4,
-        "group_size": 128,
-        "desc_act": False,
-        "sym": True,
-        "lm_head": False,
-        "modules_in_block_to_quantize": [LAYER],
-    },
-    "INT4/awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "FP8/tensor": _WRITTEN["fp8-tensor"],
+    "FP8/token": _WRITTEN["fp8-token"],
+    "FP8/modelopt": _WRITTEN["modelopt-fp8"],
+    "FP8/compressed": _WRITTEN["fp8-compressed"],
+    "FP8/compressed-tensor": _WRITTEN["fp8-tensor-compressed"],
+    "FP8Block": _WRITTEN["fp8-block"],
+    "NVFP4/modelopt": _WRITTEN["modelopt-nvfp4"] | {"quant_method": "modelopt_fp4"},
+    "NVFP4/compressed": _WRITTEN["nvfp4-compressed"],
+    "MXFP8/modelopt": _WRITTEN["modelopt-mxfp8"],
+    "MXFP8/mxfp8": _WRITTEN["mxfp8"],
+    "MXFP4/compressed": _WRITTEN["mxfp4-compressed"],
+    "INT8/compressed": _WRITTEN["w8a8"],
+    "INT4/compressed": _WRITTEN["w4a16"],
+    "INT4/gptq": _WRITTEN["gptq"],
+    "INT4/awq": _WRITTEN["awq"],
 }
 """Number formats as they are published: by vLLM's FP8, by ModelOpt, by compressed-tensors, by GPTQ and AWQ."""
 OVERRIDING = {"gptq": ("gptq_marlin", "auto_gptq"), "awq": ("awq_marlin", "auto_awq")}

@@ -175,7 +175,7 @@ OF_FILES = {
     "gemm-small-groups-engine-0.32",
     "gemm-small-groups-engine-hopper",
     "attention-engine-unequal-heads",
-    "attention-engine-unequal-heads-0.25",
+    "attention-engine-unequal-heads-0.24",
     "attention-engine-unequal-heads-other-gpus",
 }
 """Rules about a fact that only files have (test_kv_cache_types.py, test_plans_of_checkpoints.py)."""
