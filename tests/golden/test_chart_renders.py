@@ -222,7 +222,7 @@ def test_two_pods_prefer_different_nodes_unless_the_user_says_where_they_go() ->
         terms = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         return [term["podAffinityTerm"]["topologyKey"] for term in sorted(terms, key=lambda term: -term["weight"])]
 
-    nodes = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    nodes: dict[str, Any] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
     assert topologies(pod({})["affinity"]) == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
     own = pod({"affinity": nodes})["affinity"]
     assert topologies(own) == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
