@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from support import observations as o
+from vllm_operator.api.status import CrashStatus, VLLMDeploymentStatus
 from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.status.observation import Observation
 
 X1 = ("vllm-a-x1", 0)
+KNOWN_CRASH = CrashStatus(signature="MigUuidNotInteger", cause="A MIG UUID.", pod="vllm-a-x1")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ CRASHES = {
         ),
     ),
     "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
+    "a Pod that crashes again keeps the name of its crash while the log is read": Situation(
+        o.observe(
+            o.crashed_pod(restarts=1, seconds=-2),
+            resource=o.resource(
+                status=VLLMDeploymentStatus(last_crash=CrashStatus(signature="MigUuidNotInteger", cause="A MIG UUID.", pod="vllm-a-x1"))
+            ),
+        ),
+        "Crashed",
+        "True",
+        "MigUuidNotInteger",
+        ("A MIG UUID.",),
+    ),
     "a crash whose log is still being read": Situation(
         o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "DiagnosingCrash", ("exit code 1", "is reading its log")
     ),

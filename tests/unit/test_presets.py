@@ -122,7 +122,8 @@ async def test_a_deleted_preset_keeps_serving(bench: Bench) -> None:
     bench.cluster.remove(PRESET, "default", "gpu-defaults")
     await bench.settle()
     assert template(bench) == before
-    assert "VLLMPreset gpu-defaults no longer exists." in bench.message("Planned")
+    assert "VLLMPreset gpu-defaults no longer exists. A new plan is not possible until it exists again" in bench.message("Planned")
+    assert "replan" not in bench.message("Planned"), "that would end in PresetMissing"
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await bench.settle()
     assert bench.condition("Planned").reason == "PresetMissing"

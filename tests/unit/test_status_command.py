@@ -5,7 +5,7 @@ import io
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,13 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.cli import terminal
-from vllm_operator.cli.live import screens
-from vllm_operator.cli.status import newest, read_object, stage_bar, status_page, top_page
+from vllm_operator.cli.live import last_renewal, screens
+from vllm_operator.cli.status import newest, notice_of_absence, read_object, stage_bar, status_page, top_page
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, line, plain
 from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
 NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)
+OURS = {"app.kubernetes.io/name": "vllm-operator"}
 
 
 def reason(text: str) -> dict[str, Any]:
@@ -73,6 +74,47 @@ async def test_an_object_that_does_not_exist_is_an_error_and_events_are_optional
     cluster.put(llama())
     cluster.fail("list", EVENT, Forbidden("no"))
     assert (await read_object(cluster, "llama", "default"))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("renewed", "words"),
+    [
+        (None, ""),
+        (NOW - timedelta(seconds=4), ""),
+        (NOW + timedelta(seconds=9), ""),
+        (
+            NOW - timedelta(minutes=4),
+            "not renewed its Lease since 2026-11-23 04:56:00 UTC (4 min ago): this is the state of that time.",
+        ),
+    ],
+)
+def test_an_operator_that_is_away_is_told(renewed: datetime | None, words: str) -> None:
+    shown = plain(notice_of_absence(renewed, NOW, width=200))
+    assert bool(shown.strip()) is bool(words)
+    assert words in shown
+
+
+async def test_the_last_renewal_is_the_one_of_the_operators_leases() -> None:
+    cluster = FakeCluster()
+    assert await last_renewal(cluster) is None
+    for name, labels, time in (("a", OURS, "04:01"), ("b", OURS, "04:02"), ("node-1", {}, "04:59")):
+        metadata = {"name": name, "namespace": "system", "labels": labels}
+        spec = {"renewTime": f"2026-11-23T{time}:00.000000Z"}
+        cluster.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec})
+    assert await last_renewal(cluster) == datetime(2026, 11, 23, 4, 2, tzinfo=UTC)
+    cluster.fail("*", None, Forbidden("no"), times=2)
+    assert await last_renewal(cluster) is None, "without the permission, nobody knows"
+
+
+async def test_events_of_an_earlier_object_are_left_out() -> None:
+    cluster = FakeCluster()
+    uid = cluster.put(llama())["metadata"]["uid"]
+    for name, owner in (("ours", uid), ("old", "another")):
+        involved = {"kind": "VLLMDeployment", "name": "llama", "uid": owner}
+        metadata = {"name": name, "namespace": "default"}
+        cluster.put({"apiVersion": "v1", "kind": "Event", "metadata": metadata, "reason": name, "involvedObject": involved})
+    _, events = await read_object(cluster, "llama", "default")
+    assert [event["reason"] for event in events] == ["ours"]
 
 
 def test_an_estimate_goes_down_with_the_time() -> None:

@@ -31,7 +31,7 @@ from vllm_operator.sizing.cases import as_line, predict, read_name
 from vllm_operator.sizing.engine import Options, read_size
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
-from vllm_operator.sizing.model_facts import ModelFiles, model_name, resolve_facts
+from vllm_operator.sizing.model_facts import FROM_TABLE, ModelFiles, model_name, resolve_facts
 from vllm_operator.sizing.parallelism import ParallelShape, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, find_product, predict_model, refuse_start, resolve_model, stated_mebibytes
 
@@ -208,7 +208,8 @@ def _write_page(name: str, version: str, model: SizedModel, rows: Sequence[_Row]
     shape = model.shape
     length = options.max_length or shape.max_length
     print(f"{name}: {shape.parameters / 1e9:.1f} B parameters, weights in {model.form.name}, vLLM {version}")
-    print(f"Sizes from {model.source}. Context {length} tokens, {arguments.concurrency:g} at a time. Memory of each GPU in GiB.\n")
+    source = f"the {FROM_TABLE}" if model.source == FROM_TABLE else model.source
+    print(f"Sizes are from {source}. Context {length} tokens, {arguments.concurrency:g} at a time. Memory of each GPU in GiB.\n")
     print("\n".join(table(HEADER, [_cells(row, arguments.concurrency) for row in rows])))
     refused = refuse_start(model, ParallelShape(), options, parse_release(version) or (0, 0, 0))
     paragraphs = [refused] if refused is not None else []

@@ -126,6 +126,10 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 
+GONE = "no longer exists."
+"""End of the sentence about a preset that somebody deleted: no new plan is possible then."""
+
+
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
     """Return the current plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
     reason = Reason.PLANNED if pinned.architecture else Reason.GPU_UNKNOWN
@@ -141,6 +145,9 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
+    if preset_change.endswith(GONE):
+        message = say("plan.without-preset", summary=summarize(shown, gpus, with_notes=False), change=preset_change)
+        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     summary, differences = summarize(shown, gpus, with_notes=False), f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}"
     message = say("plan.drifted", summary=summary, differences=differences, annotation=REPLAN_ANNOTATION)

@@ -26,7 +26,7 @@ from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMD
 from vllm_operator.catalog.notes import say
 from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields
-from vllm_operator.planning.pinning import is_in_force
+from vllm_operator.planning.pinning import GONE, is_in_force
 from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, MergeRules, SpecError, check_pod_template, identify
 from vllm_operator.planning.validation import violations
 from vllm_operator.text.wording import few
@@ -218,7 +218,7 @@ def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, 
     if reference is None:
         return ""
     if isinstance(found, Verdict):
-        return f"{reference} no longer exists." if found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED) else ""
+        return f"{reference} {GONE}" if found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED) else ""
     fresh = _merged(resource, reference, found)
     if isinstance(fresh, Verdict):
         return fresh.message
