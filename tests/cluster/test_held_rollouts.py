@@ -121,10 +121,7 @@ async def test_a_second_replica_for_which_that_node_has_no_gpus_is_refused(
     await serve(served, sim, parallelism={"tensor": 8})
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"))
-    assert (
-        "and its node has no GPU for another replica. Lower spec.replicas to 1, or use several nodes"
-        in condition(told, "Progressing")["message"]
-    )
+    assert "(ReadWriteOnce). Lower spec.replicas to 1, or use several nodes" in condition(told, "Progressing")["message"]
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
     # the way out that the quick start names
     await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"storage": "ClaimPerReplica"}}})
@@ -139,7 +136,7 @@ async def test_the_volume_of_the_weights_grows_with_the_model(served: Cluster, s
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-32B"}}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
     said = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB. It is growing to 90 GiB"
-    assert condition(told, "Progressing")["message"].startswith(said)
+    assert condition(told, "CacheWarm")["message"].startswith(said)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.annotate(CLAIM, "llama-weights", resize=None)
     await served.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 2)
@@ -155,9 +152,9 @@ async def test_a_volume_that_cannot_grow_is_told_before_a_download(served: Clust
     try:
         await served.create(llama(served.namespace, model={"uri": "hf://Qwen/Qwen3-32B"}))
         told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
-        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in condition(told, "Progressing")["message"]
+        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in condition(told, "CacheWarm")["message"]
         assert (
-            "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in condition(told, "Progressing")["message"]
+            "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in condition(told, "CacheWarm")["message"]
         )
         assert not await served.exists("Deployment", "llama")
     finally:
