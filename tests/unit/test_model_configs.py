@@ -144,7 +144,7 @@ async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator:
     await operator.plan_it()
     assert operator.facts() == {}
     plan = operator.plan()
-    said = "did not answer within 0.05 s. Attention, experts and quantization of the model are unknown"
+    said = "did not answer within 0.05 s. The kind of attention, the number of experts and the quantization are unknown"
     assert any(said in note for note in plan.notes)
 
 

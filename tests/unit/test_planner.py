@@ -321,7 +321,7 @@ def test_a_plan_that_stays_in_force_although_none_is_possible_today_says_so_in_f
     assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "PlanDrifted")
     message = outcome.planned.message
     assert message.startswith(
-        "Planned for NVIDIA H200 141GB (sm_90), 1 GPU per replica, vLLM 0.20.1. The current plan stays. Today, no plan is"
+        "Planned for NVIDIA H200 141GB (sm_90), 1 GPU per replica, vLLM 0.20.1. The current plan stays. A new plan is not possible now:"
     )
     assert "replan" not in message, "a new plan would stop the Pods"
     assert len(message) <= 500

@@ -184,10 +184,11 @@ class Observer:
             return replace(pending, wait_seconds=HUB_SECONDS)
         snapshot = await self._with_claims(planned, claims)
         inventory = snapshot.inventory
-        if not _needs_devices(snapshot):
+        may_roll_out = _may_roll_out(snapshot)
+        if not may_roll_out and not _may_need_a_node(snapshot):
             return snapshot
         if isinstance(inventory, Verdict):
-            is_passing = inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
+            is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
         is_counted = inventory.used is not None or inventory.hidden
         return replace(snapshot, devices=inventory if is_counted else await self.inventory.count_used(key, inventory, snapshot.pods))
@@ -334,14 +335,17 @@ class Observer:
         return claim in claims_of(template_spec(await self._get(kube.DEPLOYMENT, user.name, namespace)))
 
 
-def _needs_devices(snapshot: Snapshot) -> bool:
-    """Return whether a rollout may be due, or more replicas although only one node can mount their volume."""
+def _may_roll_out(snapshot: Snapshot) -> bool:
     summary, deployment = snapshot.resource.status.plan, snapshot.deployment
     if deployment is None:
         return False
-    if summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource):
-        return True
-    is_growing = snapshot.resource.spec.replicas > (reading.integer(deployment, "spec", "replicas") or 0)
+    return summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource)
+
+
+def _may_need_a_node(snapshot: Snapshot) -> bool:
+    """Return whether more replicas are wanted, although only one node can mount their volume."""
+    replicas = reading.integer(snapshot.deployment, "spec", "replicas") or 0
+    is_growing = snapshot.deployment is not None and snapshot.resource.spec.replicas > replicas
     return is_growing and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
 
 
