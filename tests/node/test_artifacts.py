@@ -105,7 +105,7 @@ async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_c
     artifact = {"repository": f"{registry.host}/team/prewarmed", "publish": "WhenPrimed", "pushSecretRef": {"name": "write"}}
     created = await cluster.create(with_artifact(cluster, registry, storage="EmptyDir", artifact=artifact))
     first = await until_ready(cluster)
-    assert condition(first, "CachePublished")["reason"] == "NotCompiled"
+    assert condition(first, "CachePublished")["reason"] == "WaitingForRollout"
     old = await the_engine(cluster)
     environment = [*created["spec"]["engine"]["env"], {"name": "VLLM_LOG_STATS_INTERVAL", "value": "7"}]
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": environment}}})
