@@ -51,7 +51,9 @@ async def test_weights_are_fetched_before_the_first_pod_and_again_for_another_re
     deployment = await served.wait_for("Deployment", "llama", bool)
     assert deployment["spec"]["replicas"] == 0
     await finish(served, pod, {"result": "Denied", "message": "GatedRepoError: 403 Forbidden"}, code=1)
-    await served.wait_for("VLLMDeployment", "llama", lambda r: "Set spec.model.tokenSecretRef" in condition(r, "Ready").get("message", ""))
+    await served.wait_for(
+        "VLLMDeployment", "llama", lambda r: "Set spec.model.tokenSecretRef" in condition(r, "Progressing").get("message", "")
+    )
     await finish(served, pod, {"result": "Fetched", "commit": COMMIT})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     claim = await served.get("PersistentVolumeClaim", "llama-weights")
