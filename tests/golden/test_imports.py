@@ -340,6 +340,68 @@ def test_what_kserve_passes_on_to_its_pods(tmp_path: Path, run: Run) -> None:
     assert "its value is not in the manifest" in " ".join(run(tmp_path / "a.yaml")[2].split())
 
 
+def test_the_pod_of_a_serving_runtime_is_merged_with_that_of_the_predictor(tmp_path: Path, run: Run) -> None:
+    mount, own_mount = {"name": "templates", "mountPath": "/templates"}, {"name": "own", "mountPath": "/own"}
+    engine = {"name": "kserve-container", "image": "vllm/vllm-openai:v0.20.1", "args": ["--model=/mnt/models"], "volumeMounts": [mount]}
+    runtime = {
+        "containers": [engine, {"name": "proxy", "image": "p"}],
+        "annotations": {"a/b": "c"},
+        "nodeSelector": {"pool": "h100"},
+        "tolerations": [{"key": "gpu"}],
+        "volumes": [{"name": "templates", "configMap": {"name": "t"}}],
+    }
+    predictor = {
+        "model": {"runtime": "rt", "storageUri": "hf://a/b", "volumeMounts": [own_mount]},
+        "nodeSelector": {"zone": "a"},
+        "volumes": [{"name": "own", "emptyDir": {}}],
+    }
+    service = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": {"name": "a"}}
+    manifests = {"kind": "ServingRuntime", "metadata": {"name": "rt"}, "spec": runtime}, {**service, "spec": {"predictor": predictor}}
+    spec, report = imported(run, tmp_path, *manifests)
+    assert spec["podTemplate"] == {
+        "metadata": {"annotations": {"a/b": "c"}},
+        "spec": {
+            "nodeSelector": {"pool": "h100", "zone": "a"},
+            "tolerations": [{"key": "gpu"}],
+            "volumes": [{"name": "templates", "configMap": {"name": "t"}}, {"name": "own", "emptyDir": {}}],
+            "containers": [{"name": "vllm", "volumeMounts": [mount, own_mount]}, {"name": "proxy", "image": "p"}],
+        },
+    }
+    assert "Unread" not in report
+
+
+def test_a_service_with_another_name_is_told(tmp_path: Path, run: Run) -> None:
+    manifest = deployment("vllm", "serve", "a/b")
+    manifest["spec"]["template"]["metadata"] = {"labels": {"app": "a"}}
+    service = {"kind": "Service", "metadata": {"name": "chat"}, "spec": {"selector": {"app": "a"}}}
+    report = imported(run, tmp_path, manifest, service)[1]
+    assert "Clients used the Service chat. The new one has the name of the VLLMDeployment, a." in report
+
+
+def test_fields_that_nothing_reads_are_told(tmp_path: Path, run: Run) -> None:
+    manifest = deployment("vllm", "serve", "a/b", livenessProbe={"httpGet": {"path": "/health"}}, readinessProbe={"periodSeconds": 5})
+    manifest["metadata"] |= {"labels": {"team": "x"}, "uid": "1", "annotations": {"deployment.kubernetes.io/revision": "1"}}
+    manifest["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": "50%", "maxUnavailable": "25%"}}
+    templates = {"kind": "ConfigMap", "metadata": {"name": "templates"}, "data": {"a": "b"}}
+    report = imported(run, tmp_path, manifest, templates)[1]
+    assert "Unread: Deployment a: metadata.labels, spec.strategy. ConfigMap templates. Keep it if the engine uses it." in report
+    lora = {"adapters": [{"name": "law", "uri": "hf://a/law", "memory": "1Gi"}]}
+    engine = {"name": "main", "image": "vllm/vllm-openai:v0.30.0", "stdin": True}
+    resources = {"limits": {"nvidia.com/gpu": 1}}
+    template = {"containers": [{**engine, "resources": resources, "lora": {"a": {"b": 1}}}]}
+    llm = {"model": {"uri": "hf://a/b", "lora": lora}, "template": template}
+    report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": {"name": "n"}, "spec": llm})[1]
+    assert "LLMInferenceService n: spec.model.lora.adapters[law].memory, spec.template.containers[main].lora. Advice" in report
+    stack = {"servingEngineSpec": {"modelSpec": [{"name": "m", "modelURL": "a/b", "hf_token": {"secretName": "s", "future": "x"}}]}}
+    assert "values: servingEngineSpec.modelSpec[m].hf_token.future. Advice" in imported(run, tmp_path, stack)[1]
+
+
+def test_a_file_with_many_fields_is_checked_in_part(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.cli.imports.unread._LIMIT", 1)
+    report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", env=[{"name": "A", "value": "b"}]))[1]
+    assert "too many fields to check them all" in report
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
 )

@@ -26,11 +26,12 @@ class ImportRefusedError(InputError):
 
 @dataclass(slots=True)
 class Report:
-    """Sentences about what was kept as it is, written differently, and dropped, and what the user should look at."""
+    """Sentences about what was kept as it is, written differently, dropped, and not read, and what the user should look at."""
 
     kept: list[str] = field(default_factory=list)
     translated: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
 
     def sections(self) -> list[tuple[str, list[str]]]:

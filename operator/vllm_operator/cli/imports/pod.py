@@ -7,7 +7,6 @@ from typing import Any
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, read_count, text
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
-from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import Images
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
@@ -46,9 +45,9 @@ _OUR_VOLUMES = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME
 class PodParts:
     """Parts of a Pod: GPUs, `spec.accelerator` and `spec.podTemplate`. Raises ImportRefusedError for an engine without NVIDIA GPUs."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, images: Images) -> None:
         pod, container = _with_free_names(engine.pod), _with_free_names(engine.container)
-        self.report, self.metadata = engine.report, engine.metadata
+        self.report, self.metadata, self.images = engine.report, engine.metadata, images
         self.gpus = 0
         self.accelerator: dict[str, Any] = {}
         self.pod, self.container = _kept(pod, _KEPT_OF_POD), _kept(container, _KEPT_OF_CONTAINER)
@@ -121,7 +120,7 @@ class PodParts:
     def _sort_resources(self, container: Manifest) -> None:
         for kind in ("requests", "limits"):
             for name, amount in mapping(container, "resources", kind).items():
-                if (devices := load_file(Images, "images.yaml").devices_of(name)) is not None:
+                if (devices := self.images.devices_of(name)) is not None:
                     raise ImportRefusedError(f"the engine requests {name}, for {devices}. The operator supports NVIDIA GPUs only")
                 if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX):
                     self.gpus = read_count(amount) or 0

@@ -22,6 +22,15 @@ _WAYS = {
     "modelSpec.chatTemplate": "mount it with spec.podTemplate, and name its path in the flag --chat-template",
     "modelSpec.keda": "see spec.autoscaling",
     "modelSpec.lmcacheConfig": "write it as the flag --kv-transfer-config and variables LMCACHE_* of spec.engine",
+    "modelSpec.pdbEnabled": "the operator protects replicas with a PodDisruptionBudget of its own",
+    "servingEngineSpec.maxUnavailablePodDisruptionBudget": "the operator has a PodDisruptionBudget of its own",
+    "spec.baseRefs": "KServe adds the settings of these presets. Add those that you need",
+    "spec.predictor.scaleMetric": "see spec.autoscaling",
+    "spec.predictor.scaleTarget": "see spec.autoscaling",
+    "spec.predictor.workerSpec": "an engine runs on one node here. Choose a machine with as many GPUs as the model needs",
+    "spec.prefill": "an engine does both prefill and decode here. Its Pods for prefill are not imported",
+    "spec.scaling": "see spec.autoscaling",
+    "spec.worker": "an engine runs on one node here. Choose a machine with as many GPUs as the model needs",
     "vllmConfig.speculative": "write it as the flag --speculative-config",
 }
 """What the user can do about fields without a counterpart."""
@@ -136,7 +145,9 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     container, labels = _container(pod), mapping(metadata, "labels")
     services = ((each, mapping(each, "spec", "selector")) for each in others if text(each, "kind") == "Service")
     service = next((each for each, selector in services if selector and selector.items() <= labels.items()), {})
-    report = Report(advice=[] if service else [_NEW_SERVICE])
+    name, old = text(manifest, "metadata", "name"), text(service, "metadata", "name")
+    renamed = [f"Clients used the Service {old}. The new one has the name of the VLLMDeployment, {name}."] if old != name else []
+    report = Report(advice=renamed if service else [_NEW_SERVICE])
     defaults = {"progressDeadlineSeconds"} if spec.get("progressDeadlineSeconds") == 600 else ()
     engine = _engine(
         manifest,
@@ -162,8 +173,8 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
     predictor = mapping(manifest, "spec", "predictor")
     model = mapping(predictor, "model")
     runtimes = {text(each, "metadata", "name"): each for each in others if text(each, "kind").endswith("ServingRuntime")}
-    base = next(objects(runtimes.get(text(model, "runtime"), {}), "spec", "containers"), {})
-    own = model or _container(predictor)
+    runtime = mapping(runtimes.get(text(model, "runtime"), {}), "spec")
+    base, own = next(objects(runtime, "containers"), {}), model or _container(predictor)
     image = text(own, "image") or text(base, "image")
     words = [word.replace("{{.Name}}", text(manifest, "metadata", "name")) for word in [*_words(base), *_words(own)]]
     minimum, maximum = integer(predictor, "minReplicas") or 1, integer(predictor, "maxReplicas")
@@ -175,15 +186,19 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
         "command": [],
         # the runtime for Hugging Face models has a flag of its own that chooses vLLM
         "args": [word for word in words if not word.startswith("--backend=")],
-        "env": [*objects(base, "env"), *objects(own, "env")],
+        **{field: [*objects(base, field), *objects(own, field)] for field in ("env", "volumeMounts")},
     }
+    # as KServe merges the Pod of the runtime and the predictor's
+    inherited = {field: value for field, value in runtime.items() if field in POD_FIELDS}
+    merged = {field: [*objects(runtime, field), *objects(predictor, field)] for field in ("containers", "volumes", "imagePullSecrets")}
+    selector = {**mapping(runtime, "nodeSelector"), **mapping(predictor, "nodeSelector")}
     engine = _engine(
         manifest,
         "InferenceService {} of KServe",
         report,
         container=container,
-        pod=predictor,
-        metadata=_pod_metadata(report, manifest, mapping(manifest, "metadata"), predictor),
+        pod={**inherited, **predictor, **merged, "nodeSelector": selector},
+        metadata=_pod_metadata(report, manifest, runtime, mapping(manifest, "metadata"), predictor),
         model=text(model, "storageUri") or text(named(own, "STORAGE_URI", "env", key="name"), "value"),
         spec={"replicas": max(1, minimum)},
     )
@@ -292,7 +307,7 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
         container["image"] = f"{repository}:{text(model, 'tag') or 'latest'}"
     adapters = _adapters_of_stack(model, values, others)
     flags = {
-        "enableLora": (model.get("enableLoRA") is True and not adapters) or None,
+        "enableLora": model.get("enableLoRA") is True or None,
         "enableAutoToolChoice": model.get("enableTool") is True or None,
         "toolCallParser": text(model, "toolCallParser"),
     }

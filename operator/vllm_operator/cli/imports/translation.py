@@ -58,7 +58,7 @@ class _Translation:
         self.engine, self.catalog, self.given_model, self.report = engine, catalog, model, engine.report
         self.spec: dict[str, Any] = {"model": {}, "engine": {}}
         self.table: VersionTable | None = None
-        self.parts = PodParts(engine)
+        self.parts = PodParts(engine, catalog.images)
         self.secrets: dict[str, Manifest] = {}
         caches = {name for cache in (*catalog.caches.compiled, catalog.caches.weights) for name in cache.written}
         self.dropped = _DROPPED | dict.fromkeys(caches, "the operator keeps all caches on a volume, and sets this variable itself.")
