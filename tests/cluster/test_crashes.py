@@ -166,9 +166,9 @@ async def test_a_container_killed_for_memory_is_named_so(served: Cluster, sim: S
     fail(sim, pod, last=b"")
     await sim.change(pod, crash_after="0")
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True"), within=30)
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "OomKilled" in condition(r, "Crashed").get("reason", ""), within=30)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "OOMKilled" in condition(r, "Crashed").get("reason", ""), within=30)
     assert "with exit code 137" in condition(told, "Crashed")["message"]
-    await wait_for_story(served, "Ready=False OomKilled", "memory", "What to do:", "Warning OomKilled")
+    await wait_for_story(served, "Ready=False OOMKilled", "memory", "What to do:", "Warning OOMKilled")
 
 
 async def test_one_crash_among_four_replicas_is_reported_and_the_others_serve(

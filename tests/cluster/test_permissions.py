@@ -144,7 +144,7 @@ async def wait_for_a_volume(cluster: Cluster) -> None:
     """Why a claim is not bound is told by its events."""
     volume = {"storageClassName": "there-is-none"}
     await cluster.create(llama(cluster.namespace, "waits", cache={"volume": volume, "onDelete": "Delete"}))
-    await cluster.wait_for("VLLMDeployment", "waits", has("Ready", "False", "ClaimNotBound"), within=60)
+    await cluster.wait_for("VLLMDeployment", "waits", has("Ready", "False", "StorageClassMissing"), within=60)
     await cluster.wait_for("VLLMDeployment", "waits", lambda it: "there-is-none" in problem(it), within=60)
     await cluster.delete("VLLMDeployment", "waits")
     await cluster.wait_until_gone("Deployment", "waits", within=60)
@@ -217,7 +217,7 @@ async def meet_what_is_not_ours(cluster: Cluster) -> None:
     service = {"selector": {"app": "taken"}, "ports": [{"name": "http", "port": 8000}]}
     await cluster.create({"apiVersion": "v1", "kind": "Service", "metadata": taken, "spec": service})
     await cluster.create(llama(cluster.namespace, "taken"))
-    await cluster.wait_for("VLLMDeployment", "taken", lambda it: "a Service of this name" in str(it.get("status")))
+    await cluster.wait_for("VLLMDeployment", "taken", lambda it: "Service taken exists" in str(it.get("status")))
     await cluster.delete("VLLMDeployment", "taken")
 
 

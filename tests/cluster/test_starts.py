@@ -57,7 +57,7 @@ async def test_compile_progress_is_reported_from_the_first_kernel_to_serving(
         await served.wait_for("VLLMDeployment", "llama", shows(stage, completed), within=40)
     await sim.change(pod, load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    await wait_for_story(served, "Ready=True Serving: The replica serves model", "Planned", "Started x1: The replica is ready")
+    await wait_for_story(served, "Available=True Serving: The replica serves model", "Planned", "Started x1: The replica is ready")
 
 
 async def test_a_silent_compilation_is_inferred_said_to_be_and_reported_once_when_it_is_over(

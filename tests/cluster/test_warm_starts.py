@@ -68,7 +68,7 @@ async def test_one_fills_the_cache_then_all_start(served: Cluster, sim: Simulato
     key = done["status"]["cache"]["key"]
     claim = await served.get("PersistentVolumeClaim", "llama-cache")
     assert (list(annotations(claim, "primed")), annotations(claim, "priming")) == ([key], {})
-    assert done["status"]["cache"]["state"] == "Warm"
+    assert done["status"]["cache"]["state"] == "Filled"
 
 
 async def test_a_restart_of_the_operator_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
@@ -148,7 +148,7 @@ async def test_a_kept_claim_is_warm_for_the_next_object(served: Cluster, sim: Si
     await served.create(llama(served.namespace, replicas=3, engine=RACES, cache=MANY))
     await served.wait_for("Deployment", "llama", replicas(3))
     again = await served.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("cache"))
-    assert again["status"]["cache"]["state"] == "Warm"
+    assert again["status"]["cache"]["state"] == "Filled"
 
 
 async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
