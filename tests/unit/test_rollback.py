@@ -10,7 +10,7 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.plan import revisions_of
-from vllm_operator.cli.revisions import SERVED, find_rollback, history
+from vllm_operator.cli.revisions import find_rollback, history
 from vllm_operator.kube.client import EVENT, PRESET, REVISION, VLLM_DEPLOYMENT
 from vllm_operator.planning.pinning import rollback_request
 
@@ -186,7 +186,7 @@ async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) 
 
 async def test_by_default_it_goes_back_to_what_has_served(updated: Bench, fleet: Fleet) -> None:
     await fleet.change(engine={"version": "0.26.0"})
-    served = {"metadata": {"annotations": {SERVED: "2026-11-21T12:00:00Z"}}}
+    served = {"metadata": {"annotations": {SERVED_ANNOTATION: "2026-11-21T12:00:00Z"}}}
     updated.cluster.edit(REVISION, "default", names(updated)[0], served)
     assert numbers(updated) == [1, 3, 3]
 
