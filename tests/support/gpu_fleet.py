@@ -171,7 +171,7 @@ class GPUFleet:
 
     def _obey(self, name: str, resource: Manifest) -> None:
         """A user who reads of a free GPU requests a new plan some time later."""
-        message = self._condition(resource, "Ready").get("message", "")
+        message = self._condition(resource, "Progressing").get("message", "")
         if "kubectl annotate vllm" not in message or ("obey", name) in self.since:
             return
         self.since["obey", name] = self.time
@@ -179,7 +179,7 @@ class GPUFleet:
         def request() -> None:
             self.since.pop(("obey", name), None)
             found = self._find(VLLM_DEPLOYMENT, name)
-            if found is not None and "kubectl annotate vllm" in self._condition(found, "Ready").get("message", ""):
+            if found is not None and "kubectl annotate vllm" in self._condition(found, "Progressing").get("message", ""):
                 self.cluster.edit(VLLM_DEPLOYMENT, "default", name, {"metadata": {"annotations": {REPLAN_ANNOTATION: f"{self.time:.0f}"}}})
                 self.measured.requested += 1
                 self._wake(name)
@@ -356,7 +356,7 @@ class GPUFleet:
             self._obey(name, resource)
             found |= {("lie", name, lie) for lie in lies(resource, pods[name], deployments.get(name), truth)}
             if self._waits_beside_free(resource, pods[name], truth, promised):
-                is_told = "kubectl annotate vllm" in self._condition(resource, "Ready").get("message", "")
+                is_told = "kubectl annotate vllm" in self._condition(resource, "Progressing").get("message", "")
                 has_run = self._has_run(resource)
                 found |= {("lie", name, "it does not say that a new plan would find a free GPU")} if has_run and not is_told else set()
                 found |= set() if has_run else {("wait", name)}
@@ -398,7 +398,7 @@ class GPUFleet:
         return False
 
     def _has_run(self, resource: Manifest) -> bool:
-        revision = self._find(REVISION, reading.text(resource, "status", "pinnedPlan", "revision"))
+        revision = self._find(REVISION, reading.text(resource, "status", "plan", "revision"))
         return bool(reading.text(revision, "metadata", "annotations", "vllm-operator.dev/ran"))
 
     def _check_stopped(self, pods: Mapping[str, list[Manifest]]) -> None:
@@ -492,7 +492,7 @@ def lies(resource: Manifest, pods: list[Manifest], live: Manifest | None, truth:
     said = conditions.get("Ready", {})
     if (said.get("status") == "True") != (ready == wanted == len(pods)):
         yield f"Ready is {said.get('status')} with {ready} of {wanted} replicas"
-    summary = status.get("pinnedPlan") or {}
+    summary = status.get("plan") or {}
     if live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == summary.get("revision"):
         title = known_gpus().title(product_of(live), summary.get("architecture"))
         if title not in reading.text(conditions.get("Planned"), "message"):

@@ -95,7 +95,7 @@ async def waiting(world: World) -> str:
 
 async def test_a_plan_with_which_no_engine_has_run_takes_another_gpu_that_becomes_free(world: World) -> None:
     await waiting(world)
-    assert "As soon as another GPU that fits is free, the operator takes it." in world.bench.message("Ready")
+    assert "As soon as another GPU that fits is free, the operator takes it." in world.bench.message("Progressing")
     world.free("h200")
     await world.look_again()
     assert world.product() == H200
@@ -158,7 +158,7 @@ async def served_and_lost(world: World) -> None:
 async def test_a_plan_that_has_served_stays_and_the_status_says_how_to_get_what_is_free(world: World) -> None:
     await served_and_lost(world)
     assert world.product() == H100
-    message = world.bench.message("Ready")
+    message = world.bench.message("Progressing")
     assert f"The plan is for {H100}, and {H200} is free now." in message
     assert "kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)" in message
     planned = world.bench.condition("Planned")
@@ -166,7 +166,7 @@ async def test_a_plan_that_has_served_stays_and_the_status_says_how_to_get_what_
     assert f"The GPU would change from {H100} (sm_90) to {H200} (sm_90)." in planned.message
     world.fill("h200")
     await world.look_again()
-    assert f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free." in world.bench.message("Ready")
+    assert f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free." in world.bench.message("Progressing")
     assert world.bench.condition("Planned").reason == "Planned"
     world.free("h200")
     world.bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
@@ -232,7 +232,7 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
     world.wait_for_node()
     await world.look_again()
     assert world.product() == H100
-    message = world.bench.message("Ready")
+    message = world.bench.message("Progressing")
     assert (
         f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free. Free now, but not allowed by the spec: {H200}."
         in message
@@ -243,7 +243,7 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
 
 async def test_without_limits_in_the_spec_nobody_is_told_to_allow_other_gpus(world: World) -> None:
     await waiting(world)
-    assert "spec.accelerator" not in world.bench.message("Ready")
+    assert "spec.accelerator" not in world.bench.message("Progressing")
 
 
 async def test_plans_that_are_made_in_a_row_do_not_get_the_same_last_gpu(world: World) -> None:
