@@ -10,7 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -303,7 +303,7 @@ class GPUFleet:
                 truth.used[node] += count
                 self.cluster.edit(POD, "default", name, {"spec": {"nodeName": node}})
                 self._show(name, {"type": "PodScheduled", "status": "True"})
-                self._later(self.random.randint(3, 20), lambda pod=name: self._start(pod))
+                self._later(self.random.randint(3, 20), partial(self._start, name))
             else:
                 others = len(truth.nodes) - len(matching)
                 why = [f"{len(matching)} Insufficient {GPU}"] if matching else []
@@ -462,12 +462,12 @@ def gpus_of(pod: Manifest) -> int:
 
 def product_of(each: Manifest) -> str:
     """The product that the Pods of a Deployment need."""
-    return next(need["values"][0] for need in requirements(each["spec"]["template"]) if need["key"] == PRODUCT)
+    return next(str(need["values"][0]) for need in requirements(each["spec"]["template"]) if need["key"] == PRODUCT)
 
 
 def requirements(pod: Manifest) -> list[Manifest]:
     affinity = reading.mapping(pod, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    return [need for term in reading.objects(affinity, "nodeSelectorTerms") for need in reading.objects(term, "matchExpressions")]
+    return [dict(need) for term in reading.objects(affinity, "nodeSelectorTerms") for need in reading.objects(term, "matchExpressions")]
 
 
 def matches(pod: Manifest, node: Manifest) -> bool:

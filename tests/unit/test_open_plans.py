@@ -346,7 +346,7 @@ def test_devices_for_resource_claims_are_promised_too() -> None:
     has_pod = replace(promise, pods=frozenset({"uid"}))
     held = HeldDevices(claimed={"uid": frozenset({"l40s/gpu-1"})})
     free = with_usage(inventory, held, ("default", "second"), (), {("default", "first"): has_pod})
-    assert free.allocated == {"l40s/gpu-1"}
+    assert free.allocated == frozenset({"l40s/gpu-1"})
 
 
 def test_a_promise_takes_no_node_that_is_needed_whole_and_none_where_there_is_no_place() -> None:
