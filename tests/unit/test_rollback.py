@@ -6,7 +6,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import Bench, llama
-from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.plan import revisions_of

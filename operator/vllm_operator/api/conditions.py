@@ -71,7 +71,7 @@ class Reason:
     PLANNED = "Planned"
     """The operator chose a GPU and backends."""
     PLAN_DRIFTED = "PlanDrifted"
-    """The current plan stays. With the catalog, the nodes or the preset of today, or a GPU that is free for a Pod without a node, a new plan would differ."""
+    """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
     ROLLED_BACK = "RolledBack"
     """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
     NO_MATCHING_GPU = "NoMatchingGPU"

@@ -9,7 +9,7 @@ from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Headroom, Sizing
-from vllm_operator.planning.placement.targets import WAITS, Candidate, InUse, Rejection, in_use_of
+from vllm_operator.planning.placement.targets import WAITS, Candidate, InUse, Rank, Rejection, in_use_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
