@@ -187,13 +187,22 @@ class InventoryCache:
         return [{"metadata": _picked(each["metadata"], "name", "deletionTimestamp"), "spec": each.get("spec") or {}} for each in found]
 
     async def count_free(
-        self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], standing: Standing, *, now: datetime, listed: int = 0
+        self,
+        resource: VLLMDeployment,
+        inventory: Inventory,
+        pods: Iterable[PodView],
+        standing: Standing,
+        *,
+        now: datetime,
+        listed: int = 0,
+        fresh: bool = False,
     ) -> Inventory:
         """Return the inventory with the devices in use or promised, or the unchanged inventory if the plan does not depend on them.
 
-        `pods` are those of the VLLMDeployment to plan; `listed` is the number of node pools in the administrator's ConfigMap. For a new
-        plan, the result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go.
-        Nothing is awaited after the Pods are listed, so a caller that decides at once is first. Raises ClusterError if that fails.
+        `pods` are those of the VLLMDeployment to plan; `listed` is the number of node pools in the administrator's ConfigMap. `fresh`: the
+        devices in use now are needed, also for `count_used`. For a new plan, the result is remembered until the plan is pinned: planning
+        again must give the same plan although other Pods come and go. Nothing is awaited after the Pods are listed, so a caller that
+        decides at once is first. Raises ClusterError if that fails.
         """
         metadata = resource.metadata
         if standing is not Standing.NEW:
@@ -204,7 +213,7 @@ class InventoryCache:
         remembered = self._counted.get(metadata.uid)
         if remembered is not None and remembered[0] == question:
             return remembered[1]
-        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if standing in NEEDS_ROOM else 0.0)
+        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if standing in NEEDS_ROOM and not fresh else 0.0)
         if held is None:
             counted = replace(inventory, hidden=True)
         else:
@@ -214,12 +223,15 @@ class InventoryCache:
             self._counted.put(metadata.uid, (question, counted))
         return counted
 
-    async def count_used(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView]) -> Inventory:
+    async def count_used(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, now: datetime) -> Inventory:
         """Return the inventory with the devices that Pods use now, without the `pods` of the VLLMDeployment. Raises ClusterError.
 
-        Nothing is promised: rollouts that wait for each other's promises would never begin.
+        Promises do not count: rollouts that wait for each other's promises would never begin. An `inventory` counted `now` needs no second
+        list of the Pods.
         """
-        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS)  # usually as read for the plan
+        if inventory.hidden:
+            return inventory
+        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if inventory.read_at == now else 0.0)
         if held is None:
             return replace(inventory, hidden=True)
         used = held.without((resource.metadata.namespace, resource.metadata.name))

@@ -196,7 +196,7 @@ class Observer:
         if isinstance(inventory, Verdict):
             is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
-        return replace(snapshot, devices=await self.inventory.count_used(snapshot.resource, inventory, snapshot.pods))
+        return replace(snapshot, devices=await self.inventory.count_used(snapshot.resource, inventory, snapshot.pods, now=snapshot.now))
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
@@ -283,11 +283,12 @@ class Observer:
                 return without if is_incomplete and answer.config is not None else resource, answer
         return resource, HubAnswer()
 
-    async def _read_inventory(self, snapshot: Snapshot) -> Inventory | Verdict:
+    async def _read_inventory(self, snapshot: Snapshot, *, fresh: bool) -> Inventory | Verdict:
         resource, pods, listed = snapshot.resource, snapshot.pods, len(self.catalog.current.instance_types)
         try:
             inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, snapshot.standing))
-            return await self.inventory.count_free(resource, inventory, pods, snapshot.standing, now=snapshot.now, listed=listed)
+            standing, now = snapshot.standing, snapshot.now
+            return await self.inventory.count_free(resource, inventory, pods, standing, now=now, listed=listed, fresh=fresh)
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
