@@ -122,6 +122,7 @@ SPECS = values_of(custom_resource_definition()["spec"]["versions"][0]["schema"][
 @given(spec=SPECS)
 @example(spec={"accelerator": {"uuids": [None, None]}})
 @example(spec={"replicas": None})
+@example(spec={"service": {"annotations": {"a": None}}})
 @example(spec={"model": {"uri": "hf://a/b\n"}})
 @example(spec={"model": {"uri": "pvc://a/b\xa0c"}})
 def test_what_is_accepted_can_be_parsed_and_nothing_raises(spec: Any) -> None:

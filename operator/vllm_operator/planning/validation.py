@@ -71,7 +71,7 @@ def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str
     if fields and not schema.get("x-kubernetes-preserve-unknown-fields"):
         yield from _check_fields(value, fields, path)
     for name, field in fields.items():
-        if value.get(name) is not None:
+        if value.get(name) is not None or (name in value and entries is not None):  # null is no value of a map
             yield from _check(value[name], field, f"{path}.{name}")
 
 
