@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, TRUE, find_condition
-from vllm_operator.api.labels import GROUP, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import ROLLBACK_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.documents import parse_deployment
@@ -24,8 +24,6 @@ from vllm_operator.planning.outcome import compare
 from vllm_operator.planning.pinning import read_rollback, rollback_request
 from vllm_operator.rendering.revision import RevisionError, number_of, read_planned_spec, read_revision
 
-SERVED = f"{GROUP}/served"
-"""Annotation of a ControllerRevision whose plan has served."""
 HEADER = ("REVISION", "AGE", "STATE", "GPU", "VLLM", "WHY")
 
 
@@ -39,9 +37,7 @@ def add_history_arguments(parser: argparse.ArgumentParser) -> None:
 def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `rollback`."""
     add_name(parser)
-    parser.add_argument(
-        "revision", nargs="?", type=int, metavar="REVISION", help="its number (default: the last before the current one that served)"
-    )
+    parser.add_argument("revision", nargs="?", type=int, metavar="REVISION", help="its number (default: the one before the current one)")
     parser.add_argument("--dry-run", action="store_true", help="only print what would change")
     parser.set_defaults(run=_roll_back)
 
@@ -78,7 +74,7 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
 
 
 def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
-    """Return the revision to go back to (default: the last that served before the current one), the current one, and that of the spec.
+    """Return the revision to go back to (by default, the one before the current one), the current one, and the one for the current spec.
 
     `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.
     """
@@ -93,8 +89,7 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {planned.message}")
     current, names = by_name[running], read_rollback(resource)
     replaced = by_name.get(names[1], current) if names is not None and names[0] == running else current
-    earlier = [each for each in revisions if number_of(each) < number_of(current)]
-    earlier = ([each for each in earlier if text(each, "metadata", "annotations", SERVED)] or earlier)[-1:]
+    earlier = [each for each in revisions if number_of(each) < number_of(current)][-1:]
     target = next((each for each in revisions if number_of(each) == number), None) if number is not None else next(iter(earlier), None)
     if target is None:
         wanted, known = (
