@@ -151,7 +151,7 @@ async def find_if_there(client: kube.ClusterClient, kind: kube.Kind, namespace: 
 
 async def last_renewal(client: kube.ClusterClient) -> datetime | None:
     """Return when an operator renewed its Lease last; None without a Lease, or without the permission to list Leases."""
-    leases = await find_if_there(client, kube.LEASE, labels={NAME_LABEL: OPERATOR_NAME}, cached=True)
+    leases = await find_if_there(client, kube.LEASE, labels=OPERATOR, cached=True)
     return max(filter(None, (moment(lease, "spec", "renewTime") for lease in leases)), default=None)
 
 

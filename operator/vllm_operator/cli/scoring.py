@@ -4,7 +4,6 @@ The folder has logs and `labels.yaml`, a list with one entry for each log. docs/
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from enum import StrEnum
@@ -16,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
 from vllm_operator.catalog.entry import explain
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.cli.inputs import InputError, invalid, read_input, read_text
+from vllm_operator.cli.inputs import InputError, invalid, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs
 from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.parser import StartupParser
@@ -102,12 +101,12 @@ def run_score(arguments: argparse.Namespace, knowledge: StartupKnowledge) -> int
     folder = Path(arguments.score)
     scored = score(folder, read_labels(folder, arguments.since, arguments.before), knowledge)
     totals = Counter(each.verdict for each in scored)
-    if arguments.output == "json":
+    if arguments.output:
         reports = [
-            {"file": each.label.file, "verdict": each.verdict, "expected": each.label.signature, "found": _found(each.crash)}
+            {"file": each.label.file, "verdict": each.verdict.value, "expected": each.label.signature, "found": _found(each.crash)}
             for each in scored
         ]
-        print(json.dumps({"reports": reports, "totals": {verdict: totals[verdict] for verdict in Verdict}}))
+        print_as({"reports": reports, "totals": {verdict.value: totals[verdict] for verdict in Verdict}}, arguments.output)
         return 0
     for each in scored:
         print(f"{each.verdict:8} {each.label.file}: {_found(each.crash)}, label {each.label.signature}")

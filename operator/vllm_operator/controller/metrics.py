@@ -146,9 +146,10 @@ class Metrics(Collector):
             for name, labels, value in samples:
                 families[name].add_metric((*key, *labels), value)
         yield from families.values()
+        orphans = self._orphans()
         for name, (documentation, of) in _ORPHANS.items():
             orphaned = GaugeMetricFamily(f"{PREFIX}_{name}", documentation, labels=("namespace",))
-            for namespace, sizes in self._orphans().items():
+            for namespace, sizes in orphans.items():
                 orphaned.add_metric((namespace,), of(sizes))
             yield orphaned
 

@@ -100,9 +100,9 @@ class ObjectCache:
         gone = (each for each in list(self._objects[kind].values()) if (owner := owners.get(each.key)) is None or owner.content is None)
         return [manifest for each in gone if (manifest := each.manifest()) is not None]
 
-    def known(self, kind: Kind, namespace: str) -> list[Manifest]:
-        """Return the objects of a watched kind in a namespace."""
-        return self._found(kind, [name for name in self._objects[kind] if name[0] == namespace])
+    def known(self, kind: Kind, namespace: str | None) -> list[Manifest]:
+        """Return the objects of a watched kind, in a namespace or in all."""
+        return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
 
     def is_complete(self, kind: Kind) -> bool:
         """Return whether the cache has all objects of a kind."""
@@ -140,7 +140,7 @@ class ObjectCache:
         labels = query.get("labels")
         if self.is_complete(kind) and not query.get("fields"):
             if kind in _KEYS and not labels:
-                return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
+                return self.known(kind, namespace)
             instance = (labels or {}).get(names.INSTANCE_LABEL)
             if namespace is not None and instance is not None and labels == children_of(kind, instance):
                 return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))

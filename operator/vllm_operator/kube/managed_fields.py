@@ -42,21 +42,29 @@ def with_digest(desired: Manifest) -> Manifest:
 
 def needs_apply(digested: Manifest, child: Manifest) -> bool:
     """Return whether a child differs from a desired manifest `with_digest`."""
-    return not _has_digest(digested, child) or find_drift(digested, child) is not None
-
-
-def _has_digest(digested: Manifest, child: Manifest) -> bool:
-    digest = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
-    return bool(find_applied(child)) and (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) == digest
+    fields = _applied_as(digested, child)
+    return not fields or find_difference(fields, _recorded(digested)) is not None
 
 
 def find_drift(digested: Manifest, child: Manifest) -> Change | None:
     """Return the first field of a child that somebody else has changed since it was applied; None if there is none."""
+    desired = _recorded(digested)
+    path = find_difference(_applied_as(digested, child), desired)
+    return describe_change(child, desired, path) if path is not None else None
+
+
+def _applied_as(digested: Manifest, child: Manifest) -> Fields:
+    """Return the fields that the operator has applied to a child; empty if the last apply was not of this manifest."""
+    digest = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
+    is_same = (child["metadata"].get("annotations") or {}).get(labels.APPLIED_ANNOTATION) == digest
+    return (find_applied(child) or {}) if is_same else {}
+
+
+def _recorded(digested: Manifest) -> Manifest:
+    """Return the parts of a manifest of which managedFields records the owner."""
     metadata = {name: value for name, value in digested["metadata"].items() if name in _RECORDED_METADATA}
     rest = {name: value for name, value in digested.items() if name not in ("apiVersion", "kind", "metadata", "status")}
-    desired = {"metadata": metadata, **rest}
-    path = find_difference(find_applied(child) or {}, desired) if _has_digest(digested, child) else None
-    return describe_change(child, desired, path) if path is not None else None
+    return {"metadata": metadata, **rest}
 
 
 def describe_change(child: Manifest, known: Any, path: Path) -> Change:
