@@ -34,7 +34,8 @@ class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file.
 
     `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
-    was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`). `rolled_back` is the number of
+    was merged into `spec`, `preset_change` says how the preset differs today, and `is_preset_gone` whether it does not exist any more
+    (`planning/presets.py`). `rolled_back` is the number of
     the earlier revision that an annotation requests; `pinned`, and the fields of `spec` that plans depend on, are then those of that
     revision (`planning/pinning.py`).
     """
@@ -45,6 +46,7 @@ class VLLMDeployment(Model):
     pinned: Plan | None = Field(default=None, exclude=True)
     preset: PlannedPreset | None = Field(default=None, exclude=True)
     preset_change: str = Field(default="", exclude=True)
+    is_preset_gone: bool = Field(default=False, exclude=True)
     rolled_back: int | None = Field(default=None, exclude=True)
 
     @classmethod

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.reading import mapping, objects, sequence
+from vllm_operator.api.reading import mapping, objects
 from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.pods.owner import meets
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -56,12 +57,7 @@ def _admits(node: str, pod_spec: Mapping[str, Any], inventory: Inventory) -> boo
         return False
     terms = list(objects(pod_spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms"))
     labels = inventory.labels.get(node, {})
-    if terms and not any(all(_matches(each, labels) for each in objects(term, "matchExpressions")) for term in terms):
+    # a comparison of numbers counts as met
+    if terms and not any(all(meets(labels, each) is not False for each in objects(term, "matchExpressions")) for term in terms):
         return False
     return all(taint.is_tolerated(pod_spec.get("tolerations")) for taint in inventory.taints.get(node, ()))
-
-
-def _matches(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(str(requirement.get("key"))), sequence(requirement.get("values"))
-    holds = {"In": value in values, "NotIn": value not in values, "Exists": value is not None, "DoesNotExist": value is None}
-    return holds.get(str(requirement.get("operator")), True)  # a comparison of numbers counts as met

@@ -98,7 +98,7 @@ def roll_back(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], 
     """
     unplanned = {name: value for name, value in resource.spec.to_json().items() if name in UNPLANNED}
     spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned})
-    changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "rolled_back": number}
+    changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "is_preset_gone": False, "rolled_back": number}
     return resource.model_copy(update=changes)
 
 
@@ -126,12 +126,11 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float 
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 
-GONE = "no longer exists."
-"""End of the sentence about a preset that somebody deleted: no new plan is possible then."""
+def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "", *, is_preset_gone: bool = False) -> Outcome:
+    """Return the current plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty.
 
-
-def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
-    """Return the current plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty."""
+    With `is_preset_gone`, the preset does not exist any more, and no new plan is possible.
+    """
     reason = Reason.PLANNED if pinned.architecture else Reason.GPU_UNKNOWN
     if fresh.refusal is not None and fresh.refusal.status is UNKNOWN:
         message = f"{summarize(pinned, gpus, with_notes=False)} The current plan stays. {fresh.refusal.message}"
@@ -145,7 +144,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "")
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
-    if preset_change.endswith(GONE):
+    if is_preset_gone:
         message = say("plan.without-preset", summary=summarize(shown, gpus, with_notes=False), change=preset_change)
         return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""

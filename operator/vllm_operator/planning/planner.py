@@ -85,7 +85,7 @@ def plan(
     if pinned is None or not in_force:
         return fresh
     kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
-    return keep_plan(kept, fresh, catalog.gpus, resource.preset_change)
+    return keep_plan(kept, fresh, catalog.gpus, resource.preset_change, is_preset_gone=resource.is_preset_gone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMD
 from vllm_operator.catalog.notes import say
 from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields
-from vllm_operator.planning.pinning import GONE, is_in_force
+from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, MergeRules, SpecError, check_pod_template, identify
 from vllm_operator.planning.validation import violations
 from vllm_operator.text.wording import few
@@ -151,7 +151,10 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
     if pinned is not None:
         kept = _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
         if is_in_force(pinned, kept if isinstance(kept, VLLMDeployment) else resource):
-            return kept if isinstance(kept, Verdict) else kept.model_copy(update={"preset_change": _change(resource, kept, found)})
+            if isinstance(kept, Verdict):
+                return kept
+            changes = {"preset_change": _change(resource, kept, found), "is_preset_gone": isinstance(found, Verdict) and _is_gone(found)}
+            return kept.model_copy(update=changes)
     if isinstance(found, Verdict):
         return found
     return with_current_preset(resource, reference, found)
@@ -212,13 +215,17 @@ def _manifest(resource: VLLMDeployment) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": resource.metadata.name}, "spec": resource.spec.to_json()}
 
 
+def _is_gone(found: Verdict) -> bool:
+    return found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED)
+
+
 def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> str:
     """Return how the current preset differs from the pinned one, as a sentence; empty if the merged object would be equal."""
     reference = resource.spec.preset_ref
     if reference is None:
         return ""
     if isinstance(found, Verdict):
-        return f"{reference} {GONE}" if found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED) else ""
+        return f"{reference} no longer exists." if _is_gone(found) else ""
     fresh = _merged(resource, reference, found)
     if isinstance(fresh, Verdict):
         return fresh.message

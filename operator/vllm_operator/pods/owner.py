@@ -43,10 +43,11 @@ def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bo
         return False
     if any(labels.get(name) != value for name, value in mapping(selector, "matchLabels").items()):
         return False
-    return all(_holds(requirement, labels) for requirement in objects(selector, "matchExpressions"))
+    return all(meets(labels, requirement) is True for requirement in objects(selector, "matchExpressions"))
 
 
-def _holds(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+def meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool | None:
+    """Return whether labels meet a requirement of a selector for objects or nodes; None for an operator that only nodes have."""
     name, values = text(requirement, "key"), sequence(requirement.get("values"))
     match requirement.get("operator"):
         case "In":
@@ -58,4 +59,4 @@ def _holds(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return name not in labels
         case _:
-            return False
+            return None
