@@ -36,3 +36,14 @@ async def test_a_log_that_is_gone_is_said_to_be(cluster: FakeCluster) -> None:
     assert found.state.crash is None
     assert found.note.endswith("Its log cannot be read: unable to retrieve container logs for containerd://4f6b")
     assert len(cluster.log_requests) == 3
+
+
+async def test_exit_code_0_of_a_server_that_nobody_stopped_is_a_crash(cluster: FakeCluster) -> None:
+    completed = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-08-09T12:00:00Z"}}
+    cluster.put(pod(state=RUNNING, restarts=1, last=completed) | {"spec": {"containers": [{"name": "vllm"}]}})
+    cluster.script_log(
+        "default", "p", [line(1, "INFO:     Application startup complete."), line(2, "INFO:     Finished server process [1]")]
+    )
+    found = await command.diagnose_pod(cluster, load_knowledge(), "p", "default", previous=True)
+    assert found.state.crash is not None
+    assert found.state.crash.signature == "EndedWithoutError"

@@ -71,3 +71,34 @@ def test_of_many_crashed_pods_the_messages_of_the_latest_ends_are_read() -> None
     named = [finding.view.name for finding in found if finding.status.signature == "NoKvCacheMemory"]
     assert named == [f"vllm-a-x{number}" for number in range(MESSAGES_READ)]
     assert len(found) == 100
+
+
+KILLED_WORKER = """\
+INFO:     Application startup complete.
+(EngineCore pid=252) ERROR 11-26 18:09:01 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: None), \
+shutting down executor.
+(EngineCore pid=252) ERROR 11-26 18:09:01 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=252) ERROR 11-26 18:09:01 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=252) ERROR 11-26 18:09:01 [core.py:1512]     raise RuntimeError("Executor failed.")
+(EngineCore pid=252) ERROR 11-26 18:09:01 [core.py:1512] RuntimeError: Executor failed.
+INFO:     Shutting down
+INFO:     Finished server process [169]
+"""
+"""vLLM 0.32.0 after SIGKILL of its worker, shortened. The server exits with code 0."""
+
+
+def test_a_killed_worker_is_named_although_the_server_exits_with_code_0() -> None:
+    crash = diagnose_termination(KNOWLEDGE, o.termination(exit_code=0, reason="Completed"), log_crash=from_log(KILLED_WORKER))
+
+    assert crash is not None
+    assert crash.signature == "EngineDead"
+    assert "its worker process VllmWorker-0 was killed" in crash.cause
+
+
+def test_exit_code_0_of_a_server_that_nobody_stopped_is_a_crash() -> None:
+    found = find_crashes(o.observe(o.crashed_pod(code=0, reason="Completed"))).most_informative
+
+    assert found is not None
+    assert found.status.signature == "EndedWithoutError"
+    assert found.status.exit_code == 0
+    assert "although nobody stopped it" in (found.status.cause or "")

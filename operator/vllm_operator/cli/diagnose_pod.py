@@ -17,9 +17,8 @@ from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, LogRequest
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState
-from vllm_operator.logs.termination import diagnose_termination
-from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
-from vllm_operator.status.knowledge import Knowledge, load_knowledge
+from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, read_pod, refine
+from vllm_operator.status.knowledge import Knowledge, explain_end, load_knowledge
 from vllm_operator.text.wording import count
 
 _LINE_BYTES = 64 * 1024
@@ -70,7 +69,8 @@ async def diagnose_pod(
     """Read the log, status and events of a Pod. Raises ClusterError if the Pod does not exist or cannot be read."""
     pod = await client.get(POD, name, namespace)
     events = await find_if_there(client, EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]})
-    view = refine(read_pod(pod), EventLog(tuple(events)))
+    log = EventLog(tuple(events))
+    view = refine(read_pod(pod), log)
     parser = StartupParser(knowledge.startup)
     containers = [str(each["name"]) for each in pod["spec"]["containers"]]
     engine = CONTAINER if CONTAINER in containers or not containers else containers[0]
@@ -85,7 +85,8 @@ async def diagnose_pod(
         parser.end()
         state = parser.final_state
         if (ended := view.termination) is not None:
-            crash = diagnose_termination(knowledge.startup, ended, log_crash=state.crash, stage=state.stage)
+            probe = killed_by_probe(view, log) or ""
+            crash = explain_end(knowledge, view, ended, log_crash=state.crash, stage=state.stage, probe=probe)
     return Diagnosis(parser, replace(state, crash=crash or state.crash), _about(knowledge, view, previous=previous))
 
 

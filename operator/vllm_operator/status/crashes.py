@@ -16,15 +16,14 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
-from vllm_operator.logs.termination import SAYS_NOTHING, diagnose_termination
+from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
-from vllm_operator.status.knowledge import match_container, match_pod
+from vllm_operator.status.knowledge import explain_end, match_pod
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
 
@@ -230,13 +229,8 @@ def _diagnose(
     observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
     log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
-    clause = _unread_clause(observed, unread)
-    container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
-    limit = reading.text(container, "resources", "limits", "memory") or "none"
-    found = diagnose_termination(observed.knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=clause, limit=limit)
-    if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
-        return found
-    return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
+    clause, probe = _unread_clause(observed, unread), killed_by_probe(view, observed.log) or ""
+    return explain_end(observed.knowledge, view, ended, log_crash=log_crash, stage=stage, unread=clause, probe=probe)
 
 
 def crash_settles(observed: Observation, view: PodFacts) -> datetime | None:

@@ -17,11 +17,15 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from vllm_operator.api import reading
+from vllm_operator.api.labels import CONTAINER
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.startup import Remedy, Signature, StartupKnowledge, load_remedies, load_startup
 from vllm_operator.catalog.versions import Versions, load_versions
+from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.state import Crash, Stage
+from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.text import wording
 from vllm_operator.text.wording import clean, sentence
@@ -160,6 +164,21 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
         versions=load_versions(),
         remedies=load_remedies(),
     )
+
+
+def explain_end(
+    knowledge: Knowledge, view: PodView, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", probe: str = ""
+) -> Crash | None:
+    """Return why a container that should run for ever has ended, from its log, its status and the kubelet's message about a probe.
+
+    `log_crash`, `stage` and `unread` as in `diagnose_termination`. None if nothing explains it, for example an unknown exit code.
+    """
+    container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
+    limit = reading.text(container, "resources", "limits", "memory") or "none"
+    found = diagnose_termination(knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit)
+    if found is not None and found.signature != UNKNOWN and found.signature not in knowledge.weak:
+        return found
+    return match_container(knowledge.terminations, view, ended, probe) or found
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:

@@ -7,7 +7,9 @@ rank may compile for longer while another one waits: the same timeout ends colle
 When a Pod is deleted, Kubernetes removes it from the endpoints of the Service and runs its preStop hook at the same time. The hook
 sleeps, so that clients and proxies learn of the change before the engine gets SIGTERM. Up to vLLM 0.17 it finishes its requests; from 0.18
 on it aborts them, unless `--shutdown-timeout` gives them time (vllm/v1/engine/core.py 0.18.0:1199). From 0.27 on its HTTP server goes on
-listening, and requests that arrive then are aborted. `terminationGracePeriodSeconds` begins with the preStop hook.
+listening, and requests that arrive then are aborted. A server whose requests take longer than `--shutdown-timeout` kills its engine, and
+then waits for its clients without a limit (seen with 0.32.0 for up to 60 s), so only SIGKILL at the end of `terminationGracePeriodSeconds`
+is certain. That period begins with the preStop hook.
 
 The engine container requests CPU and memory, so that it is not the first to be evicted from a full node. vLLM's documentation recommends
 two cores and one for each GPU (docs/configuration/optimization.md). An engine process takes 4 to 6 GiB of host memory, partly shared.
