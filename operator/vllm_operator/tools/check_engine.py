@@ -1,0 +1,126 @@
+"""Readiness probe of the engine: fails if the server does not answer, or if the engine hangs (`progress.py`). Runs in its container.
+
+    check-engine URL FILE FOLDER Restart|Report
+
+URL is that of the server, FILE keeps the state between probes, FOLDER the evidence of the last hangs. The program sends only requests that
+the server answers without the engine, needs no key, and connects only to its own container. When a hang is found, it keeps metrics, states
+of processes, and stacks if the image has py-spy. With `Restart` it ends the engine's processes one minute later, by SIGABRT, so that Python
+writes the stacks of all threads into the log (the operator sets PYTHONFAULTHANDLER), and then by SIGKILL. The server exits when its engine
+has ended, and the kubelet restarts the container. The termination message says what hung.
+"""
+
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+
+from vllm_operator.tools import progress
+from vllm_operator.tools.progress import Sample, State
+
+TIMEOUT_SECONDS = 2.0
+"""Limit of a request. A server with a busy event loop answers within a second."""
+MAX_FAILURES = 3
+"""Requests in a row without an answer until the probe fails. A closed port or another status fails at once."""
+MAX_BYTES = 4 * 1024 * 1024
+SUSPICIOUS_SECONDS = 60
+"""Silence after which the program looks for reasons for it, which costs more than a usual probe."""
+
+
+def main() -> int:
+    """Run the probe; return its exit status."""
+    url, file, folder, action = sys.argv[2:6]
+    text = ""
+    with suppress(OSError), open(file) as opened:
+        text = opened.read(MAX_BYTES)
+    state, said = check(progress.load(text), url, folder, restarts=action == "Restart")
+    with suppress(OSError):
+        with open(f"{file}.new", "w") as opened:
+            opened.write(progress.dump(state))
+        os.replace(f"{file}.new", file)
+    if said:
+        print(said)
+    return 1 if said else 0
+
+
+def check(state: State, url: str, folder: str, *, restarts: bool) -> tuple[State, str]:
+    """Return the new state, and why the probe fails; empty if it does not."""
+    try:
+        status = ask(url, "/health")[0]
+    except TimeoutError:
+        state.failures += 1
+        return state, "The server does not answer /health" if state.failures >= MAX_FAILURES else ""
+    except OSError as error:
+        return state, f"The server cannot be reached: {error}"
+    if status != 200:
+        return state, f"/health answers {status}"
+    state.failures = 0
+    try:
+        metrics = ask(url, "/metrics")[1]
+        sample = Sample(time.monotonic(), time.time(), progress.read_metrics(metrics), read_load(url, metrics))
+    except OSError:
+        return state, ""
+    judged = progress.judge(state, sample)
+    if progress.silence(judged) < SUSPICIOUS_SECONDS:
+        judged.told = ""
+        return judged, ""
+    from vllm_operator.tools import hang  # only needed now: it takes time to import
+
+    sample.is_compiling, sample.is_paused = hang.is_compiling(folder), is_paused(url)
+    judged = progress.judge(state, sample)
+    if not progress.hangs(judged):
+        judged.told = ""
+        return judged, ""
+    if not judged.told:
+        judged.told = hang.record(folder, progress.describe(judged, sample), metrics)
+    if restarts and progress.needs_restart(judged):
+        hang.end_engine(judged.told)
+        judged.ranks.clear()
+    return judged, judged.told
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    """Return the status and the body of a response. Raises OSError, and TimeoutError if there is none in time."""
+    scheme, _, address = url.partition("://")
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + TIMEOUT_SECONDS
+    content = b""
+    with socket.socket() as plain:
+        plain.settimeout(TIMEOUT_SECONDS)
+        plain.connect((host, int(port)))  # an address: the resolver of names is slow to import
+        with encrypted(plain) if scheme == "https" else plain as connection:
+            connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+            while len(content) < MAX_BYTES and (piece := connection.recv(65536)):
+                content += piece
+                connection.settimeout(max(0.01, end - time.monotonic()))
+    head, _, body = content.partition(b"\r\n\r\n")
+    status = head[9:12]
+    return int(status) if status.isdigit() else 0, body.decode("utf-8", "replace")
+
+
+def encrypted(plain: socket.socket) -> socket.socket:
+    """Return the TLS connection. The certificate names the service and not this container, so it is not checked."""
+    import ssl  # slow to import
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(plain)
+
+
+def read_load(url: str, metrics: str) -> int | None:
+    """Return the requests that the server counts; None if it does not, or if several servers share the port, each with its count."""
+    if "\nprocess_start_time_seconds " not in metrics:  # absent if the metrics of several processes are merged
+        return None
+    number = ask(url, "/load")[1].partition(":")[2].strip(" }\n")
+    return int(number) if number.removeprefix("-").isdigit() else None
+
+
+def is_paused(url: str) -> bool:
+    """Return whether the engine was told to pause or to sleep. These paths exist only in the development mode of the server."""
+    for path in ("/is_paused", "/is_sleeping"):
+        with suppress(OSError):
+            status, body = ask(url, path)
+            if status == 200 and "true" in body:
+                return True
+    return False

@@ -1,0 +1,165 @@
+"""What the readiness probe (`check_engine.py`) does about an engine that hangs or may do so: reasons, evidence, restart."""
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from vllm_operator.tools import progress
+
+COMPILERS = frozenset(
+    {"nvcc", "cicc", "ptxas", "nvlink", "fatbinary", "cudafe++", "ninja", "cc1plus", "cc1", "gcc", "g++", "clang", "hipcc"}
+)
+COMPILED_SECONDS = 2 * progress.PERIOD_SECONDS
+"""Age of a new file in the cache that shows that kernels are being compiled."""
+MAX_FOLDERS = 20_000
+MAX_HANGS = 5
+"""Hangs whose evidence is kept."""
+MAX_EVIDENCE = 512 * 1024
+"""Maximum size of a file with evidence, in characters."""
+TERMINATION_MESSAGE = "/dev/termination-log"
+STACK_SECONDS = 6.0
+"""Limit for reading stacks. The kubelet ends a probe that takes longer than its timeout, and the state would not be kept."""
+WRITE_SECONDS = 3.0
+"""Maximum time for processes to write their stacks after SIGABRT."""
+_NO_CORE = 1
+"""Limit of core files in bytes. A limit of 0 does not keep a program that receives them from writing them (man 5 core)."""
+
+
+def record(folder: str, what: str, metrics: str) -> str:
+    """Keep the evidence of a hang. Return what hangs and which processes do, in one line."""
+    processes = read_processes()
+    told = f"{what}. {explain(processes)}"
+    with suppress(OSError):
+        keep(folder, {"what": told, "metrics": metrics, "processes": describe(processes), "stacks": read_stacks(processes)})
+    return told
+
+
+def is_compiling(folder: str) -> bool:
+    """Return whether a compiler runs in this container, or a file was added to the caches around `folder` a moment ago."""
+    for number in _numbers():
+        with suppress(OSError), open(f"/proc/{number}/comm") as file:
+            if file.read().strip() in COMPILERS:
+                return True
+    newest, left = 0.0, MAX_FOLDERS
+    for top, folders, _ in os.walk(os.path.dirname(folder)):
+        folders[:] = [name for name in folders if os.path.join(top, name) != folder]
+        with suppress(OSError):
+            newest = max(newest, os.stat(top).st_mtime) if top != os.path.dirname(folder) else newest
+        left -= 1
+        if left < 0:
+            break
+    return abs(time.time() - newest) < COMPILED_SECONDS
+
+
+class Process:
+    """A process of the engine: its number, its title, its state as in `ps`, and the percentage of a CPU that it uses."""
+
+    __slots__ = ("cpu", "number", "state", "title")
+
+    def __init__(self, number: int, title: str, state: str, cpu: int) -> None:
+        self.number, self.title, self.state, self.cpu = number, title, state, cpu
+
+
+def _numbers() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _read_process(number: int) -> tuple[str, str, int]:
+    """Return title, state and used ticks of a process. Raises OSError or ValueError if it has ended."""
+    with open(f"/proc/{number}/cmdline", "rb") as file:
+        title = file.read(128).split(b"\0")[0].decode("ascii", "replace")
+    with open(f"/proc/{number}/stat") as stat:
+        fields = stat.read().rpartition(") ")[2].split()
+    return title, fields[0], int(fields[11]) + int(fields[12])
+
+
+def _runs(number: int) -> bool:
+    with suppress(OSError, ValueError, IndexError):
+        return _read_process(number)[1] not in "XZ"
+    return False
+
+
+def read_processes(seconds: float = 1.0) -> list[Process]:
+    """Return the processes of the engine (vLLM 0.11 and later name them `VLLM::EngineCore` and `VLLM::Worker`)."""
+    first = {}
+    for number in _numbers():
+        with suppress(OSError, ValueError, IndexError):
+            title, _, ticks = _read_process(number)
+            if "::EngineCore" in title or "::Worker" in title:
+                first[number] = ticks
+    time.sleep(seconds)
+    found = []
+    for number, before in first.items():
+        with suppress(OSError, ValueError, IndexError):
+            title, state, ticks = _read_process(number)
+            found.append(Process(number, title, state, round(100 * (ticks - before) / os.sysconf("SC_CLK_TCK") / seconds)))
+    return found
+
+
+def describe(processes: list[Process]) -> str:
+    """Return one line for each process."""
+    return "\n".join(f"{each.title} (pid {each.number}): state {each.state}, {each.cpu} % of a CPU" for each in processes)
+
+
+def explain(processes: list[Process]) -> str:
+    """Say which processes seem to hang, from what they do."""
+    for states, what in (("Tt", "stopped"), ("D", "in an uninterruptible wait, for a driver or a disk"), ("Z", "dead")):
+        if names := [each.title for each in processes if each.state in states]:
+            return f"{', '.join(names)}: {what}."
+    busy = [each.title for each in processes if each.cpu >= 50]
+    if any("::Worker" in title for title in busy):
+        return f"{', '.join(busy)}: busy without finishing a step, as when GPUs wait for each other (NCCL)."
+    if busy:
+        return f"{', '.join(busy)}: busy without giving work to a GPU."
+    return "No process of the engine uses a CPU: they wait for each other." if processes else "No process of the engine was found."
+
+
+def read_stacks(processes: list[Process]) -> str:
+    """Return the stacks of all threads, if the image has py-spy and may use it."""
+    if shutil.which("py-spy") is None:
+        return ""
+    found, end = [], time.monotonic() + STACK_SECONDS
+    for each in processes:
+        left = end - time.monotonic()
+        with suppress(OSError, subprocess.SubprocessError):
+            # a stopped process must not be waited for
+            command = ["py-spy", "dump", "--nonblocking", "--pid", str(each.number)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(0.01, left), check=False)
+            found.append(f"{each.title}\n{done.stdout or done.stderr}")
+    return "\n".join(found)
+
+
+def keep(folder: str, evidence: dict[str, str]) -> None:
+    """Write the evidence of a hang into a new folder, and remove that of the oldest. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+    for name in sorted(os.listdir(folder))[: -(MAX_HANGS - 1)]:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    target = os.path.join(folder, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{socket.gethostname()}")
+    os.mkdir(target)
+    for name, text in evidence.items():
+        if text:
+            with open(os.path.join(target, f"{name}.txt"), "w") as opened:
+                opened.write(text[:MAX_EVIDENCE])
+
+
+def end_engine(why: str) -> None:
+    """End the processes of the engine, which write their stacks first if they can. `why` becomes the container's termination message."""
+    with suppress(OSError), open(TERMINATION_MESSAGE, "w") as file:
+        file.write(why)
+    processes = read_processes(0.1)
+    for each in processes:
+        with suppress(OSError, ValueError):  # it has ended
+            resource.prlimit(each.number, resource.RLIMIT_CORE, (_NO_CORE, resource.prlimit(each.number, resource.RLIMIT_CORE)[1]))
+            os.kill(each.number, signal.SIGABRT)
+    end = time.monotonic() + WRITE_SECONDS
+    while time.monotonic() < end and any(_runs(each.number) for each in processes):
+        time.sleep(0.1)
+    for each in processes:
+        with suppress(OSError):
+            os.kill(each.number, signal.SIGKILL)

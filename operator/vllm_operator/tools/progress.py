@@ -1,0 +1,198 @@
+"""Whether an engine hangs: it has work and makes no progress. Decided from samples of its metrics, one every `PERIOD_SECONDS`.
+
+Metrics of a hung engine stand still, and `/health` answers 200 (seen with vLLM 0.32.0). A sign of life of a rank is any change of `SIGNS`:
+tokens move in each decoding step, the use of the KV cache also in the steps of a long prefill. A rank has work if requests run or wait.
+If a hang begins while the engine is idle, requests that arrive do not reach the metrics of the engine. `/load` counts them, if the server
+tracks its load: they are the requests by which it has grown since the last sign of life. Its absolute value proves nothing, because
+clients that disconnect may stay counted.
+
+Silence counts while there is work, the engine neither sleeps nor is paused, and no kernel is compiled. It is reported when it is longer
+than `REPORT_SECONDS` and than twice the longest silence that ended with a sign of life, because one step of this engine may take long.
+
+The program that samples starts anew each time, so this module imports only what costs it little: no dataclasses, typing, json or re.
+"""
+
+import time
+from collections.abc import Mapping
+
+PERIOD_SECONDS = 15
+REPORT_SECONDS = 100
+"""Reached after seven periods, even if they are a little short. The last sign of life came up to one period before: 120 s after it."""
+RESTART_SECONDS = 60
+"""Further seconds until a restart."""
+MAX_GAP_SECONDS = 45
+"""Maximum seconds between samples. After a longer gap, a start or a frozen node, silence is counted anew."""
+LEARNED_FACTOR = 2
+MAX_LEARNED_SECONDS = 600
+"""Longest silence from which an engine learns, so that a hang that passed does not make it blind."""
+SERVER = ""
+"""Name of what counts like a rank for the requests that have not reached the engine."""
+PREFIX = "Engine hangs: "
+"""Begin of a description. The operator recognizes it in the event of a failed probe, and in a termination message."""
+
+RUNNING, WAITING, SLEEP = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:engine_sleep_state"
+SIGNS = frozenset(
+    {
+        RUNNING,
+        WAITING,
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",  # its name before 0.12
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:iteration_tokens_total_count",
+        "vllm:num_preemptions_total",
+        "vllm:request_success_total",
+        "vllm:estimated_flops_per_gpu_total",
+    }
+)
+
+
+class Metrics:
+    """Metrics of one rank: the values of `SIGNS` as text, the requests, and whether it is awake."""
+
+    __slots__ = ("is_awake", "running", "signs", "waiting")
+
+    def __init__(self, signs: str = "", running: int = 0, waiting: int = 0, *, is_awake: bool = True) -> None:
+        self.signs, self.running, self.waiting, self.is_awake = signs, running, waiting, is_awake
+
+
+class Sample:
+    """What was read at `time` (seconds of a monotonic clock) and `clock` (Unix time). `load` is None if the server does not track it."""
+
+    __slots__ = ("clock", "is_compiling", "is_paused", "load", "ranks", "time")
+
+    def __init__(self, time: float, clock: float, ranks: Mapping[str, Metrics], load: int | None = None) -> None:
+        self.time, self.clock, self.ranks, self.load = time, clock, ranks, load
+        self.is_paused = self.is_compiling = False
+
+
+class Rank:
+    """The progress of a rank: whether it has work, and since when (Unix time) and for how many seconds it has been silent with it."""
+
+    __slots__ = ("is_busy", "signs", "silent", "since")
+
+    def __init__(self, signs: str, is_busy: bool, since: float, silent: float = 0.0) -> None:
+        self.signs, self.is_busy, self.since, self.silent = signs, is_busy, since, silent
+
+
+class State:
+    """What is kept from one sample to the next.
+
+    `longest`: longest silence in seconds that ended with a sign of life. `load`: minimum load since the last sign of life. `told`: what has
+    been said about the hang; empty if there is none. `failures`: how often in a row the server has not answered.
+    """
+
+    __slots__ = ("failures", "load", "longest", "ranks", "time", "told")
+
+    def __init__(self, time: float = 0.0, longest: float = 0.0, load: int = 0, failures: int = 0, told: str = "") -> None:
+        self.time, self.longest, self.load, self.failures, self.told = time, longest, load, failures, told
+        self.ranks: dict[str, Rank] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and dump(self) == dump(other)
+
+
+def read_metrics(text: str) -> dict[str, Metrics]:
+    """Return the metrics of each rank from the Prometheus text format. Lines of another form are skipped."""
+    found: dict[str, Metrics] = {}
+    for line in text.splitlines():
+        name, brace, rest = line.partition("{")
+        if not brace or (name not in SIGNS and name != SLEEP):
+            continue
+        labels, _, number = rest.rpartition("} ")
+        rank = labels.partition('engine="')[2].partition('"')[0][:16] or "0"
+        try:
+            value = float(number)
+        except ValueError:
+            continue
+        one = found.setdefault(rank, Metrics())
+        if name == SLEEP:
+            one.is_awake &= value != 0 or 'sleep_state="awake"' not in labels
+            continue
+        one.signs += f" {number}"
+        if name == RUNNING:
+            one.running = int(value)
+        elif name == WAITING:
+            one.waiting = int(value)
+    return found
+
+
+def judge(state: State, sample: Sample) -> State:
+    """Return the state after a sample. `told` and `failures` are kept."""
+    gap = sample.time - state.time
+    step = gap if 0 <= gap <= MAX_GAP_SECONDS else None
+    everything = "".join(one.signs for _, one in sorted(sample.ranks.items()))
+    load, server = sample.load or 0, state.ranks.get(SERVER)
+    judged = State(sample.time, state.longest, load, state.failures, state.told)
+    if server is not None and server.signs == everything:
+        judged.load = min(load, state.load)
+    is_awake = any(one.is_awake for one in sample.ranks.values())
+    seen = {name: (one.signs, one.is_awake and one.running + one.waiting > 0) for name, one in sample.ranks.items()}
+    seen[SERVER] = (everything, is_awake and load > judged.load)
+    for name, (signs, has_work) in seen.items():
+        before, is_busy = state.ranks.get(name), has_work and not sample.is_paused
+        if step is None or before is None or signs != before.signs or not (is_busy and before.is_busy):
+            judged.ranks[name] = Rank(signs, is_busy, sample.clock)
+            if step is not None and before is not None and before.silent and signs != before.signs:
+                judged.longest = max(judged.longest, min(before.silent + step, MAX_LEARNED_SECONDS))
+        else:
+            counted = 0.0 if sample.is_compiling else step
+            judged.ranks[name] = Rank(signs, is_busy, before.since, before.silent + counted)
+    return judged
+
+
+def silence(state: State) -> float:
+    """Return the longest silence of a rank in seconds."""
+    return max((rank.silent for rank in state.ranks.values()), default=0.0)
+
+
+def limit(state: State) -> float:
+    """Return the silence in seconds that is reported."""
+    return max(REPORT_SECONDS, LEARNED_FACTOR * state.longest)
+
+
+def hangs(state: State) -> bool:
+    """Return whether the engine hangs."""
+    return silence(state) >= limit(state)
+
+
+def needs_restart(state: State) -> bool:
+    """Return whether the engine has hung for so long that only a restart helps."""
+    return silence(state) >= limit(state) + RESTART_SECONDS
+
+
+def describe(state: State, sample: Sample) -> str:
+    """Return what hangs since when, in one line that stays the same while it hangs."""
+    name, rank = max(state.ranks.items(), key=lambda each: each[1].silent)
+    since = time.strftime("%H:%M:%S UTC", time.gmtime(rank.since))
+    if name == SERVER:
+        number = (sample.load or 0) - state.load
+        return f"{PREFIX}{_requests(number)} arrived, and nothing has reached the engine since {since}; /health answers 200"
+    one = sample.ranks[name]
+    waiting = f" and {one.waiting} {'is' if one.waiting == 1 else 'are'} waiting" if one.waiting else ""
+    of_rank = f" on rank {name}" if len(sample.ranks) > 1 else ""
+    verb = "is" if one.running == 1 else "are"
+    return f"{PREFIX}{_requests(one.running)} {verb} running{waiting}{of_rank}, no token since {since}; /health answers 200"
+
+
+def _requests(number: int) -> str:
+    return f"{number} request{'' if number == 1 else 's'}"
+
+
+def dump(state: State) -> str:
+    """Return a state as text."""
+    lines: list[tuple[object, ...]] = [(state.time, state.longest, state.load, state.failures, state.told)]
+    lines += [(name, rank.signs, int(rank.is_busy), rank.since, rank.silent) for name, rank in state.ranks.items()]
+    return "".join("\t".join(map(str, line)) + "\n" for line in lines)
+
+
+def load(text: str) -> State:
+    """Return the state in a text of `dump`; an empty one if it is none."""
+    try:
+        (time_, longest, load_, failures, told), *lines = (line.split("\t") for line in text.splitlines())
+        state = State(float(time_), float(longest), int(load_), int(failures), told)
+        for name, signs, is_busy, since, silent in lines:
+            state.ranks[name] = Rank(signs, is_busy == "1", float(since), float(silent))
+    except ValueError:
+        return State()
+    return state

@@ -1,0 +1,254 @@
+"""The readiness probe of the engine: what it asks, when it fails, what it keeps, and how it ends an engine that hangs."""
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from support.tools import command
+from vllm_operator.tools import check_engine, hang, progress
+from vllm_operator.tools.progress import State
+
+METRICS = (Path(__file__).parent.parent / "corpus" / "hangs" / "metrics.txt").read_text()
+
+
+class Server:
+    """A server whose engine has one running request and makes no step."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str]] = {"/health": (200, ""), "/metrics": (200, METRICS), "/load": (200, '{"server_load":1}')}
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                status, text = outer.answers.get(self.path, (404, ""))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "cache" / "hangs")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the title of an engine core. The program sees no other process of this machine."""
+    script = "import faulthandler, time; faulthandler.enable(); print('up', flush=True); time.sleep(600)"
+    words = ["bash", "-c", f'exec -a VLLM::EngineCore {sys.executable} -c "{script}"']
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        monkeypatch.setattr(hang, "_numbers", lambda: iter([process.pid]))
+        monkeypatch.setattr(hang, "TERMINATION_MESSAGE", str(tmp_path / "termination"))
+        monkeypatch.setattr(hang, "WRITE_SECONDS", 30)
+        yield process
+        process.kill()
+
+
+def silent(seconds: float, server: Server) -> State:
+    """The state 15 s after a probe, when the engine had been silent for this time."""
+    state, said = check_engine.check(State(), server.url, "/nowhere", restarts=True)
+    assert said == ""
+    state.time -= 15
+    for rank in state.ranks.values():
+        rank.silent = seconds if rank.is_busy else 0.0
+    return state
+
+
+def test_an_engine_with_work_is_ready_at_first(server: Server, folder: str) -> None:
+    state, said = check_engine.check(State(), server.url, folder, restarts=True)
+    assert (said, progress.silence(state)) == ("", 0)
+    assert server.asked == ["/health", "/metrics", "/load"]
+
+
+def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
+    engine.send_signal(signal.SIGSTOP)
+    state, said = check_engine.check(silent(90, server), server.url, folder, restarts=True)
+    assert said.startswith("Engine hangs: 1 request is running, no token since ")
+    assert said.endswith(" UTC; /health answers 200. VLLM::EngineCore: stopped.")
+    (kept,) = Path(folder).iterdir()
+    assert {path.name for path in kept.iterdir()} >= {"what.txt", "metrics.txt", "processes.txt"}
+    assert (kept / "metrics.txt").read_text() == METRICS
+    assert engine.poll() is None
+
+    state.time -= 15
+    assert check_engine.check(state, server.url, folder, restarts=True)[1] == said, "the text of an event must not change"
+    assert len(list(Path(folder).iterdir())) == 1
+
+
+def test_an_engine_that_goes_on_hanging_is_ended_and_writes_its_stacks(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    state, said = check_engine.check(silent(150, server), server.url, folder, restarts=True)
+    assert engine.wait(10) == -signal.SIGABRT
+    assert engine.stderr is not None
+    assert b"most recent call first" in engine.stderr.read()
+    assert (tmp_path / "termination").read_text() == said
+    assert progress.silence(state) == 0, "the next engine would be ended at once"
+
+
+def test_a_stopped_process_is_killed(server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "WRITE_SECONDS", 0.2)
+    engine.send_signal(signal.SIGSTOP)
+    check_engine.check(silent(150, server), server.url, folder, restarts=True)
+    assert engine.wait(10) == -signal.SIGKILL
+
+
+def test_an_engine_is_only_reported_if_users_want_that(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
+    said = check_engine.check(silent(1000, server), server.url, folder, restarts=False)[1]
+    assert said.startswith("Engine hangs: ")
+    assert engine.poll() is None
+
+
+def test_a_paused_engine_does_not_hang(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
+    server.answers["/is_paused"] = (200, '{"is_paused":true}')
+    assert check_engine.check(silent(1000, server), server.url, folder, restarts=True)[1] == ""
+
+
+def test_a_compiler_in_the_container_is_no_hang(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["bash", "-c", "exec -a nvcc bash -c 'echo nvcc > /proc/self/comm; read'"], stdin=subprocess.PIPE) as compiler:
+        monkeypatch.setattr(hang, "_numbers", lambda: iter([compiler.pid]))
+        while Path(f"/proc/{compiler.pid}/comm").read_text().strip() != "nvcc":
+            time.sleep(0.01)
+        assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] == ""
+        compiler.kill()
+
+
+def test_new_files_in_the_caches_show_that_kernels_are_compiled(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
+    kernels = Path(folder).parent / "triton" / "KERNEL"
+    kernels.mkdir(parents=True)
+    assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] == ""
+    for path in (kernels, kernels.parent):
+        os.utime(path, (time.time() - 100, time.time() - 100))
+    assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] != ""
+
+
+def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"2026110{number}T000000Z-a").mkdir()
+    hang.keep(str(tmp_path), {"what": "It hangs.", "stacks": ""})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == hang.MAX_HANGS
+    assert names[:4] == [f"2026110{number}T000000Z-a" for number in (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([("VLLM::EngineCore", "S", 0), ("VLLM::Worker_TP1", "T", 0)], "VLLM::Worker_TP1: stopped."),
+        ([("VLLM::EngineCore", "D", 0)], "VLLM::EngineCore: in an uninterruptible wait, for a driver or a disk."),
+        (
+            [("VLLM::EngineCore", "S", 3), ("VLLM::Worker_TP0", "R", 99), ("VLLM::Worker_TP1", "R", 99)],
+            "VLLM::Worker_TP0, VLLM::Worker_TP1: busy without finishing a step, as when GPUs wait for each other (NCCL).",
+        ),
+        ([("VLLM::EngineCore", "R", 99), ("VLLM::Worker", "S", 0)], "VLLM::EngineCore: busy without giving work to a GPU."),
+        ([("VLLM::EngineCore", "S", 0)], "No process of the engine uses a CPU: they wait for each other."),
+        ([], "No process of the engine was found."),
+    ],
+)
+def test_what_hangs_is_named(processes: list[tuple[str, str, int]], expected: str) -> None:
+    assert hang.explain([hang.Process(number, *each) for number, each in enumerate(processes)]) == expected
+
+
+@pytest.mark.parametrize("status", [503, 500])
+def test_a_server_that_is_not_healthy_is_not_ready(server: Server, folder: str, status: int) -> None:
+    server.answers["/health"] = (status, "")
+    assert check_engine.check(State(), server.url, folder, restarts=True)[1] == f"/health answers {status}"
+
+
+def test_a_server_that_is_gone_is_not_ready(folder: str) -> None:
+    assert check_engine.check(State(), "http://127.0.0.1:1", folder, restarts=True)[1].startswith("The server cannot be reached: ")
+
+
+def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    def late(url: str, path: str) -> tuple[int, str]:
+        raise TimeoutError
+
+    monkeypatch.setattr(check_engine, "ask", late)
+    state, said = State(), []
+    for _ in range(3):
+        state, text = check_engine.check(state, "http://127.0.0.1:1", folder, restarts=True)
+        said.append(text)
+    assert said == ["", "", "The server does not answer /health"]
+
+
+def test_metrics_that_cannot_be_read_decide_nothing(server: Server, folder: str) -> None:
+    server.answers["/metrics"] = (500, "")
+    assert check_engine.check(silent_of_nothing(), server.url, folder, restarts=True)[1] == ""
+
+
+def silent_of_nothing() -> State:
+    state = State(time.monotonic() - 15)
+    state.ranks["0"] = progress.Rank("1", True, 0, 1000)
+    return state
+
+
+def test_the_load_of_several_servers_on_one_port_is_not_asked_for(server: Server, folder: str) -> None:
+    server.answers["/metrics"] = (200, METRICS.replace("process_start_time_seconds", "other"))
+    check_engine.check(State(), server.url, folder, restarts=True)
+    assert "/load" not in server.asked
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_the_program_keeps_its_state_between_probes(server: Server, folder: str, tmp_path: Path, run: int) -> None:
+    words = command("check-engine", server.url, str(tmp_path / "state"), folder, "Report")
+    for _ in range(run):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    state = progress.load((tmp_path / "state").read_text())
+    assert state.ranks["0"].is_busy
+    assert (progress.silence(state) > 0) == (run == 2)
+
+
+def test_the_program_says_why_it_fails(tmp_path: Path, folder: str) -> None:
+    words = command("check-engine", "http://127.0.0.1:1", str(tmp_path / "state"), folder, "Restart")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("The server cannot be reached: ")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    path = tmp_path / "server.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=engine", "-days", "1", "-keyout", str(path)]
+    made = subprocess.run([*words, "-out", "/dev/stdout"], capture_output=True, check=True, timeout=60)
+    path.write_bytes(path.read_bytes() + made.stdout)
+    return path
+
+
+def test_a_server_with_tls_is_asked_over_tls(server: Server, folder: str, certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    url = server.url.replace("http://", "https://")
+    state, said = check_engine.check(State(), url, folder, restarts=True)
+    assert (said, state.ranks["0"].is_busy) == ("", True)
