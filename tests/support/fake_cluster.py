@@ -115,6 +115,15 @@ class FakeCluster:
         """All objects of a kind."""
         return [_copied(item) for key, item in self._objects.items() if key[0] == kind.kind]
 
+    def peek(self, kind: Kind) -> list[Manifest]:
+        """All objects of a kind, not to be changed: copies of many objects take long."""
+        return [item for key, item in self._objects.items() if key[0] == kind.kind]
+
+    @property
+    def changes(self) -> int:
+        """A number that grows with each change of an object; removals do not count."""
+        return self._version
+
     # what a client does
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:

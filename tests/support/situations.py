@@ -172,7 +172,7 @@ CRASHES = {
         "Progressing",
         "False",
         "Unschedulable",
-        ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Resolve this", "spec.accelerator"),
+        ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Resolve this or add a node.",),
     ),
     "a node without room": Situation(
         o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),

@@ -20,7 +20,11 @@ def tainted(key: str) -> Obstacle:
         pytest.param(TAINTED, tainted("nvidia.com/gpu"), False, "taint_usually_tolerated", id="the taint of GPU nodes"),
         pytest.param(TAINTED, tainted("team"), False, "taint", id="a taint of the cluster"),
         pytest.param(TAINTED, None, False, "unknown_taint", id="taints of unknown nodes"),
-        pytest.param("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", None, True, "gpus", id="too few GPUs"),
+        pytest.param("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", None, False, "gpus", id="too few GPUs"),
+        pytest.param("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", None, True, "other_plan", id="other GPUs are free"),
+        pytest.param(
+            "0/3 nodes are available: 3 Insufficient cpu.", None, True, "cpu_or_memory", id="too few CPUs, and other GPUs are free"
+        ),
         pytest.param("3 Insufficient memory, 3 Insufficient nvidia.com/gpu", None, False, "gpus", id="GPUs and memory"),
         pytest.param("0/3 nodes are available: 3 Insufficient cpu.", None, False, "cpu_or_memory", id="too few CPUs"),
         pytest.param("0/3 nodes are available: 3 Insufficient cpu.", tainted("team"), False, "cpu_or_memory", id="a taint is not named"),

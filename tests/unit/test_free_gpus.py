@@ -16,6 +16,7 @@ from vllm_operator.api.spec import SizingSpec
 from vllm_operator.controller.inventory_reader import NODE_LISTS, InventoryCache
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.kube.client import POD, RESOURCE_CLAIM, Forbidden
+from vllm_operator.planning.pinning import Standing
 from vllm_operator.planning.planner import plan as make_plan
 
 QWEN = "hf://Qwen/Qwen3-8B"
@@ -59,31 +60,35 @@ def test_the_next_larger_gpu_is_used_if_the_smallest_is_not_free_and_the_plan_sa
     made = planned(deployment(QWEN), L40S, H100, B200, used=(*full("l40s"), pod("h100", 5)))
     assert made.product == "NVIDIA-H100-80GB-HBM3"
     assert made.notes[0] == (
-        "NVIDIA L40S (sm_89) comes first, but when this plan was made, no NVIDIA L40S (sm_89) was free. So it uses NVIDIA H100 80GB "
-        "(sm_90), which had room for 3 replicas. To wait for NVIDIA L40S (sm_89) instead, set spec.accelerator.products to [NVIDIA-L40S]."
+        "Uses NVIDIA H100 80GB (sm_90), because no NVIDIA L40S (sm_89) was free when this plan was made. To wait for NVIDIA L40S (sm_89) "
+        "instead, set spec.accelerator.products to [NVIDIA-L40S]."
     )
-    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but none is free"
+    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but none was free"
 
 
 def test_what_the_note_says_is_a_spec_that_waits() -> None:
     made = planned(deployment(QWEN, accelerator={"products": ["NVIDIA-L40S"]}), L40S, H100, used=full("l40s"))
     assert made.product == "NVIDIA-L40S"
-    assert made.notes[0].startswith("When this plan was made, no NVIDIA L40S (sm_89) was free, and neither was another GPU on which")
+    assert made.notes[0] == (
+        "Pods wait until there are enough GPUs: no NVIDIA L40S (sm_89) was free when this plan was made. Add nodes, or scale down what "
+        "uses these GPUs."
+    )
 
 
 def test_if_nothing_is_free_the_smallest_is_waited_for() -> None:
     made = planned(deployment(QWEN), L40S, H100, B200, used=full("l40s", "h100", "b200"))
     assert made.product == "NVIDIA-L40S"
     assert made.notes[0] == (
-        "When this plan was made, no NVIDIA L40S (sm_89) was free, and neither was another GPU on which the model fits. Pods wait until "
-        "there are enough. Add nodes, or scale down what uses these GPUs."
+        "Pods wait until there are enough GPUs: no NVIDIA L40S (sm_89) was free when this plan was made, and no other GPU that fits was. "
+        "Until the first Pod has a node, the operator takes another GPU that fits as soon as one is free. Add nodes, or scale down what "
+        "uses these GPUs."
     )
 
 
 def test_all_replicas_need_a_free_gpu() -> None:
     made = planned(deployment(QWEN, replicas=4), L40S, H100, used=(pod("l40s", 2),))
     assert made.product == "NVIDIA-H100-80GB-HBM3"
-    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but there is room for only 2 of 4 replicas"
+    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but was free for only 2 of 4 replicas"
     assert planned(deployment(QWEN, replicas=2), L40S, H100, used=(pod("l40s", 2),)).product == "NVIDIA-L40S"
     assert planned(deployment(QWEN, replicas=0), L40S, H100, used=full("l40s")).product == "NVIDIA-H100-80GB-HBM3"
 
@@ -101,7 +106,7 @@ def test_devices_of_a_replica_must_be_free_on_one_node() -> None:
 def test_several_gpus_that_are_free_come_before_one_that_is_not() -> None:
     made = planned(deployment("hf://meta-llama/Llama-3.3-70B-Instruct"), H100, B200, used=full("b200"))
     assert (made.product, made.count) == ("NVIDIA-H100-80GB-HBM3", 4)
-    said = "NVIDIA B200 (sm_100) comes first, but when this plan was made, no NVIDIA B200 (sm_100) was free."
+    said = "Uses NVIDIA H100 80GB (sm_90), because no NVIDIA B200 (sm_100) was free when this plan was made."
     assert any(note.startswith(said) for note in made.notes)
 
 
@@ -130,7 +135,7 @@ def test_the_order_of_the_spec_holds_among_those_that_are_free() -> None:
     wanted = {"products": ["NVIDIA-B200", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S"]}
     made = planned(deployment(QWEN, accelerator=wanted), L40S, H100, B200, used=full("b200"))
     assert made.product == "NVIDIA-H100-80GB-HBM3"
-    assert made.notes[0].startswith("NVIDIA B200 (sm_100) comes first, but")
+    assert made.notes[0].startswith("Uses NVIDIA H100 80GB (sm_90), because no NVIDIA B200 (sm_100) was free")
 
 
 @pytest.mark.parametrize("policy", ["SmallestThatFits", "MostCapable"])
@@ -147,7 +152,9 @@ def test_a_new_node_comes_before_waiting_for_an_equal_gpu_but_not_a_larger_one()
 
     made = planned(deployment(QWEN), L40S, used=full("l40s"), pools=added("l40s"))
     assert made.provisioner == "NodePool spot"
-    assert made.notes[0] == "When this plan was made, no NVIDIA L40S (sm_89) was free, so it is for a node that NodePool spot would add."
+    assert made.notes[0] == (
+        "The plan is for a node that NodePool spot would add, because no NVIDIA L40S (sm_89) was free when this plan was made."
+    )
     assert planned(deployment(QWEN), L40S, used=(), pools=added("l40s")).provisioner is None
     made = planned(deployment(QWEN), L40S, used=full("l40s"), pools=added("b200"))
     assert (made.product, made.provisioner) == ("NVIDIA-L40S", None)
@@ -268,12 +275,12 @@ async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_ot
     bench = Bench(L40S, H100)
     inventory = await bench.inventory.read()
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1", "generation": 1}})
-    first = await bench.inventory.count_free(resource, inventory, [])
+    first = await bench.inventory.count_free(resource, inventory, [], Standing.NEW, now=bench.now)
     bench.cluster.put(pod("l40s", 4))
-    assert await bench.inventory.count_free(resource, inventory, []) is first
+    assert await bench.inventory.count_free(resource, inventory, [], Standing.NEW, now=bench.now) is first
     # an edited preset changes the spec of the same generation
     changed = resource.model_copy(update={"spec": resource.spec.model_copy(update={"sizing": SizingSpec(concurrency=2)})})
-    assert (await bench.inventory.count_free(changed, inventory, [])).used == {("l40s", "nvidia.com/gpu"): 4}
+    assert (await bench.inventory.count_free(changed, inventory, [], Standing.NEW, now=bench.now)).used == {("l40s", "nvidia.com/gpu"): 4}
 
 
 async def test_a_cluster_with_one_kind_of_gpu_lists_no_pods() -> None:

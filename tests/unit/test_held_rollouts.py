@@ -85,7 +85,7 @@ async def test_while_it_waits_it_looks_again_and_writes_nothing(bench: Bench, fl
     bench.pass_time(60)
     result = await bench.reconciler.reconcile(("default", "llama"))
     assert len(bench.cluster.writes) == before
-    assert result.requeue_seconds == 15
+    assert result.requeue_seconds == 8
     bench.restart()
     await bench.reconciler.reconcile(("default", "llama"))
     assert len(bench.cluster.writes) == before

@@ -6,7 +6,8 @@ import pytest
 
 from support.gpus import real_node
 from support.operators import Bench, llama
-from vllm_operator.kube.client import NODE, VLLM_DEPLOYMENT
+from vllm_operator.api.labels import RAN_ANNOTATION
+from vllm_operator.kube.client import NODE, REVISION, VLLM_DEPLOYMENT
 
 AFFINITY = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
 
@@ -45,13 +46,26 @@ async def test_another_number_of_replicas_is_no_new_plan_and_reads_no_nodes(repl
     assert (product(replaced), replaced.condition("Planned").reason) == ("NVIDIA-H100-80GB-HBM3", "Planned")
 
 
-async def test_a_pod_that_no_node_takes_tells_that_the_nodes_are_others_now(replaced: Bench) -> None:
+async def wait_for_node(replaced: Bench) -> None:
+    """A Pod of the plan finds no node."""
     replaced.pass_time(6)
     waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": AFFINITY}
     pod = replaced.add_pod(phase="Pending", conditions=[waits])
     replaced.cluster.put({**pod, "spec": replaced.deployment()["spec"]["template"]["spec"]})
     await replaced.settle()
+
+
+async def test_a_plan_that_never_ran_follows_the_nodes(replaced: Bench) -> None:
+    await wait_for_node(replaced)
+    assert product(replaced) == "NVIDIA-H200"
+
+
+async def test_a_plan_that_ran_stays_and_its_pod_tells_that_the_nodes_are_others_now(replaced: Bench) -> None:
+    [revision] = replaced.cluster.all(REVISION)
+    ran = {"metadata": {"annotations": {RAN_ANNOTATION: "2026-11-21T12:00:00Z"}}}
+    replaced.cluster.edit(REVISION, "default", revision["metadata"]["name"], ran)
+    await wait_for_node(replaced)
     assert replaced.condition("Planned").reason == "PlanDrifted"
-    assert "The current plan is for NVIDIA-H100-80GB-HBM3. A new plan would use NVIDIA-H200. To apply it, set the annotation" in (
+    assert "The plan is for NVIDIA-H100-80GB-HBM3, and NVIDIA-H200 is free now. To use NVIDIA-H200, request a new plan" in (
         replaced.condition("Progressing").message
     )

@@ -67,7 +67,7 @@ def test_most_free_counts_what_the_pods_on_the_nodes_request() -> None:
     assert planned(request, "h100-sxm", "h200", pods=[pod("h100-sxm", 7)]).product == "NVIDIA-H200"
     made = planned(request, "h100-sxm", "h200", pods=[pod("h100-sxm", 2), pod("h200", 3), pod("h100-sxm", 6, "Succeeded")])
     assert made.product == "NVIDIA-H100-80GB-HBM3"
-    assert verdicts(made)["1 x NVIDIA H200 141GB (sm_90)"] == "fits; room for 5 replicas"
+    assert verdicts(made)["1 x NVIDIA H200 141GB (sm_90)"] == "fits; free for 5 replicas"
 
 
 def test_most_free_without_a_view_of_the_pods_takes_the_smallest_and_says_so() -> None:
@@ -106,7 +106,7 @@ def test_every_gpu_of_the_cluster_is_listed_with_the_reason() -> None:
     made = planned(deployment(LLAMA_70B, accelerator={"products": ["NVIDIA-H200", "NVIDIA-L40S", "NVIDIA-GB10"]}), *FLEET, "h100-mig-mixed")
     found = verdicts(made)
     assert next(iter(found.items())) == ("2 x NVIDIA H200 141GB (sm_90)", "chosen")
-    assert found["4 x NVIDIA L40S (sm_89)"] == "fits, but more of them are needed"
+    assert found["4 x NVIDIA L40S (sm_89)"] == "fits on 4"
     assert found["1 x NVIDIA GB10 (sm_121)"].startswith("does not fit: ")
     assert found["NVIDIA B200 (sm_100)"] == "not in spec.accelerator.products"
 
@@ -152,8 +152,8 @@ async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
     await bench.settle(("default", "other"))
     assert after == bench.cluster.calls["find"] - calls
     assert [f"{each.gpu}: {each.verdict}" for each in bench.plan().candidates or ()] == [
-        "1 x NVIDIA H200 141GB (sm_90): chosen; room for 8 replicas",
-        "1 x NVIDIA H100 80GB (sm_90): fits; room for 2 replicas",
+        "1 x NVIDIA H200 141GB (sm_90): chosen; free for 8 replicas",
+        "1 x NVIDIA H100 80GB (sm_90): fits; free for 2 replicas",
     ]
 
 

@@ -12,7 +12,7 @@ from vllm_operator.api.conditions import ALWAYS, ORDER, READY, Verdict, find_con
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.outcome import Outcome, Room
 from vllm_operator.status.observation import Exposure, ObjectProblem
 from vllm_operator.status.report import report
 
@@ -85,7 +85,11 @@ SITUATIONS = {
         "Starting",
     ),
     "no node takes the Pod": Situation(
-        o.observe(o.unschedulable_pod()), "Progressing", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
+        o.observe(o.unschedulable_pod()),
+        "Progressing",
+        "False",
+        "Unschedulable",
+        ("3 Insufficient nvidia.com/gpu", "Scale something down or add a node."),
     ),
     "no node has so much memory": Situation(
         o.observe(
@@ -115,28 +119,55 @@ SITUATIONS = {
         "Progressing",
         "False",
         "Unschedulable",
-        ("2 of 3 replicas are ready. No node fits", "allow other GPUs in spec.accelerator, or lower spec.replicas to 2."),
+        ("2 of 3 replicas are ready. No node fits", "Scale something down, add a node, or lower spec.replicas to 2."),
     ),
     "no node has room for the Pod that replaces one": Situation(
         o.observe(o.unschedulable_pod(), o.ready_pod("vllm-a-x2")),
         "Progressing",
         "False",
         "Unschedulable",
-        ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
+        ("Scale something down or add a node.",),
     ),
     "the nodes of the plan are gone, and others are there": Situation(
         o.observe(o.unschedulable_pod(message=NO_SUCH_NODE), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
         "Progressing",
         "False",
         "Unschedulable",
-        ("The current plan is for NVIDIA-H200. A new plan would use NVIDIA-B200. To apply it, set the annotation",),
+        ("The plan is for NVIDIA-H200. To use NVIDIA-B200, request a new plan, which restarts the Pods: `kubectl annotate vllm vllm-a -n",),
     ),
-    "the nodes of the plan are taken, and others are there": Situation(
-        o.observe(o.unschedulable_pod(), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
+    "the nodes of the plan are taken, and others are free": Situation(
+        o.observe(
+            o.unschedulable_pod(),
+            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), room=Room(0, (), is_open=False, is_better=True)),
+        ),
         "Progressing",
         "False",
         "Unschedulable",
-        ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
+        ("The plan is for NVIDIA-H200, and NVIDIA-B200 is free now. To use NVIDIA-B200, request a new plan",),
+    ),
+    "the nodes of the plan are taken, and the others too": Situation(
+        o.observe(
+            o.unschedulable_pod(),
+            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), room=Room(0, (), is_open=True, is_better=False)),
+        ),
+        "Progressing",
+        "False",
+        "Unschedulable",
+        (
+            "(NVIDIA-H200), and no node that it may use has 8 free. As soon as another GPU that fits is free, the operator takes it. Scale "
+            "something down or add a node.",
+        ),
+    ),
+    "the nodes of the plan are taken, and the spec does not allow others": Situation(
+        o.observe(
+            o.unschedulable_pod(),
+            spec={"accelerator": {"products": ["NVIDIA-H200"]}},
+            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-H200"), room=Room(0, ("NVIDIA-B200",), is_open=True, is_better=False)),
+        ),
+        "Progressing",
+        "False",
+        "Unschedulable",
+        ("has 8 free. Free now, but not allowed by the spec: NVIDIA-B200. Scale something down, add a node, or allow other GPUs in",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),

@@ -6,7 +6,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import Bench, llama
-from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.plan import revisions_of
@@ -182,6 +182,13 @@ async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) 
         (3, "rolled back", "0.26.0"),
     ]
     assert "The spec changed" in rows[1]["why"]
+
+
+async def test_by_default_it_goes_back_to_what_has_served(updated: Bench, fleet: Fleet) -> None:
+    await fleet.change(engine={"version": "0.26.0"})
+    served = {"metadata": {"annotations": {SERVED_ANNOTATION: "2026-11-21T12:00:00Z"}}}
+    updated.cluster.edit(REVISION, "default", names(updated)[0], served)
+    assert numbers(updated) == [1, 3, 3]
 
 
 @pytest.mark.parametrize(("number", "said"), [(7, "has no revision 7. It has 1, 2"), (2, "revision 2 is the current one")])

@@ -48,6 +48,11 @@ APPLIED_ANNOTATION = f"{GROUP}/applied-digest"
 PLAN_ANNOTATION = f"{GROUP}/plan"
 """On a Deployment: name of the ControllerRevision with the plan that it was rendered from."""
 
+RAN_ANNOTATION = f"{GROUP}/ran"
+"""On a ControllerRevision: when an engine with its plan was first seen to have run. Written once; such a plan never changes by itself."""
+SERVED_ANNOTATION = f"{GROUP}/served"
+"""On a ControllerRevision: when a Pod with its plan was first seen to serve. Written once."""
+
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""
 USED_ANNOTATION_PREFIX = f"used.{GROUP}/"

@@ -136,6 +136,9 @@ class Plan(Model):
     spec_digest: str | None = optional("Digest of that spec without replicas.", max_length=64)
     catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
+    chosen_again: Text | None = optional(
+        "Why the operator replaced the previous plan by itself. Absent if the spec changed or a new plan was requested."
+    )
     preset: PlannedPreset | None = optional("Preset of the plan. Absent without `spec.presetRef`.")
     model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")

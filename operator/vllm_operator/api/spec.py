@@ -296,6 +296,11 @@ class AcceleratorSpec(Model):
             return False
         return None if self.mig is None else self.mig.mode != "Disabled"
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether some kinds of GPUs are not allowed."""
+        return bool(self.architectures or self.products or self.uuids or self.mig)
+
 
 class ParallelismSpec(Model):
     """Distribution of one replica over its GPUs."""

@@ -13,7 +13,7 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.inventory.devices import has_ended, requested_devices
 from vllm_operator.pods.view import Phase
 
-RECHECK_SECONDS = 15.0
+RECHECK_SECONDS = 8.0
 """Interval between counts of the free devices. Pods of other owners are not watched."""
 MAX_RESTARTS = 3
 """A Pod that has restarted this often, and crashes, is not expected to become Ready."""

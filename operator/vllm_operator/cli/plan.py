@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Reason, Verdict, find_condition
@@ -26,7 +27,7 @@ from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Difference, Outcome, compare, refusal_of
-from vllm_operator.planning.pinning import is_in_force
+from vllm_operator.planning.pinning import Standing, is_in_force
 from vllm_operator.planning.placement.shortage import kinds_of_nodes
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
@@ -120,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = Outcome(VALID_SPEC, merged, None)
     else:
         generation = (resource.status.cache.generation or 0) if resource.pinned and resource.status.cache else 0
-        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
+        asked = Standing.NEW  # the difference is to the plan that the annotation `replan` would lead to
+        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files, standing=asked)
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     if arguments.output:
@@ -216,7 +218,7 @@ def _inventory(resource: VLLMDeployment, found: documents.ClusterObjects, catalo
         return inventory
     held = read_held(found.pods or (), claims or None)
     used = held.without((resource.metadata.namespace, resource.metadata.name)) if found.pods is not None else None
-    return replace(inventory, used=used, allocated=held.claimed_by_others())
+    return replace(inventory, used=used, allocated=held.claimed_by_others(), read_at=datetime.now(UTC))
 
 
 def merge_preset_of(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment | Verdict:
@@ -274,6 +276,8 @@ def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> V
 
 def causes(before: Plan, made: Plan) -> Iterator[str]:
     """Yield why a plan was made after another one, as sentences."""
+    if made.chosen_again is not None:
+        yield made.chosen_again
     if made.replan_token != before.replan_token:
         yield "A new plan was requested."
     if made.spec_digest != before.spec_digest:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, TRUE, find_condition
-from vllm_operator.api.labels import ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.documents import parse_deployment
@@ -89,7 +89,8 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {planned.message}")
     current, names = by_name[running], read_rollback(resource)
     replaced = by_name.get(names[1], current) if names is not None and names[0] == running else current
-    earlier = [each for each in revisions if number_of(each) < number_of(current)][-1:]
+    earlier = [each for each in revisions if number_of(each) < number_of(current)]
+    earlier = ([each for each in earlier if text(each, "metadata", "annotations", SERVED_ANNOTATION)] or earlier)[-1:]
     target = next((each for each in revisions if number_of(each) == number), None) if number is not None else next(iter(earlier), None)
     if target is None:
         wanted, known = (

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
-from vllm_operator.api.labels import UNUSED_ANNOTATION
+from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, UNUSED_ANNOTATION
 from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
 from vllm_operator.caches.cleaning import (
@@ -27,7 +27,7 @@ from vllm_operator.caches.cleaning import (
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
-from vllm_operator.controller.apply import Applied, Applier, annotate_claim
+from vllm_operator.controller.apply import Applied, Applier, annotate
 from vllm_operator.controller.decide import Decision, keep_all
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
@@ -134,7 +134,7 @@ class Actor:
         unused = find_orphans(claims, await self.client.find(kube.VLLM_DEPLOYMENT, key[0]))
         for claim in (claim for claim in unused if not used_again(claim)):
             try:
-                await annotate_claim(self.client, claim, {UNUSED_ANNOTATION: reading.stamp(now)})
+                await annotate(self.client, claim, {UNUSED_ANNOTATION: reading.stamp(now)}, manager=CLAIM_FIELD_MANAGER)
                 self.count("patch", kube.CLAIM.kind)
             except (Forbidden, NotFound) as error:
                 log.warning("cannot record that PersistentVolumeClaim %s is unused: %s", claim["metadata"]["name"], error)
@@ -155,7 +155,7 @@ class Actor:
 
     async def _annotate(self, name: str, changes: Changes, result: ActionResult, disowned: tuple[int, ...] = ()) -> None:
         before = result.claims[name]
-        result.claims[name] = await annotate_claim(self.client, before, changes, disowned=disowned)
+        result.claims[name] = await annotate(self.client, before, changes, manager=CLAIM_FIELD_MANAGER, disowned=disowned)
         if result.claims[name]["metadata"].get("resourceVersion") != before["metadata"].get("resourceVersion"):
             self.count("patch", kube.CLAIM.kind)
 

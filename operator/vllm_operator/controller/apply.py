@@ -247,19 +247,19 @@ class Applier:
         return any((target.get("kind"), target.get("name")) == _identity(child) for target in targets)
 
 
-async def annotate_claim(
-    client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None], *, disowned: Collection[int] = ()
+async def annotate(
+    client: ClusterClient, live: Manifest, changes: Mapping[str, str | None], *, manager: str, disowned: Collection[int] = ()
 ) -> Manifest:
-    """Set annotations of a PersistentVolumeClaim, or remove them where the value is None; return the result.
+    """Set annotations of an object, or remove them where the value is None; return the result.
 
-    `disowned` are the positions of owner references to remove. Several VLLMDeployments may share the PVC, and a user may have created it.
-    So a separate field manager writes only these fields, and only if the claim has not changed since it was read: otherwise, Conflict.
+    `disowned` are the positions of owner references to remove. Several VLLMDeployments may share a PVC, and a user may have created it. So
+    only these fields are written, and only if the object has not changed since it was read: otherwise, Conflict.
     """
-    metadata = claim["metadata"]
+    metadata = live["metadata"]
     present: Mapping[str, str] = metadata.get("annotations") or {}
     changed = {name: value for name, value in changes.items() if value != present.get(name)}
     if not changed and not disowned:
-        return claim
+        return live
     operations: list[Manifest] = []
     if changed and "annotations" not in metadata:
         operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
@@ -267,7 +267,7 @@ async def annotate_claim(
         path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
         operations.append({"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value})
     operations += [{"op": "remove", "path": f"/metadata/ownerReferences/{position}"} for position in sorted(disowned, reverse=True)]
-    return await _patch(client, claim, operations, manager=labels.CLAIM_FIELD_MANAGER)
+    return await _patch(client, live, operations, manager=manager)
 
 
 async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Manifest], *, manager: str = labels.FIELD_MANAGER) -> Manifest:

@@ -28,7 +28,11 @@ from vllm_operator.inventory.room import find_room
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
 from vllm_operator.kube.managed_fields import differs_in_template
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.pinning import gpu_in_use, has_plan
+from vllm_operator.planning.placement.promises import Promise
 from vllm_operator.planning.planner import plan
+from vllm_operator.planning.pod_template import tolerations_of
+from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import plan_name, revision_name
 from vllm_operator.status.remedies import carried_out
@@ -66,6 +70,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
         pinned=resource.pinned,
         files=snapshot.files,
         tools_image=settings.tools_image,
+        standing=snapshot.standing,
     )
     outcome = snapshot.unplanned or make_plan(cache_generation=(cache.generation or 0) if cache else 0)
     if outcome.plan is None:
@@ -86,6 +91,23 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
         records=_records(snapshot, context, actions, manifests, lenders),
         lenders=lenders,
     )
+
+
+def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
+    """Return the GPUs that others must leave to this VLLMDeployment.
+
+    None for a rollout that is held, and for Pods that are refused or lack something else: they may never use any.
+    """
+    made = decision.outcome.plan or (snapshot.resource.pinned if snapshot.deployment is not None else None)
+    refused = reading.named(snapshot.deployment, "ReplicaFailure", "status", "conditions").get("status") == "True"
+    if made is None or refused or (decision.context is not None and decision.context.hold is not None):
+        return None
+    pods = [pod for pod in snapshot.pods if has_plan(pod, made)]
+    lacks_gpu = f"Insufficient {made.resource}", "cannot allocate all claims"  # in the messages of the scheduler
+    blocked = [pod for pod in pods if pod.phase is Phase.UNSCHEDULABLE and not any(text in pod.message for text in lacks_gpu)]
+    resource, _ = carried_out(snapshot.resource, made)
+    replicas, tolerations = resource.spec.replicas - len(blocked), tolerations_of(resource.spec.pod_template)
+    return Promise(gpu_in_use(made), made.resource, made.count, replicas, [pod.uid for pod in pods], tolerations)
 
 
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:

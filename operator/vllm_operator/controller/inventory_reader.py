@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from vllm_operator.api import labels, reading
@@ -18,7 +19,8 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import digest_of, needs_usage
+from vllm_operator.planning.pinning import NEEDS_ROOM, NEW_PLAN_SECONDS, Standing, digest_of, needs_usage
+from vllm_operator.planning.placement.promises import Promise, with_usage
 from vllm_operator.pods.view import PodView
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
@@ -119,6 +121,7 @@ class InventoryCache:
         self._held = SharedRead(self._read_held, clock)
         # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
         self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
+        self.promises: dict[Key, Promise | None] = {}  # of each VLLMDeployment. They count as taken for the plans of others
 
     async def read(self, *, max_age: float | None = None) -> Inventory:
         """Return the inventory, at most `max_age` seconds old (default and maximum: `AGE_SECONDS`). Raises ClusterError.
@@ -127,7 +130,7 @@ class InventoryCache:
         """
         return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, or_last=max_age is None)
 
-    async def held(self, *, insist: bool = True) -> HeldDevices | None:
+    async def held(self, *, insist: bool = True, max_age: float = 0.0) -> HeldDevices | None:
         """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
@@ -135,7 +138,7 @@ class InventoryCache:
         if not (insist or self._sees_all_pods):
             return None
         try:
-            return await self._held.get(0.0)
+            return await self._held.get(max_age)
         except Forbidden:
             return None
 
@@ -184,33 +187,59 @@ class InventoryCache:
         return [{"metadata": _picked(each["metadata"], "name", "deletionTimestamp"), "spec": each.get("spec") or {}} for each in found]
 
     async def count_free(
-        self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, listed_pools: int = 0
+        self,
+        resource: VLLMDeployment,
+        inventory: Inventory,
+        pods: Iterable[PodView],
+        standing: Standing,
+        *,
+        now: datetime,
+        listed: int = 0,
+        fresh: bool = False,
     ) -> Inventory:
-        """Return the inventory with the devices in use, or the unchanged inventory if the plan does not depend on them.
+        """Return the inventory with the devices in use or promised, or the unchanged inventory if the plan does not depend on them.
 
-        `pods` are those of the VLLMDeployment to plan; `listed_pools` is the number of node pools in the administrator's ConfigMap. The
-        result is remembered until the plan is pinned: planning again must give the same plan although other Pods come and go. Raises
-        ClusterError if the Pods cannot be listed.
+        `pods` are those of the VLLMDeployment to plan; `listed` is the number of node pools in the administrator's ConfigMap. `fresh`: the
+        devices in use now are needed, also for `count_used`. For a new plan, the result is remembered until the plan is pinned: planning
+        again must give the same plan although other Pods come and go. Nothing is awaited after the Pods are listed, so a caller that
+        decides at once is first. Raises ClusterError if that fails.
         """
         metadata = resource.metadata
-        if not needs_usage(resource, inventory, listed_pools=listed_pools):
+        if standing is not Standing.NEW:
             self._counted.drop(metadata.uid)
+        if not needs_usage(resource, inventory, standing, listed_pools=listed):
             return inventory
         question = digest_of(resource.spec), metadata.annotations.get(labels.REPLAN_ANNOTATION), inventory
         remembered = self._counted.get(metadata.uid)
         if remembered is not None and remembered[0] == question:
             return remembered[1]
-        policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-        counted = await self.count_used((metadata.namespace, metadata.name), inventory, pods, insist=policy == "MostFree")
-        self._counted.put(metadata.uid, (question, counted))
+        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if standing in NEEDS_ROOM and not fresh else 0.0)
+        if held is None:
+            counted = replace(inventory, hidden=True)
+        else:
+            owner = metadata.namespace, metadata.name
+            counted = with_usage(replace(inventory, read_at=now), held, owner, {pod.uid for pod in pods}, self.promises)
+        if standing is Standing.NEW:
+            self._counted.put(metadata.uid, (question, counted))
         return counted
 
-    async def count_used(self, key: Key, inventory: Inventory, pods: Iterable[PodView], *, insist: bool = False) -> Inventory:
-        """Return the inventory with the devices that Pods use now, without the `pods` of the VLLMDeployment. Raises ClusterError."""
-        held = await self.held(insist=insist)
+    async def count_used(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, now: datetime) -> Inventory:
+        """Return the inventory with the devices that Pods use now, without the `pods` of the VLLMDeployment. Raises ClusterError.
+
+        Promises do not count: rollouts that wait for each other's promises would never begin. An `inventory` counted `now` needs no second
+        list of the Pods.
+        """
+        if inventory.hidden:
+            return inventory
+        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if inventory.read_at == now else 0.0)
         if held is None:
             return replace(inventory, hidden=True)
-        return replace(inventory, used=held.without(key), allocated=held.claimed_by_others({pod.uid for pod in pods}))
+        used = held.without((resource.metadata.namespace, resource.metadata.name))
+        return replace(inventory, used=used, allocated=held.claimed_by_others({pod.uid for pod in pods}))
+
+
+def _insists(resource: VLLMDeployment) -> bool:
+    return resource.spec.accelerator is not None and resource.spec.accelerator.policy == "MostFree"
 
 
 def has_gpu_sign(node: Manifest) -> bool:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
+from vllm_operator.api.labels import RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.address import cache_address, claims_of, template_spec, weights_claim
@@ -49,11 +50,11 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
 from vllm_operator.planning.outcome import Outcome, not_accepted
-from vllm_operator.planning.pinning import is_in_force, max_age_seconds, read_rollback, reopened
+from vllm_operator.planning.pinning import NEEDS_ROOM, Standing, is_in_force, max_age_seconds, read_rollback, reopened, standing_of
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
-from vllm_operator.pods.view import PodView, read_pod
-from vllm_operator.rendering.revision import is_revision_of, plan_name
+from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.rendering.revision import find_revision, is_recorded, is_revision_of, plan_name
 from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
 
 HUB_SECONDS = 30.0
@@ -106,7 +107,9 @@ class Snapshot:
     """The GPUs of the cluster, or why they are unknown."""
     files: HubAnswer = field(default_factory=HubAnswer)
     devices: Inventory | None = None
-    """The GPUs with those in use, if Pods may be about to need others; None if not, or if the GPUs are unknown."""
+    """The GPUs with those that Pods use, if Pods may be about to need others; None if not, or if the GPUs are unknown."""
+    standing: Standing = Standing.NEW
+    """Whether the GPU of the plan in force may be chosen again."""
 
     @property
     def key(self) -> Key:
@@ -183,15 +186,17 @@ class Observer:
         if planned is None:
             return replace(pending, wait_seconds=HUB_SECONDS)
         snapshot = await self._with_claims(planned, claims)
-        inventory = snapshot.inventory
         may_roll_out = _may_roll_out(snapshot)
-        if not may_roll_out and not _may_need_a_node(snapshot):
+        needs_devices = may_roll_out or _may_need_a_node(snapshot)
+        # Last: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same GPUs.
+        inventory = _NO_INVENTORY if snapshot.unplanned is not None else await self._read_inventory(snapshot, fresh=needs_devices)
+        snapshot = replace(snapshot, inventory=inventory)
+        if not needs_devices:
             return snapshot
         if isinstance(inventory, Verdict):
             is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
-        is_counted = inventory.used is not None or inventory.hidden
-        return replace(snapshot, devices=inventory if is_counted else await self.inventory.count_used(key, inventory, snapshot.pods))
+        return replace(snapshot, devices=await self.inventory.count_used(snapshot.resource, inventory, snapshot.pods, now=snapshot.now))
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
@@ -228,20 +233,26 @@ class Observer:
         self.logs.sync(key, [pod.manifest for pod in pods], starting)
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
-        """Add the current plan, the preset, the hub's answer and the GPUs; None while the hub has not answered."""
+        """Add the current plan, the preset and the hub's answer; None while the hub has not answered."""
         resource = await self._rolled_back(snapshot.resource) or await self.plans.read(snapshot.resource, snapshot.deployment)
         if not isinstance(resource, Verdict) and resource.rolled_back is None:
             resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
-        resource, files = self._ask_hub(resource, snapshot.deployment)
+        revision = find_revision(snapshot.revisions, getattr(resource.status.plan, "revision", None))
+        standing = standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
+        progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
+        served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
+        may_move = standing in NEEDS_ROOM and any(pod.phase is Phase.UNSCHEDULABLE for pod in snapshot.pods)
+        resource, files = self._ask_hub(resource, may_move=may_move, served=bool(served))
         if files is None:
             return None
-        snapshot = replace(snapshot, resource=resource, files=files)
+        standing = standing if resource.pinned is not None and is_in_force(resource.pinned, resource) else Standing.NEW
+        snapshot = replace(snapshot, resource=resource, files=files, standing=standing)
         refusal = refuse_artifact(resource, self.trust) or await self.pod_schema.refusal(resource.spec.pod_template)
         if refusal is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
-        return replace(snapshot, inventory=await self._read_inventory(resource, snapshot.pods))
+        return snapshot
 
     async def _rolled_back(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
         """Return the object as an earlier revision has it, if its annotation asks for that and the replaced plan would be in force."""
@@ -254,8 +265,8 @@ class Observer:
             return None
         return await self.plans.roll_back(current, names[0])
 
-    def _ask_hub(self, resource: VLLMDeployment, deployment: Manifest | None) -> tuple[VLLMDeployment, HubAnswer | None]:
-        """Ask the hub about the model, for a new plan or for a plan that was made without an answer and whose engine has not started.
+    def _ask_hub(self, resource: VLLMDeployment, *, may_move: bool, served: bool) -> tuple[VLLMDeployment, HubAnswer | None]:
+        """Ask the hub about the model, for a new plan, for one that was made without an answer and has not served, or may be replaced.
 
         Return the object with the plan to keep, and the answer; None if there is none yet.
         """
@@ -264,20 +275,20 @@ class Observer:
             return resource, HubAnswer()
         if plan is None or not is_in_force(plan, resource):
             return resource, self.configs.ask(resource)
-        # The Deployment records that all replicas of the current Pod template were ready.
-        progress = reading.named(deployment, "Progressing", "status", "conditions")
-        has_served = bool(resource.status.ready_replicas) or progress.get("reason") == "NewReplicaSetAvailable"
-        if plan.awaits_facts and not has_served:
+        is_incomplete = plan.awaits_facts and not served
+        if is_incomplete or may_move:
             without = resource.with_pinned(reopened(plan))
             answer = self.configs.ask(without)
-            if answer is not None and answer.config is not None:
-                return without, answer
+            if answer is not None:
+                return without if is_incomplete and answer.config is not None else resource, answer
         return resource, HubAnswer()
 
-    async def _read_inventory(self, resource: VLLMDeployment, pods: Sequence[PodView]) -> Inventory | Verdict:
+    async def _read_inventory(self, snapshot: Snapshot, *, fresh: bool) -> Inventory | Verdict:
+        resource, pods, listed = snapshot.resource, snapshot.pods, len(self.catalog.current.instance_types)
         try:
-            inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods))
-            return await self.inventory.count_free(resource, inventory, pods, listed_pools=len(self.catalog.current.instance_types))
+            inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, snapshot.standing))
+            standing, now = snapshot.standing, snapshot.now
+            return await self.inventory.count_free(resource, inventory, pods, standing, now=now, listed=listed, fresh=fresh)
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)

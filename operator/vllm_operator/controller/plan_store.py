@@ -8,19 +8,29 @@ need not be read again, and a deleted revision is written again from memory.
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import FIELD_MANAGER, RAN_ANNOTATION, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import read_rollback, roll_back
-from vllm_operator.rendering.revision import RevisionError, number_of, read_planned_spec, read_revision, render_revision, revision_name
+from vllm_operator.rendering.revision import (
+    RevisionError,
+    is_recorded,
+    number_of,
+    read_planned_spec,
+    read_revision,
+    render_revision,
+    revision_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +106,25 @@ class PlanStore:
         self._plans.put((uid, name), plan)
         return name
 
+    async def record(self, revision: Manifest, *, served: bool, now: datetime) -> None:
+        """Record on a revision that an engine with its plan has run, and whether a Pod has `served`: once each. Raises ClusterError."""
+        reached = (RAN_ANNOTATION, SERVED_ANNOTATION) if served else (RAN_ANNOTATION,)
+        missing = {name: reading.stamp(now) for name in reached if not is_recorded(revision, name)}
+        if not missing:
+            return
+        try:
+            await annotate(self.client, revision, missing, manager=FIELD_MANAGER)
+        except (Conflict, NotFound):
+            pass  # the next reconciliation reads the revision again
+        except Forbidden as error:
+            log.warning("cannot record on ControllerRevision %s that its plan has run: %s", revision["metadata"]["name"], error)
+        else:
+            self.count("patch", REVISION.kind)
+
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
-        """Delete the oldest revisions beyond the history limit, but not the ones with names in use. Raises ClusterError."""
-        old = [revision for revision in revisions if revision["metadata"]["name"] not in in_use]
+        """Delete the oldest revisions beyond the history limit, but not those in use or the last that served. Raises ClusterError."""
+        last = max((each for each in revisions if is_recorded(each, SERVED_ANNOTATION)), key=number_of, default=None)
+        old = [revision for revision in revisions if revision["metadata"]["name"] not in in_use and revision is not last]
         old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
         for revision in old[: max(0, len(old) - OLD_REVISIONS)]:
             metadata = revision["metadata"]

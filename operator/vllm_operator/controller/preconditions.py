@@ -65,6 +65,7 @@ OPTIONAL = (
     # API servers that check the permission to set owners, such as those of OpenShift, demand it
     *_all("update", kube.VLLM_DEPLOYMENT, subresource="finalizers"),
     *_all("delete", kube.DEPLOYMENT, kube.SERVICE, kube.REVISION, kube.POD),
+    *_all("patch", kube.REVISION),
     *_all("get list patch", kube.EVENT),
     *_all("list", kube.RESOURCE_SLICE, kube.NODE_POOL),
     *_all("get", kube.POD_METRICS),

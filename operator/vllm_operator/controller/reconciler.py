@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from vllm_operator.api.conditions import Reason
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
-from vllm_operator.controller.decide import decide
+from vllm_operator.controller.decide import decide, promise_of
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
@@ -76,6 +76,7 @@ class Reconciler:
         self._reporter = Reporter(
             client=client,
             crashes=crashes,
+            plans=plans,
             logs=self.logs,
             starts=StartReader(client, now=self.now),
             metrics=self.metrics,
@@ -89,6 +90,7 @@ class Reconciler:
             self.logs.forget(key)
             self.presets.forget(key)
             self.metrics.forget(*key)
+            self.inventory.promises.pop(key, None)
             await self._actor.mark_unused(key, self.now())
             return Result("gone")
         if isinstance(snapshot, Pending):
@@ -98,6 +100,7 @@ class Reconciler:
             await self._reporter.report_failure(snapshot.manifest, Reason.INVALID_SPEC, snapshot.invalid)
             return Result("refused")
         decision = decide(snapshot, self.catalog, self.crashes, self.settings)
+        self.inventory.promises[key] = promise_of(snapshot, decision)
         result = await self._actor.act(snapshot, decision)
         failure = result.applied.failure
         try:

@@ -23,12 +23,14 @@ from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.ownership import find_child, is_of_earlier
+from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
-from vllm_operator.pods.view import PodView
+from vllm_operator.pods.view import Phase, PodView, has_run
+from vllm_operator.rendering.revision import find_revision, plan_name
 from vllm_operator.status.events import describe_restored
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report, report, status_with_failure
@@ -58,6 +60,7 @@ class Reporter:
 
     client: ClusterClient
     crashes: KnownCrashes
+    plans: PlanStore
     logs: Followers
     starts: StartReader
     metrics: Metrics
@@ -69,6 +72,7 @@ class Reporter:
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
         observed, look_again = await self._observe(snapshot, result)
+        await self._record_run(snapshot, observed)
         reported = report(observed)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
@@ -153,6 +157,17 @@ class Reporter:
             scaling=result.scaling,
         )
         return observation, starts.requeue_seconds
+
+    async def _record_run(self, snapshot: Snapshot, observed: Observation) -> None:
+        """Record on the revision of the plan that it has run and served, so that both are known without its Pods."""
+        revision, plan = find_revision(snapshot.revisions, observed.revision), observed.outcome.plan
+        if revision is None or plan is None:
+            return
+        is_applied = plan_name(observed.deployment) == observed.revision
+        replicas = [pod for pod in observed.pod_facts if is_applied and pod.is_current and pod.has_caches_of(plan)]
+        primers = [pod for pod in observed.primer_facts if pod.has_caches_of(plan)]
+        if any(has_run(pod.manifest) for pod in (*replicas, *primers)):
+            await self.plans.record(revision, served=any(pod.phase is Phase.READY for pod in replicas), now=observed.now)
 
     async def _write(self, snapshot: Snapshot, reported: Report) -> None:
         """Write the events of a report, then the status if it changed.

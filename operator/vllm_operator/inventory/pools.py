@@ -6,6 +6,7 @@ available both from the device plugin and for ResourceClaims also belongs to two
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import IntEnum
 from operator import attrgetter
 from typing import Any
@@ -127,8 +128,8 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
-    are the devices in use; None if they were not read. `hidden`: they cannot be read. `allocated` are the identities of the devices that
-    ResourceClaims hold; None if they were not read.
+    are the devices in use or promised to other plans; None if they were not read. `hidden`: they cannot be read. `allocated` are the
+    identities of the devices that ResourceClaims hold; None if they were not read. `read_at` is when both were read.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -139,6 +140,7 @@ class Inventory:
     used: Usage | None = None
     hidden: bool = False
     allocated: frozenset[str] | None = None
+    read_at: datetime | None = None
 
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
         """Return the inventory with additional pools of nodes that do not exist, each with the labels that its nodes would have."""

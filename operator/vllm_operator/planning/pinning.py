@@ -7,6 +7,7 @@ because an autoscaler may make it, and new replicas must equal the old ones. The
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
@@ -15,16 +16,18 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, VLLMDeploymentSpec
+from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.artifacts import rejected_artifacts
+from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.caches.key import with_cache_key
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.node_labels import SHARED
 from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.outcome import Outcome, compare, refusal_of, summarize, summarize_gpu
-from vllm_operator.planning.placement.targets import InUse, may_run_on
+from vllm_operator.planning.placement.targets import InUse, in_use_of, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.pods.view import PodView
+from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
@@ -37,6 +40,34 @@ PENDING_SECONDS = 5.0
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
 """Fields of the spec that no plan depends on."""
 _INSTEAD = " instead of "
+
+
+class Standing(Enum):
+    """Whether a plan in force may change by itself."""
+
+    NEW = "no plan is in force"
+    OPEN = "no engine has run with it and no Pod has a node, so another GPU may be chosen"
+    WAITING = "an engine has run with it and a Pod has no node, so it stays, and the user wants to know what is free"
+    SETTLED = "all Pods have nodes"
+
+
+NEEDS_ROOM = (Standing.OPEN, Standing.WAITING)
+
+
+def standing_of(resource: VLLMDeployment, pods: Iterable[PodView], *, ran: bool) -> Standing:
+    """Return the standing of the plan in force. `pods` are those of the VLLMDeployment; `ran` is the record in the revision."""
+    plan = resource.pinned
+    if plan is None or not is_in_force(plan, resource):
+        return Standing.NEW
+    own = [pod for pod in pods if (is_replica(pod) or is_primer(pod)) and has_plan(pod, plan)]
+    if not ran and resource.spec.replicas and not any(pod.node or has_run(pod.manifest) for pod in own):
+        return Standing.OPEN
+    return Standing.SETTLED if all(pod.node for pod in own) else Standing.WAITING
+
+
+def has_plan(pod: PodView, plan: Plan) -> bool:
+    """Return whether a Pod uses the cache directory of a plan, which is derived from its GPU. A Pod without a directory counts."""
+    return pod.phase is not Phase.TERMINATING and cache_key_of(pod.manifest.get("spec")) in ("", plan.cache_key)
 
 
 def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
@@ -57,13 +88,18 @@ def reopened(pinned: Plan) -> Plan:
     return pinned.model_copy(update={"observed_generation": None, "spec_digest": None})
 
 
-def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> bool:
-    """Return whether a new plan chooses between several kinds of GPUs, in the inventory or in `listed_pools` other node pools."""
-    accelerator = resource.spec.accelerator or AcceleratorSpec()
-    if resource.pinned is not None and is_in_force(resource.pinned, resource):
+def needs_usage(resource: VLLMDeployment, inventory: Inventory, standing: Standing = Standing.NEW, *, listed_pools: int = 0) -> bool:
+    """Return whether a new plan chooses between several kinds of GPUs, in the inventory or in `listed_pools` other node pools.
+
+    While a Pod waits for a node, all other kinds matter: the user wants to know which are free.
+    """
+    accelerator, pinned = resource.spec.accelerator or AcceleratorSpec(), resource.pinned
+    if standing is Standing.SETTLED:
         return False
     if accelerator.policy == "MostFree":
         return True
+    if standing in NEEDS_ROOM and pinned is not None:
+        return listed_pools > 0 or any(in_use_of(pool) != gpu_in_use(pinned) for pool in inventory.pools)
     allowed = (pool for pool in inventory.pools if may_run_on(pool, accelerator))
     return len({(pool.resource, pool.labels, pool.product, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1
 
@@ -116,11 +152,11 @@ def digest_of(spec: VLLMDeploymentSpec) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView]) -> float | None:
+def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView], standing: Standing) -> float | None:
     """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows."""
     planned = find_condition(resource.status.conditions, PLANNED)
     done = planned is not None and planned.status is TRUE
-    if resource.pinned is not None and is_in_force(resource.pinned, resource):
+    if standing is not Standing.NEW:
         return PENDING_SECONDS if not done or any(not pod.node for pod in pods) else None
     tried = planned is not None and not done and resource.status.observed_generation == resource.metadata.generation
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
@@ -138,19 +174,19 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "",
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} The current plan stays. A new plan is not possible now: {fresh.refusal.message}"
         verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=200))
-        return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh)
+        return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh, fresh.room)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
-        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh, room=fresh.room)
     if is_preset_gone:
         message = say("plan.without-preset", summary=summarize(shown, gpus, with_notes=False), change=preset_change)
-        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
+        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.room)
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     summary, differences = summarize(shown, gpus, with_notes=False), f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}"
     message = say("plan.drifted", summary=summary, differences=differences, annotation=REPLAN_ANNOTATION)
-    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh)
+    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.room)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: int) -> Plan:

@@ -4,7 +4,7 @@ The steps are the vLLM version, the parallel sizes, the facts about the model, t
 backends, and the caches. Then the settings of the user override the plan. Each step may end planning with a verdict.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import FALSE, TRUE, VALID_SPEC, Reason, Verdict
@@ -28,8 +28,7 @@ from vllm_operator.planning.engine import image, overrides, serving
 from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.outcome import Outcome, not_accepted, summarize
-from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape
+from vllm_operator.planning.outcome import Outcome, Room, not_accepted, summarize
 from vllm_operator.planning.placement import explanations, targets
 from vllm_operator.planning.placement.fitting import (
     MIB_PER_GIB,
@@ -40,7 +39,7 @@ from vllm_operator.planning.placement.fitting import (
     time_slicing_arguments,
     weight_bytes_of,
 )
-from vllm_operator.planning.placement.policy import Ranking, describe_candidates, kind_of
+from vllm_operator.planning.placement.policy import Ranking, describe_candidates, free_products, gpu_name, kind_of
 from vllm_operator.planning.placement.shortage import explain
 from vllm_operator.planning.placement.targets import Candidate, Rank, Rejection, Request
 from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user, tolerations_of
@@ -63,15 +62,18 @@ def plan(
     cache_generation: int = 0,
     files: ModelFiles = model_facts.NO_FILES,
     tools_image: str = TOOLS_IMAGE,
+    standing: pinning.Standing = pinning.Standing.SETTLED,
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
     `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
     until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` rises with each quarantine
-    of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods.
+    of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods. `standing` is that of a plan in force:
+    if its Pods have no node, it is compared with what is free, and if it is open, another GPU that is free replaces it. With NEW, it is
+    compared with a plan as requested now, for which the GPU is chosen again.
     """
-    in_force = pinned is not None and is_in_force(pinned, resource)
-    digest, moved = digest_of(resource.spec), overrides.translate(resource)
+    in_force = pinned is not None and pinning.is_in_force(pinned, resource)
+    digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
     if pinned is not None and resource.rolled_back is not None:
         return pinning.rolled_back(
             pinning.with_cache_generation(pinned, moved.resource, cache_generation), resource.rolled_back, catalog.gpus
@@ -81,11 +83,18 @@ def plan(
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
         made = _FreshPlan(moved.resource, moved, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image)
-        fresh = made.outcome()
+        if in_force and standing is pinning.Standing.NEW and inventory.used is not None and made.knows_sizes:
+            made = replace(made, again=True)
+        if pinned is not None and in_force and standing in pinning.NEEDS_ROOM:
+            fresh = made.compared_with_free(pinned, is_open=standing is pinning.Standing.OPEN)
+            if fresh.plan is not None and fresh.plan.chosen_again is not None:
+                return fresh
+        else:
+            fresh = made.outcome()
     if pinned is None or not in_force:
         return fresh
     kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
-    return keep_plan(kept, fresh, catalog.gpus, resource.preset_change, is_preset_gone=resource.is_preset_gone)
+    return pinning.keep_plan(kept, fresh, catalog.gpus, resource.preset_change, is_preset_gone=resource.is_preset_gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,10 @@ class _Chosen:
     sized: bool = False
 
 
+_Choice = tuple[_Chosen, Candidate, BackendDecision, Sequence[Note]]
+"""Everything that a new plan is assembled from: the GPUs, the chosen one, its backends, and notes about names."""
+
+
 @dataclass(frozen=True, slots=True)
 class _FreshPlan:
     """The arguments of `plan`, and the steps to a new plan."""
@@ -125,9 +138,50 @@ class _FreshPlan:
     cache_generation: int
     files: ModelFiles
     tools_image: str
+    again: bool = False
+    """Whether to choose the GPU again, by what is free, although a plan is in force."""
+
+    @property
+    def _keeps_gpu(self) -> bool:
+        return self.in_force and not self.again
 
     def outcome(self) -> Outcome:
         """Return the outcome of a new plan."""
+        choice = self._choose()
+        return choice if isinstance(choice, Outcome) else self._made(choice)
+
+    def compared_with_free(self, pinned: Plan, *, is_open: bool) -> Outcome:
+        """Return a new plan for another GPU if only that is free, and otherwise one that keeps the GPU. An open plan is to be replaced."""
+        anew = replace(self, again=True)
+        choice, inventory = anew._choose() if self.knows_sizes else None, self.inventory
+        if choice is None or isinstance(choice, Outcome):
+            return self.outcome()
+        chosen, target, *_ = choice
+        request, gpu = self._request(chosen.premises), pinning.gpu_in_use(pinned)
+        free = targets.free_for(gpu, pinned.count, request, inventory)
+        if free is None:
+            return self.outcome()
+        rank = targets.rank_by_free(free, self.resource.spec.replicas, inventory)
+        is_limited = rank is not Rank.FREE and request.accelerator.is_limited
+        others = free_products(targets.find_others(request, inventory, self.catalog), but=chosen.compared) if is_limited else ()
+        is_better = bool(target.free) and target.rank < rank
+        room = Room(free, others, is_open, is_better)
+        if not is_better and (targets.in_use_of(target.pool), target.shape.count) != (gpu, pinned.count):
+            return replace(self.outcome(), room=room)
+        if not (is_better and is_open):
+            return replace(anew._made(choice), room=room)
+        before, when = self.catalog.gpus.title(pinned.product, pinned.architecture), explanations.time_of(inventory)
+        enough, after = "enough" if target.rank is Rank.FREE else "some", gpu_name(target.title, target.pool)
+        return anew._made(choice, say("choice.again", before=before, when=when, enough=enough, after=after))
+
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether a new plan knows as much about the model as the pinned one, which may have read its files."""
+        from_files = (model_facts.FROM_CONFIG, model_facts.FROM_WEIGHTS)
+        known = self.pinned.model_facts if self.pinned is not None else ()
+        return self.files.config is not None or all(fact.source not in from_files for fact in known)
+
+    def _choose(self) -> Outcome | _Choice:
         try:
             premises = self._premises()
         except SpecError as error:
@@ -147,7 +201,10 @@ class _FreshPlan:
         about_names, refusal = overrides.check_names(premises.overrides, premises.version, self.catalog)
         if refusal is not None and not self._allows_unsupported:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, f"{refusal} {image.ALLOW_ANYWAY}"))
-        made = self._assemble(chosen, target, decision, about_names)
+        return chosen, target, decision, about_names
+
+    def _made(self, choice: _Choice, chosen_again: str | None = None) -> Outcome:
+        made = self._assemble(choice).model_copy(update={"chosen_again": chosen_again})
         reason = Reason.PLANNED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
@@ -170,8 +227,8 @@ class _FreshPlan:
             return shape
         facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
         sizing, release = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False), parse_release(version.version)
-        if self.in_force and self.pinned is not None:  # the current plan keeps its size
-            shape = pinned_shape(shape, self.pinned, spec)
+        if self._keeps_gpu and self.pinned is not None:  # the current plan keeps its size
+            shape = pinning.pinned_shape(shape, self.pinned, spec)
         elif release is not None and not given.replaces_arguments:
             sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
         return _Premises(given, version, shape, facts, sizing)
@@ -183,8 +240,8 @@ class _FreshPlan:
         if not found:
             message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
             return Verdict(FALSE, Reason.NO_MATCHING_GPU, message)
-        if self.in_force:
-            return _Chosen(premises, found, (), (), pinned_length(self.pinned))
+        if self._keeps_gpu:
+            return _Chosen(premises, found, (), (), pinning.pinned_length(self.pinned))
         length = spec.sizing.context_length if spec.sizing else None
         if not sizing.can_judge:
             best = self._guessed(request, found, ranking)
@@ -254,9 +311,9 @@ class _FreshPlan:
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version
         variable = images.compatibility.variable
-        chooses = self._is_free and not self.in_force
+        chooses = self._is_free and not self._keeps_gpu
         resized = not chooses and any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
-        weight_bytes = premises.facts.weight_bytes if self.in_force else self._weight_bytes(premises)
+        weight_bytes = premises.facts.weight_bytes if self._keeps_gpu else self._weight_bytes(premises)
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=premises.shape.count,
@@ -266,7 +323,7 @@ class _FreshPlan:
             sizing=premises.sizing,
             forced=self._allows_unsupported or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
-            preferred=gpu_in_use(self._kept) if self._kept is not None else None,
+            preferred=pinning.gpu_in_use(self._kept) if self._kept is not None else None,
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized or premises.sizing.can_judge else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
@@ -278,7 +335,8 @@ class _FreshPlan:
         """The current plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
         pinned, spec, token = self.pinned, self.resource.spec, self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         now = spec.sizing, spec.accelerator.policy if spec.accelerator else None, token
-        return pinned if pinned is not None and (pinned.sizing, pinned.policy, pinned.replan_token) == now else None
+        is_kept = pinned is not None and not self.again and (pinned.sizing, pinned.policy, pinned.replan_token) == now
+        return pinned if is_kept else None
 
     def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
         """Return the first candidate whose backends are not refused; the first one if all are refused."""
@@ -307,7 +365,8 @@ class _FreshPlan:
             version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported
         )
 
-    def _assemble(self, chosen: _Chosen, target: Candidate, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
+    def _assemble(self, choice: _Choice) -> Plan:
+        chosen, target, decision, about_names = choice
         premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
         length = target.result.length or chosen.length
@@ -326,9 +385,10 @@ class _FreshPlan:
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         about_choice, listed = [], list[GPUCandidate]()
-        if not self.in_force:
-            kept = self._kept is not None and gpu_in_use(self._kept) == targets.in_use_of(target.pool)
-            about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, weight_bytes, kept=kept)
+        if not self._keeps_gpu:
+            kept = self._kept is not None and pinning.gpu_in_use(self._kept) == targets.in_use_of(target.pool)
+            when = "" if kept else explanations.time_of(self.inventory)
+            about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, weight_bytes, when=when)
             listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)
         notes = [
             *targets.notes_about_gpu(target.pool, target.fit, self._request(premises), self.inventory),

@@ -134,6 +134,14 @@ def is_ready(pod: Manifest) -> bool:
     return ready.get("status") == "True" and not reading.text(pod, "metadata", "deletionTimestamp")
 
 
+def has_run(pod: Manifest) -> bool:
+    """Return whether the engine of a Pod has ever run. A container that could not be started does not count."""
+    engine = reading.named(pod, labels.CONTAINER, "status", "containerStatuses", key="name")
+    ended = (reading.mapping(engine, state, "terminated") for state in ("state", "lastState"))
+    has_ended = any(end and reading.text(end, "reason") not in _NEVER_RAN for end in ended)
+    return bool(reading.mapping(engine, "state", "running")) or has_ended
+
+
 def read_pod(pod: Manifest) -> PodView:
     """Read a Pod of any shape. Never raises."""
     status = reading.mapping(pod, "status")

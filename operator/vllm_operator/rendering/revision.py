@@ -7,7 +7,7 @@ name is rejected.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -77,6 +77,16 @@ def number_of(manifest: Mapping[str, Any]) -> int:
     """Return the number of a revision; 0 if it has no number that the operator could have written."""
     number = reading.integer(manifest, "revision") or 0
     return number if 0 < number < MAX_NUMBER else 0
+
+
+def find_revision(revisions: Iterable[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
+    """Return the revision with this name; None if it is not among these."""
+    return next((each for each in revisions if reading.text(each, "metadata", "name") == name), None)
+
+
+def is_recorded(revision: Mapping[str, Any] | None, record: str) -> bool:
+    """Return whether a revision has the annotation `RAN_ANNOTATION` or `SERVED_ANNOTATION`. True if the revision is unknown."""
+    return revision is None or bool(reading.text(revision, "metadata", "annotations", record))
 
 
 def plan_name(deployment: Mapping[str, Any] | None) -> str:

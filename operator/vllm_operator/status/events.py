@@ -90,8 +90,8 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
     identity, pinned = _identify(plan), observed.resource.pinned
     is_new_spec = previous.observed_generation != generation  # the condition reports it
     if not is_new_spec and (pinned is None or identity != _identify(pinned)):
-        message = observed.messages.say("event.planned", text=observed.outcome.planned.message)
-        yield EventDraft(NORMAL, "Planned", message, f"planned-{_digest(*identity)}")
+        message = observed.messages.say("event.planned", why=plan.chosen_again, text=observed.outcome.planned.message)
+        yield EventDraft(NORMAL, "Planned", message, f"planned-{_digest(*identity, *((observed.revision,) if plan.chosen_again else ()))}")
     names = observed.knowledge.logged_names
     differences = mismatches(plan, logged, names)
     if differences and differences != mismatches(pinned, backends_logged_before(observed), names):

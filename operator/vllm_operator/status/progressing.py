@@ -5,11 +5,12 @@ Deployment condition ReplicaFailure. The phrases come from the plugins of kube-s
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.pods.view import Phase
@@ -91,10 +92,12 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
 
 def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
     outcome, say = observed.outcome, observed.messages.say
+    if outcome.plan is not None and not view.has_caches_of(outcome.plan):
+        outcome = replace(outcome, plan=None, today=None, room=None)  # a Pod that the rollout is going to replace
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None
-    gpu_today = today.product if gpu and today is not None and today.product != gpu else None
-    found = find_obstacle(observed, view)
+    found, room, wanted = find_obstacle(observed, view), outcome.room, observed.resource.spec.accelerator or AcceleratorSpec()
+    gpu_today = today.product if gpu and today and today.product != gpu and (room is None or room.is_better) else None
     advice = say(
         unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
         obstacle=found,
@@ -104,6 +107,10 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
         gpu=gpu,
         gpu_today=gpu_today,
+        free=room,
+        moves=room is not None and room.is_open and not wanted.uuids and len(wanted.products or ()) != 1,
+        is_limited=wanted.is_limited,
+        metadata=observed.resource.metadata,
     )
     return {"advice": advice, "is_brief": found is not None}
 
@@ -183,8 +190,8 @@ def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_p
             return "unschedulable.taint_passing"
         is_usually_tolerated = any(taint.key == GPU_TAINT for taint in obstacle.taints)
         return "unschedulable.taint_usually_tolerated" if is_usually_tolerated else "unschedulable.taint"
-    otherwise = "unschedulable.other_plan" if has_other_plan else "unschedulable.anything"
-    return next((name for phrase, name in _MISFITS if phrase in message), otherwise)
+    found = next((name for phrase, name in _MISFITS if phrase in message), "unschedulable.anything")
+    return "unschedulable.other_plan" if has_other_plan and found != "unschedulable.cpu_or_memory" else found
 
 
 def refusal_advice(message: str) -> str:

@@ -26,6 +26,7 @@ _SOON = 1.0
 """Minimum seconds until the next observation."""
 NODES_SECONDS = 30
 """Interval between reads of the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
+FREE_SECONDS = 5  # between looks at what is free while a Pod has no node: Pods of others are not watched
 UNREADABLE_SECONDS = 3
 """Interval between attempts to list the nodes for a new plan while the API server fails."""
 _SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
@@ -122,6 +123,7 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
         _seconds_to_next_try(observed) if observed.apply_error else None,
         optional_objects.GATEWAY_SECONDS if observed.exposure.awaits_gateway else None,
         None if observed.activity.recheck_seconds is None else max(_SOON, observed.activity.recheck_seconds),
+        FREE_SECONDS if outcome.room is not None and observed.activity.rollout is None else None,
     ]
     yield from (observed.now + timedelta(seconds=each) for each in seconds if each is not None)
     yield claims.binding_deadline(observed)

@@ -13,10 +13,11 @@ from vllm_operator.catalog.memory import value_at
 from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.engine.overrides import read_words, replace_words
 from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
-from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of
-from vllm_operator.planning.placement.targets import Candidate, Rank
+from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of, product_label
+from vllm_operator.planning.placement.targets import WAITS, Candidate
 from vllm_operator.sizing.engine import GIB
 from vllm_operator.sizing.model_facts import model_name
 from vllm_operator.sizing.parallelism import ParallelShape, allowed
@@ -217,17 +218,22 @@ def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequen
     return f"{text}: `kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type {kind} -p {quoted}`"
 
 
+def time_of(inventory: Inventory) -> str:
+    """Return when it was read what is free, in words, with the date: plans are read days later."""
+    return f"at {inventory.read_at:%Y-%m-%d %H:%M UTC}" if inventory.read_at is not None else "when this plan was made"
+
+
 def notes_about_choice(
-    chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, weight_bytes: int | None, *, kept: bool
+    chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, weight_bytes: int | None, *, when: str = ""
 ) -> list[Note]:
-    """Return notes about the choice of `chosen` among all `compared` for the model `name`. `kept`: whether the GPU was in use before."""
+    """Return notes about the choice of `chosen` among all `compared` for the model `name`. `when` is as of `time_of`, if it was chosen."""
     notes, pool = [], chosen.pool
     if ranking.accelerator.policy == "MostFree" and chosen.free is None:
         unknown = chosen.result.headroom is Headroom.UNKNOWN
         instead = "The first in the order of GPUs is used" if unknown else "The smallest GPU that fits is used"
         notes.append(note("choice.free-is-unknown", instead=instead))
-    if not kept:
-        notes += _about_capacity(chosen, compared, ranking)
+    if when:
+        notes += _about_capacity(chosen, compared, ranking, when)
     if ranking.sizing.is_read and not ranking.sizing.can_judge and len({kind_of(each) for each in compared}) > 1:
         guess = note("choice.by-weights", name=name, held=weight_bytes / GIB) if weight_bytes is not None else None
         notes.append(guess or note("choice.unknown-sizes", name=name))
@@ -238,26 +244,28 @@ def notes_about_choice(
     return notes
 
 
-def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> list[Note]:
+def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, when: str) -> list[Note]:
     """Return a note if other GPUs were not free, or if Pods must wait for these."""
     replicas, group = max(ranking.replicas, 1), group_of(chosen.result.headroom)
-    if chosen.rank is Rank.WAITING and chosen.pool.provider is None and chosen.free is not None:
+    if chosen.rank in WAITS and chosen.pool.provider is None and chosen.free is not None:
         pools = (each.pool for each in compared if group_of(each.result.headroom) == group)
         added = next((pool for pool in pools if pool.provider is not None and pool.product is not None), None)
         instead = say("choice.or-added", product=added.product, provider=added.provider) if added is not None else ""
         some = "Some Pods wait" if chosen.free else "Pods wait"
-        return [note("choice.waiting", shortage=_shortage(chosen, replicas), some=some, instead=instead)]
+        has_choice = len({kind_of(each) for each in compared if group_of(each.result.headroom) == group}) > 1
+        others = say("choice.no-other", more=" for more" if chosen.free else "") if has_choice else ""
+        move = say("choice.moves") if has_choice else ""
+        shortage = _shortage(chosen, replicas)
+        return [note("choice.waiting", shortage=shortage, when=when, others=others, some=some, move=move, instead=instead)]
     first = _passed_over(chosen, compared, ranking)
     if first is None:
         return []
     shortage = _shortage(first, replicas)
     if chosen.pool.provider is not None:
-        return [note("choice.added-node", shortage=shortage, provider=chosen.pool.provider)]
-    name, pool = gpu_name(first.title, first.pool), first.pool
-    free = f", which had room for {counted(chosen.free, 'replica')}" if chosen.free is not None else ""
-    product = f"{pool.product}-MIG-{pool.mig_profile}" if pool.mig_profile else pool.product
-    wait = say("choice.to-wait", name=name, product=product) if pool.product is not None else ""
-    return [note("choice.not-free", name=name, shortage=shortage, instead=gpu_name(chosen.title, chosen.pool), free=free, wait=wait)]
+        return [note("choice.added-node", shortage=shortage, when=when, provider=chosen.pool.provider)]
+    name, product = gpu_name(first.title, first.pool), product_label(first.pool)
+    wait = say("choice.to-wait", name=name, product=product) if product is not None else ""
+    return [note("choice.not-free", shortage=shortage, when=when, instead=gpu_name(chosen.title, chosen.pool), wait=wait)]
 
 
 def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
@@ -265,7 +273,7 @@ def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Rank
     group, comes_first = group_of(chosen.result.headroom), True
     for each in ranking.preferred_order(compared) if chosen.result.headroom is not Headroom.UNKNOWN else ():
         comes_first = comes_first and each is not chosen
-        waits = each.rank is Rank.WAITING and each.pool.provider is None and each.free is not None
+        waits = each.rank in WAITS and each.pool.provider is None and each.free is not None
         instead = comes_first or (chosen.pool.provider is not None and kind_of(each) == kind_of(chosen))
         if waits and instead and group_of(each.result.headroom) == group:
             return each
@@ -275,5 +283,5 @@ def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Rank
 def _shortage(candidate: Candidate, replicas: int) -> str:
     count, free, name = candidate.shape.count, candidate.free or 0, gpu_name(candidate.title, candidate.pool)
     if free:
-        return f"{name} had room for only {free} of {replicas} replicas"
+        return f"{name} was free for only {free} of {replicas} replicas"
     return f"no node had {count} free {name}" if count > 1 else f"no {name} was free"

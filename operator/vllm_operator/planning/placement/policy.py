@@ -9,7 +9,7 @@ from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Headroom, Sizing
-from vllm_operator.planning.placement.targets import Candidate, InUse, Rank, Rejection, in_use_of
+from vllm_operator.planning.placement.targets import WAITS, Candidate, InUse, Rank, Rejection, in_use_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
@@ -106,7 +106,7 @@ class Ranking:
         """Return why a GPU is chosen or not."""
         limit, about = each.result.made.limit, list[str]()
         if self.accelerator.policy == "MostFree" and each.pool.provider is None:
-            about.append("it is unknown what is free" if each.free is None else f"room for {counted(each.free, 'replica')}")
+            about.append("it is unknown what is free" if each.free is None else f"free for {counted(each.free, 'replica')}")
         if each.pool.provider:
             about.append(f"{each.pool.provider} would add a node")
         also, busy = "".join(f"; {text}" for text in about), self._when_busy(each)
@@ -127,13 +127,13 @@ class Ranking:
                 return f"holds only {each.result.held or 0:.1f} of the requests wanted{also}"
             case _ if busy or about:
                 return f"fits{busy}{also}"
+            case _ if each.shape.count > chosen.shape.count:
+                return f"fits on {each.shape.count}"
             case _:
                 return f"fits, but {self._disadvantage(each, chosen)}"
 
     def _disadvantage(self, each: Candidate, chosen: Candidate) -> str:
         pool, family = each.pool, self.gpus.architectures.get(each.pool.architecture or "")
-        if each.shape.count > chosen.shape.count:
-            return "more of them are needed"
         if pool.shared:
             return "nothing isolates the memory of the Pods that share it"
         if family is not None and family.unified_memory:
@@ -148,16 +148,28 @@ class Ranking:
 
     def _when_busy(self, each: Candidate) -> str:
         """Return that too few GPUs are free, as the continuation of a verdict; empty if enough are free, or if unknown."""
-        if each.rank is not Rank.WAITING or each.pool.provider is not None:
+        if each.rank not in WAITS or each.pool.provider is not None:
             return ""
         if not each.free:
-            return ", but none is free" if each.free == 0 else ", but too few are free for all replicas"
-        return f", but there is room for only {each.free} of {max(self.replicas, 1)} replicas"
+            return ", but none was free" if each.free == 0 else ", but too few were free for all replicas"
+        return f", but was free for only {each.free} of {max(self.replicas, 1)} replicas"
 
 
 def kind_of(each: Candidate) -> Kind:
     """Return the kind of a GPU for users."""
     return each.title, each.pool.mig_profile, each.pool.resource, each.pool.shared
+
+
+def free_products(candidates: Iterable[Candidate], *, but: Iterable[Candidate]) -> tuple[str, ...]:
+    """Return the products on which the model fits and of which enough are free for a replica, without the kinds in `but`."""
+    known = set(map(kind_of, but))
+    fitting = (each for each in candidates if each.free and each.result.headroom <= Headroom.SHORT and kind_of(each) not in known)
+    return tuple(dict.fromkeys(label for each in fitting if (label := product_label(each.pool)) is not None))
+
+
+def product_label(pool: Pool) -> str | None:
+    """Return the name of a GPU or MIG slice for `spec.accelerator.products`; None if it has none."""
+    return f"{pool.product}-MIG-{pool.mig_profile}" if pool.product and pool.mig_profile else pool.product
 
 
 def describe_candidates(

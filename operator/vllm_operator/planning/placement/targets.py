@@ -79,13 +79,16 @@ class Rank(IntEnum):
 
     FREE = 0
     """Enough devices are free for all replicas, or the free devices are unknown."""
-    WAITING = 1
-    """A Pod would wait: too few devices are free, or a node must be added."""
-    SHARED = 2
+    PARTLY = 1
+    """Devices are free for some replicas. Where an autoscaler may add nodes, such a GPU counts as WAITING."""
+    WAITING = 2
+    """A Pod would wait: no devices are free, or a node must be added."""
+    SHARED = 3
     """Several Pods share each GPU, and nothing isolates their memory."""
-    TOO_SMALL = 3
+    TOO_SMALL = 4
 
 
+WAITS = (Rank.PARTLY, Rank.WAITING)
 GIBIBYTE = 1024 * MEBIBYTE
 
 
@@ -288,7 +291,23 @@ def _rank(pool: Pool, free: int | None, request: Request, inventory: Inventory) 
         return Rank.FREE
     if free is None:
         free = 0 if inventory.hidden else pool.count * len(pool.nodes)
-    return Rank.WAITING if free < max(request.replicas, 1) else Rank.FREE
+    return rank_by_free(free, request.replicas, inventory)
+
+
+def rank_by_free(free: int, replicas: int, inventory: Inventory) -> Rank:
+    """Return the rank of GPUs of which so many replicas can be free."""
+    if free >= max(replicas, 1):
+        return Rank.FREE
+    can_grow = any(pool.provider is not None for pool in inventory.pools)
+    return Rank.PARTLY if free and not can_grow else Rank.WAITING
+
+
+def free_for(gpu: InUse, count: int, request: Request, inventory: Inventory) -> int | None:
+    """Return for how many replicas with `count` of these GPUs devices are free, whatever the spec allows; None if unknown."""
+    free = _free_devices(request, inventory)
+    pools = (pool for pool in inventory.pools if in_use_of(pool) == gpu and pool.provider is None and not pool.problems)
+    found = [_replicas(pool, count, free, inventory) for pool in pools]
+    return None if None in found else max((each or 0 for each in found), default=0)
 
 
 def in_use_of(pool: Pool) -> InUse:

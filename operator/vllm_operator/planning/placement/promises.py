@@ -1,0 +1,80 @@
+"""GPUs that a plan needs for Pods that do not exist yet or have no node. Without these promises, plans in a row get the same free GPU."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_operator.inventory.devices import HeldDevices, Owner
+from vllm_operator.inventory.pools import Inventory, Pool
+from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS, InUse, in_use_of
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The GPUs of `replicas` Pods, `count` for each. `pods` are the uids of the Pods that exist. Any value is valid in `tolerations`."""
+
+    gpu: InUse
+    resource: str
+    count: int
+    replicas: int
+    pods: Collection[str] = ()
+    tolerations: tuple[Any, ...] = ()
+
+
+def with_usage(
+    inventory: Inventory, held: HeldDevices, owner: Owner, pods: Collection[str], promises: Mapping[Owner, Promise | None]
+) -> Inventory:
+    """Return the inventory with the devices in use or promised, except those of `owner`, whose `pods` have these uids.
+
+    The devices of a promise are taken where Kubernetes could place the Pods now, so never where Pods of `owner` are. A Pod for which there
+    is no place takes none.
+    """
+    taken = _Taken(inventory, held, dict(held.all), set(held.claimed_by_others() or ()))
+    for name, promise in promises.items():
+        if promise is not None and name != owner:
+            taken.add(promise, name)
+    own = held.own.get(owner, {})
+    used = {place: amount - own.get(place, 0) for place, amount in taken.used.items()}
+    if held.claimed is None:
+        return replace(inventory, used=used, allocated=None)
+    own_claimed = (device for pod in pods for device in held.claimed.get(pod, ()))
+    return replace(inventory, used=used, allocated=frozenset(taken.claimed.difference(own_claimed)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    inventory: Inventory
+    held: HeldDevices
+    used: dict[tuple[str, str], int]
+    claimed: set[str]
+    pools: dict[tuple[InUse, str], dict[str, Pool]] = field(default_factory=dict)  # by node; there may be many promises of one GPU
+
+    def add(self, promise: Promise, owner: Owner) -> None:
+        pools, count = self._pools_of(promise.gpu, promise.resource), max(promise.count, 1)
+        own = self.held.own.get(owner, {}).items()
+        placed = sum(amount for (node, resource), amount in own if resource == promise.resource and node in pools)
+        placed += sum(len((self.held.claimed or {}).get(uid, ())) for uid in promise.pods)
+        tolerated = [*DEFAULT_TOLERATIONS, *promise.tolerations]
+        for _ in range(promise.replicas - placed // count):
+            enough = {node: free for node, pool in pools.items() if (free := self._free(node, pool)) >= count}
+            nodes = [node for node in enough if all(it.is_tolerated(tolerated) for it in self.inventory.taints.get(node, ()))]
+            if not nodes:
+                break
+            node = min(nodes, key=lambda name: (enough[name], name))  # leave whole nodes to those who need them
+            if pools[node].claims:
+                self.claimed.update(self._devices(node, pools[node])[:count])
+            else:
+                self.used[node, promise.resource] = self.used.get((node, promise.resource), 0) + count
+
+    def _pools_of(self, gpu: InUse, resource: str) -> Mapping[str, Pool]:
+        if (gpu, resource) not in self.pools:
+            alike = (pool for pool in self.inventory.pools if (in_use_of(pool), pool.resource) == (gpu, resource))
+            usable = (pool for pool in alike if pool.provider is None and not pool.problems)
+            self.pools[gpu, resource] = {node: pool for pool in usable for node in pool.nodes}
+        return self.pools[gpu, resource]
+
+    def _free(self, node: str, pool: Pool) -> int:
+        return len(self._devices(node, pool)) if pool.claims else pool.count - self.used.get((node, pool.resource), 0)
+
+    def _devices(self, node: str, pool: Pool) -> list[str]:
+        return [device for place, device in pool.devices if place == node and device not in self.claimed]
