@@ -106,6 +106,8 @@ class _Premises:
     shape: Shape
     facts: ResolvedFacts
     sizing: Sizing
+    weight_bytes: int | None
+    """Size of the weight files; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _FreshPlan:
             shape = pinning.pinned_shape(shape, self.pinned, spec)
         elif release is not None and not given.replaces_arguments:
             sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
-        return _Premises(given, version, shape, facts, sizing)
+        return _Premises(given, version, shape, facts, sizing, weight_bytes_of(spec.model, facts, self.files, self.catalog))
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)
@@ -271,7 +273,7 @@ class _FreshPlan:
 
     def _shapes(self, premises: _Premises) -> list[Shape]:
         """Return the sizes to choose from, in ascending order. For an unknown model of known weight, they are any that models can have."""
-        known = premises.sizing.is_read and self._weight_bytes(premises) is not None
+        known = premises.sizing.is_read and premises.weight_bytes is not None
         return (premises.sizing.shapes(self.inventory, any_model=known) if self._is_free else []) or [premises.shape]
 
     def _guessed(self, request: Request, found: Sequence[Candidate], ranking: Ranking) -> Sequence[Candidate] | Verdict:
@@ -289,9 +291,6 @@ class _FreshPlan:
                 devices = explanations.devices(ordered[0])
                 return Verdict(FALSE, Reason.DOES_NOT_FIT, say("size.weights", name=name, held=held, devices=devices, memory=memory))
         return [each for each in ordered if each.shape == ordered[0].shape]
-
-    def _weight_bytes(self, premises: _Premises) -> int | None:
-        return weight_bytes_of(self.resource.spec.model, premises.facts, self.files, self.catalog)
 
     def _ranking(self, premises: _Premises) -> Ranking:
         spec = self.resource.spec
@@ -313,7 +312,7 @@ class _FreshPlan:
         variable = images.compatibility.variable
         chooses = self._is_free and not self._keeps_gpu
         resized = not chooses and any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
-        weight_bytes = premises.facts.weight_bytes if self._keeps_gpu else self._weight_bytes(premises)
+        weight_bytes = premises.facts.weight_bytes if self._keeps_gpu else premises.weight_bytes
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=premises.shape.count,
@@ -371,7 +370,7 @@ class _FreshPlan:
         resource, version, facts = self.resource, premises.version, premises.facts
         length = target.result.length or chosen.length
         ranking, name = self._ranking(premises), explanations.short_name(resource)
-        weight_bytes = self._weight_bytes(premises)
+        weight_bytes = premises.weight_bytes
         weights = plan_weights(resource, weight_bytes)
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
