@@ -132,7 +132,7 @@ async def test_a_plan_in_force_asks_nothing_and_stays_as_it_is_without_the_hub(o
     operator.hub.answers.clear()
     before = list(operator.cluster.writes)
     operator.restart()
-    assert (await operator.reconciler.reconcile(KEY)).name == "success"
+    assert (await operator.settle()).name == "success"
     assert operator.hub.asked == []
     assert operator.cluster.writes == before
     assert operator.condition("Planned").reason == "Planned"
@@ -205,7 +205,7 @@ async def test_a_hub_that_is_away_is_left_alone_for_a_minute(operator: Operator)
     operator.cluster.put(unknown())
     await operator.plan_it()
     operator.cluster.put(llama("other", model={"uri": "hf://someone/else"}))
-    assert (await operator.reconciler.reconcile(("default", "other"))).name != "waiting"
+    assert (await operator.settle(("default", "other"))).name != "waiting"
     assert len(operator.hub.asked) == 1
 
 
@@ -311,7 +311,7 @@ async def test_questions_that_wait_for_a_hub_that_is_away_are_not_asked(operator
 
 async def test_a_model_on_a_claim_asks_nobody(operator: Operator) -> None:
     operator.cluster.put(llama(model={"uri": "pvc://models/llama"}))
-    assert (await operator.reconciler.reconcile(KEY)).name == "success"
+    assert (await operator.settle()).name == "success"
     assert operator.hub.asked == []
 
 

@@ -283,7 +283,7 @@ async def test_an_operator_that_ends_between_the_deployment_and_the_status_makes
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
     bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Unavailable("killed"))
     with pytest.raises(Unavailable):
-        await bench.reconciler.reconcile(KEY)
+        await bench.settle()
     deployment = bench.deployment()
     assert in_force(bench) == first
     await restart(bench)

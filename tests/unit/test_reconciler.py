@@ -42,14 +42,15 @@ POD_STATUS: dict[str, Any] = {
 }
 
 
-async def test_a_new_object_becomes_a_plan_a_claim_a_service_a_deployment_and_a_status(bench: Bench) -> None:
+async def test_a_new_object_becomes_a_plan_a_claim_a_deployment_a_service_and_a_status(bench: Bench) -> None:
     bench.cluster.put(llama())
-    result = await bench.reconciler.reconcile(KEY)
+    result = await bench.settle()
     assert list(dict.fromkeys((write.verb, write.kind) for write in bench.cluster.writes)) == [
         ("create", "ControllerRevision"),
         ("apply", "PersistentVolumeClaim"),
-        ("apply", "Service"),
         ("apply", "Deployment"),
+        ("patch", "PersistentVolumeClaim"),
+        ("apply", "Service"),
         ("create", "Event"),
         ("apply_status", "VLLMDeployment"),
     ]
@@ -118,7 +119,7 @@ def _env(bench: Bench) -> set[str]:
 async def test_what_the_api_server_refuses_is_said_in_its_words_and_the_rest_is_applied(bench: Bench) -> None:
     bench.cluster.fail("apply", SERVICE, Invalid('Service "llama" is invalid: spec.ports[0].port: Invalid value: 0'), times=100)
     bench.cluster.put(llama())
-    result = await bench.reconciler.reconcile(KEY)
+    result = await bench.settle()
     assert result.name == "refused"
     assert "spec.ports[0].port: Invalid value" in bench.condition("Ready").message
     assert bench.cluster.all(DEPLOYMENT)
@@ -141,7 +142,7 @@ async def test_a_failure_at_any_call_loses_nothing(bench: Bench, verb: str, erro
     await healthy.settle()
     bench.cluster.fail(verb, None, error)
     with contextlib.suppress(type(error)):
-        await bench.reconciler.reconcile(KEY)
+        await bench.settle()
     await bench.settle()
     assert [_names(item) for item in bench.cluster.all(EVENT)] == [_names(item) for item in healthy.cluster.all(EVENT)]
     assert content_of(bench.deployment()) == content_of(healthy.deployment())
@@ -156,7 +157,7 @@ async def test_an_operator_killed_between_its_writes_duplicates_no_event(bench: 
     bench.cluster.put(llama())
     bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Unavailable("killed"))
     with pytest.raises(Unavailable):
-        await bench.reconciler.reconcile(KEY)
+        await bench.settle()
     events = len(bench.cluster.all(EVENT))
     assert events > 0
     bench.restart()

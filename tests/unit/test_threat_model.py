@@ -13,7 +13,7 @@ import yaml
 import vllm_operator
 from support.gpus import real_node
 from support.observations import NOW, plan
-from support.operators import KEY, Bench, llama
+from support.operators import Bench, llama
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning
@@ -114,7 +114,7 @@ async def test_what_is_not_ours_is_left_as_it_is(bench: Bench, what: str) -> Non
     there = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": "llama", "namespace": "default"}, "spec": spec}
     bench.cluster.put(there)
     bench.cluster.put(llama())
-    await bench.reconciler.reconcile(KEY)
+    await bench.settle()
     [now] = bench.cluster.all(kind)
     assert (now["spec"], now["metadata"].get("ownerReferences")) == (spec, None)
     assert "was not created by the operator" in bench.condition("Ready").message

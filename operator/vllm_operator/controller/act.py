@@ -63,6 +63,13 @@ class ActionResult:
     scaling: tuple[ObjectProblem, ...] = ()
     """Why the PodDisruptionBudget or the autoscaler has no effect."""
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the Deployment has a new plan, and all else can follow in the next reconciliation."""
+        applied = self.applied
+        explains = applied.restored or applied.refusals or self.activity.skipped or applied.failure
+        return applied.has_new_plan and not explains
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:

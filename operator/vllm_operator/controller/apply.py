@@ -22,6 +22,7 @@ from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, kind_of
 from vllm_operator.kube.recent import Recent
+from vllm_operator.rendering.revision import plan_name
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class Applied:
     restored: list[tuple[str, str, Change]] = field(default_factory=list)
     """Kind and name of each child that somebody else had changed, and the first field of it."""
     written: int = 0
+    has_new_plan: bool = False
+    """The Deployment was created, or changed to another plan. Then its Service and what else is not applied yet follows later."""
     waiting: bool = False
     """A child is being deleted, for example one of an earlier object of this name."""
     failure: ClusterError | None = None
@@ -78,13 +81,15 @@ class Applier:
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Apply the desired objects, and prune children that are not desired.
 
-        A retryable error ends applying, and is in `failure`. `live` are the children that were found.
+        A retryable error ends applying, and is in `failure`. `live` are the children that were found. A Deployment with a new plan ends it
+        too: when many objects change at once, each gets its Deployment before any gets the rest.
         """
         result = Applied()
         found = {_identity(child): child for child in live}
-        # prerequisites of scheduling first; Services are among the rest, because API servers create them slowly
-        first = [desired for desired in desired_objects if desired["kind"] in (kube.CLAIM.kind, kube.CLAIM_TEMPLATE.kind)]
-        for group in (first, [desired for desired in desired_objects if desired not in first]):
+        # Prerequisites of scheduling come first. API servers create Services slowly.
+        order = {kube.CLAIM.kind: 0, kube.CLAIM_TEMPLATE.kind: 0, kube.DEPLOYMENT.kind: 1}
+        for place in range(3):
+            group = [desired for desired in desired_objects if order.get(desired["kind"], 2) == place]
             # A Pod that starts with a PVC that is being deleted would block the deletion.
             ready = [it for it in group if not result.waiting or it["kind"] != kube.DEPLOYMENT.kind or _identity(it) in found]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
@@ -93,8 +98,8 @@ class Applier:
                     result.failure = result.failure or outcome
                 elif isinstance(outcome, BaseException):
                     raise outcome
-            if result.failure is not None:
-                break
+            if result.failure is not None or (result.has_new_plan and not result.refusals):
+                return result
         result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # in an order that does not depend on the responses
         if not result.refusals and result.failure is None:
             try:
@@ -152,6 +157,7 @@ class Applier:
 
     async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         digested = managed_fields.with_digest(desired)
+        has_new_plan = plan_name(desired) not in ("", plan_name(child))
         if child is None:
             # Without force: an object of this name without the operator's labels belongs to another owner.
             # An apply of a PVC with a version that no object has fails if the PVC exists.
@@ -163,6 +169,7 @@ class Applier:
             child = await self._apply_over(digested, child, result)
             self._wrote("apply", child, result)
             result.restored += [(*_identity(desired), drift)] if drift is not None else []
+        result.has_new_plan |= has_new_plan
         if kind_of(desired) not in CLEANED or not (pointers := _additions(child, desired)):
             return child
         log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])

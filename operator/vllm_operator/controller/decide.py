@@ -184,7 +184,7 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
     """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
     planned, live = context.plan, snapshot.deployment
     is_rollout = (
-        live is not None and plan_name(live) != revision_name(context.resource, planned) and differs_in_template(context.desired, live)
+        live is not None and differs_in_template(context.desired, live) and plan_name(live) != revision_name(context.resource, planned)
     )
     if snapshot.devices is None:
         return replace(context, is_rollout=is_rollout)

@@ -29,7 +29,6 @@ from vllm_operator.rendering.revision import (
     read_planned_spec,
     read_revision,
     render_revision,
-    revision_name,
 )
 
 log = logging.getLogger(__name__)
@@ -97,11 +96,13 @@ class PlanStore:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
         summary, uid = resource.status.plan, resource.metadata.uid
         known = (*([summary.revision] if summary is not None else ()), *(read_rollback(resource) or ()))
+        existing = [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
-        name = next((each for each in known if self._plans.get((uid, each)) is plan), None) or revision_name(resource, plan)
-        if name not in [revision["metadata"]["name"] for revision in revisions]:
-            refusal = await self._create(resource, render_revision(resource, plan, 1 + max(map(number_of, revisions), default=0)))
-            if refusal is not None:
+        name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)
+        if name is None:
+            revision = render_revision(resource, plan, 1 + max(map(number_of, revisions), default=0))
+            name = reading.text(revision, "metadata", "name")
+            if name not in existing and (refusal := await self._create(resource, revision)) is not None:
                 return refusal
         self._plans.put((uid, name), plan)
         return name

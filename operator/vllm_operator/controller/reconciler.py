@@ -102,6 +102,8 @@ class Reconciler:
         decision = decide(snapshot, self.catalog, self.crashes, self.settings)
         self.inventory.promises[key] = promise_of(snapshot, decision)
         result = await self._actor.act(snapshot, decision)
+        if result.is_begun:
+            return Result("waiting", 0.0)
         failure = result.applied.failure
         try:
             reported = await self._reporter.report(snapshot, result)

@@ -155,7 +155,7 @@ class Inventory:
 
     def has_labels(self, node: str, selector: Mapping[str, str]) -> bool:
         """Return whether a node has all these labels."""
-        return selector.items() <= self.labels.get(node, {}).items()
+        return not selector or selector.items() <= self.labels.get(node, {}).items()
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
         """Return the taints of the nodes with this GPU, by node name. None as the architecture matches all."""

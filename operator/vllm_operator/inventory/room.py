@@ -1,12 +1,12 @@
 """Room for Pods: the devices of nodes, by labels, taints and problems of the nodes. Other obstacles are known to the scheduler alone."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.reading import mapping, objects
+from vllm_operator.api.reading import mapping, objects, text
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.pods.owner import meets
 
@@ -32,9 +32,9 @@ class Room:
 def find_room(plan: Plan, pod_spec: Mapping[str, Any], inventory: Inventory) -> Room | None:
     """Return the room for the Pods of a plan; None if an autoscaler would add nodes for them, or if they request no devices."""
     total, free = Counter[str](), Counter[str]()
-    is_counted = False
+    is_counted, admits = False, _admission(pod_spec, inventory)
     for pool in inventory.pools:
-        admitting = [node for node in pool.nodes if _is_meant(pool, plan) and _admits(node, pod_spec, inventory)]
+        admitting = [node for node in pool.nodes if _is_meant(pool, plan) and admits(node)]
         if admitting and pool.provider is not None:
             return None
         is_counted = is_counted or (inventory.allocated if pool.claims else inventory.used) is not None
@@ -51,13 +51,23 @@ def _is_meant(pool: Pool, plan: Plan) -> bool:
     return pool.resource == plan.resource and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
-def _admits(node: str, pod_spec: Mapping[str, Any], inventory: Inventory) -> bool:
-    """Return whether labels and taints of a node allow a Pod."""
-    if not inventory.has_labels(node, mapping(pod_spec, "nodeSelector")):
-        return False
-    terms = list(objects(pod_spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms"))
-    labels = inventory.labels.get(node, {})
-    # a comparison of numbers counts as met
-    if terms and not any(all(meets(labels, each) is not False for each in objects(term, "matchExpressions")) for term in terms):
-        return False
-    return all(taint.is_tolerated(pod_spec.get("tolerations")) for taint in inventory.taints.get(node, ()))
+def _admission(pod_spec: Mapping[str, Any], inventory: Inventory) -> Callable[[str], bool]:
+    """Return a function that says whether labels and taints of a node allow a Pod. Nodes with equal ones are checked once."""
+    selector = mapping(pod_spec, "nodeSelector")
+    terms = [
+        list(objects(term, "matchExpressions")) for term in objects(pod_spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms")
+    ]
+    names = sorted({*selector, *(text(each, "key") for term in terms for each in term)})
+    known: dict[tuple[object, ...], bool] = {}
+
+    def admits(node: str) -> bool:
+        labels, taints = inventory.labels.get(node, {}), inventory.taints.get(node, ())
+        read = (*map(labels.get, names), taints)
+        if read not in known:
+            # a comparison of numbers counts as met
+            is_meant = not terms or any(all(meets(labels, each) is not False for each in term) for term in terms)
+            is_tolerated = all(taint.is_tolerated(pod_spec.get("tolerations")) for taint in taints)
+            known[read] = selector.items() <= labels.items() and is_meant and is_tolerated
+        return known[read]
+
+    return admits

@@ -233,7 +233,9 @@ class _FreshPlan:
             shape = pinning.pinned_shape(shape, self.pinned, spec)
         elif release is not None and not given.replaces_arguments:
             sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
-        return _Premises(given, version, shape, facts, sizing, weight_bytes_of(spec.model, facts, self.files, self.catalog))
+        in_own_format = sizing.model if "--quantization" not in given.arguments else None
+        weight_bytes = weight_bytes_of(spec.model, facts, self.files, self.catalog, in_own_format)
+        return _Premises(given, version, shape, facts, sizing, weight_bytes)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)

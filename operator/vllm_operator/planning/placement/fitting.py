@@ -240,17 +240,21 @@ def resolve_sizing(
     return Sizing(model, options, release, catalog, concurrency, limits=read_limits(arguments, overrides.variables, length))
 
 
-def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog) -> int | None:
+def weight_bytes_of(
+    model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog, sized: SizedModel | None = None
+) -> int | None:
     """Return the size of the weight files: from the spec or the files, else that of the estimates or by the name; None if unknown.
 
-    The size by the number of parameters of the family counts if it is about equal, so that volumes keep their sizes.
+    The size by the number of parameters of the family counts if it is about equal, so that volumes keep their sizes. `sized` is the model
+    of the estimates, if it is known in the format of its files.
     """
     known = facts.weight_bytes
     if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS):
         return known
     if known is None and facts.quantization is None and (billions := read_billions(model_name(model))):
         known = int(billions * 2e9)  # 16 bits for each parameter: no usual format has more
-    sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=_label(facts, files))
+    if sized is None:
+        sized = resolve_model(model_name(model), catalog.shapes, config=files.config, label=_label(facts, files))
     if sized is None or (known is not None and abs(known - sized.file_bytes) <= SAME_SIZE * sized.file_bytes):
         return known
     return sized.file_bytes

@@ -185,7 +185,7 @@ def find_others(request: Request, inventory: Inventory, catalog: Catalog) -> lis
 def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapping[str, int]]:
     """Return the devices of each node that are free for the Pods of a request, grouped by what a Pod can ask for."""
     tolerated = [*DEFAULT_TOLERATIONS, *request.tolerations]
-    closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
+    closed = {taints for taints in set(inventory.taints.values()) if not all(taint.is_tolerated(tolerated) for taint in taints)}
     found: dict[Alike, dict[str, int]] = {}
     for pool in inventory.pools:
         if pool.provider is not None or pool.problems:
@@ -193,7 +193,7 @@ def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapp
         taken = Counter(node for node, device in pool.devices if device in (inventory.allocated or ()))
         free = found.setdefault(_alike(pool), {})
         for node in pool.nodes:
-            if node not in closed and inventory.has_labels(node, request.selector):
+            if inventory.taints.get(node) not in closed and inventory.has_labels(node, request.selector):
                 in_use = taken[node] if pool.claims else (inventory.used or {}).get((node, pool.resource), 0)
                 free[node] = max(pool.count - in_use, 0)
     return found
