@@ -349,7 +349,7 @@ class Observer:
 def _may_roll_out(snapshot: Snapshot) -> bool:
     """Return whether Pods may be replaced."""
     summary, deployment = snapshot.resource.status.plan, snapshot.deployment
-    if deployment is None or not snapshot.pods:
+    if deployment is None or (summary is None and not snapshot.pods):
         return False
     return summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource)
 
