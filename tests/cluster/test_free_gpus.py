@@ -41,7 +41,7 @@ async def free(cluster: Cluster, node: str) -> None:
 
 
 async def diff(cluster: Cluster, name: str) -> str:
-    command = (sys.executable, "-m", "vllm_operator", "plan", "--live", "--diff", "-n", cluster.namespace, name)
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--diff", "-n", cluster.namespace, name)
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     page, _ = await process.communicate()
@@ -80,7 +80,7 @@ async def test_a_plan_that_never_ran_takes_the_gpu_that_becomes_free(everywhere:
 async def test_a_plan_that_serves_stays_and_the_status_says_how_to_move(everywhere: Cluster) -> None:
     await fill(everywhere, "gpu-h100-sxm-0", 7)
     await fill(everywhere, "gpu-h200-0", 8)
-    await everywhere.create(llama(everywhere.namespace, "steady"))
+    await everywhere.create(llama(everywhere.namespace, "steady", cache={"hostPath": "/var/cache/vllm"}))
     first = await everywhere.wait_for("VLLMDeployment", "steady", has("Ready", "True"), within=60)
     await everywhere.patch("VLLMDeployment", "steady", {"spec": {"replicas": 2}})
     words = f"({H100}), and no node that it may use has 1 free."

@@ -331,6 +331,17 @@ async def test_a_replica_that_could_not_mount_the_volume_is_not_started(bench: B
     assert fleet.replicas() == 2
 
 
+async def test_the_node_of_the_volume_may_be_newer_than_what_is_known_of_the_nodes(bench: Bench) -> None:
+    bench = Bench(real_node("h100-sxm", "other"))
+    fleet = Fleet(bench)
+    await fleet.serve(accelerator=H100, cache={})
+    bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm", "h100", allocatable=SMALL)})
+    fleet.ready(fleet.start(node="h100"))
+    bench.pass_time(6)
+    await fleet.change(replicas=2)
+    assert fleet.replicas() == 1
+
+
 async def test_a_replica_for_which_the_node_has_a_gpu_is_started_there(bench: Bench, fleet: Fleet) -> None:
     await serve(fleet, cache={})
     await fleet.change(replicas=2)

@@ -50,7 +50,16 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
 from vllm_operator.planning.outcome import Outcome, not_accepted
-from vllm_operator.planning.pinning import NEEDS_ROOM, Standing, is_in_force, max_age_seconds, read_rollback, reopened, standing_of
+from vllm_operator.planning.pinning import (
+    NEEDS_ROOM,
+    PENDING_SECONDS,
+    Standing,
+    is_in_force,
+    max_age_seconds,
+    read_rollback,
+    reopened,
+    standing_of,
+)
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import Phase, PodView, read_pod
@@ -287,6 +296,8 @@ class Observer:
         resource, pods, listed = snapshot.resource, snapshot.pods, len(self.catalog.current.instance_types)
         try:
             inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, snapshot.standing))
+            if fresh and not {pod.node for pod in pods if pod.node}.issubset(inventory.nodes):  # a Pod is on a node that was just added
+                inventory = await self.inventory.read(max_age=PENDING_SECONDS)
             standing, now = snapshot.standing, snapshot.now
             return await self.inventory.count_free(resource, inventory, pods, standing, now=now, listed=listed, fresh=fresh)
         except Forbidden as error:
