@@ -47,7 +47,7 @@ def api_reference() -> str:
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`, "
         f"short name `{crd['spec']['names']['shortNames'][0]}`. {root['description']}\n",
         "`kubectl explain vllm.spec` shows the same text. If you omit a field, the operator decides, and "
-        "the condition `Planned` shows the decision. The API server sets a default only for `spec.replicas`.\n",
+        "`status.plan` shows the decision. The API server sets a default only for `spec.replicas`.\n",
         *("## spec\n", *_object(root["properties"]["spec"], "spec")),
         *("## status\n", *_object(root["properties"]["status"], "status")),
         "## VLLMPreset and ClusterVLLMPreset\n",
@@ -113,19 +113,24 @@ def conditions_reference() -> str:
     lines = [
         OF_TYPES + "# Conditions\n",
         "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: while not everything that the spec asks "
-        "for is in effect, it has the reason and, in short, the problem, and names the condition that says more. `Available` tells "
-        "whether requests are served. "
-        f"{' and '.join(f'`{type}`' for type in conditions.ALWAYS)} are set on every object, and any other condition only while it says "
-        "more than they do. `kubectl wait --for=condition=TYPE` works for all of them: it waits for a condition that is absent. A "
-        "condition is about the generation in `status.observedGeneration`, unless it has an `observedGeneration` itself, which is then "
-        "older. A message states the situation, then what you can do.\n",
-        *table("condition | True means", ((f"`{type}`", meaning[type]) for type in conditions.ORDER)),
+        "for is in effect, it has the reason and the problem, or names the condition that says more. `Available` tells whether requests "
+        "are served. A message states the situation, then what you can do.\n",
+        "Each condition has the `observedGeneration` that it is about, so `kubectl wait --for=condition=TYPE` waits until the operator has "
+        "seen a change of the spec. A condition that is normally True is set on every object, or while the spec asks for what it is about. "
+        "A condition that is True when something is wrong or unusual is set only then.\n",
+        *table("condition | normally | set | True means", ((f"`{type}`", *_polarity(type), meaning[type]) for type in conditions.ORDER)),
         "\nReasons, by condition:\n",
         *table("condition | reason | meaning", reasons),
         "\nThe reason of `Crashed`, and then of `Ready`, can also be the name of a known crash, for example `MigUuidNotInteger`. "
         "The message then has the cause, the remedy and the reference.\n",
     ]
     return "\n".join(lines)
+
+
+def _polarity(type: str) -> tuple[str, str]:
+    if type in conditions.WHILE_TRUE:
+        return "absent", "while True"
+    return "True", "always" if type in conditions.ALWAYS else "while the spec asks for it"
 
 
 def _documented(owner: Any) -> Iterator[tuple[str, str, str]]:

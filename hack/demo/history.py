@@ -45,7 +45,7 @@ class History:
         return (
             self.condition("Ready").get("status") == "True"
             or self.condition("Crashed").get("status") == "True"
-            or self.condition("Planned").get("status") == "False"
+            or self.condition("Ready").get("reason") == "NoMatchingGPU"
         )
 
     def condition(self, type: str) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start)
     scale = BAR / seconds_of(cold)
     warm_begins = BEGINS + SECONDS + 0.6
     remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|\.)")
-    way_out = _advice(by_name["llama"], "Planned", r"(Add [^.]+? to spec[\w.]+\w)")
+    way_out = _advice(by_name["llama"], "Ready", r"(Add [^.]+? to spec[\w.]+\w)")
     rows = [
         _started(0, "deepseek", f"first start, {_gpu(by_name['deepseek'])}", cold, scale, BEGINS),
         _started(1, "deepseek-again", "second start, warm caches", warm, scale, warm_begins),
@@ -120,8 +120,8 @@ def _condition(resource: Mapping[str, Any], type: str) -> Mapping[str, Any]:
 
 
 def _gpu(resource: Mapping[str, Any]) -> str:
-    """The chosen GPU, as the condition Planned names it; empty without a plan."""
-    found = re.search(r"Planned for ([^(,]+?) \(", _condition(resource, "Planned")["message"])
+    """The chosen GPU, as the plan names it; empty without a plan."""
+    found = re.search(r"Planned for ([^(,]+?) \(", resource["status"].get("plan", {}).get("message", ""))
     return found[1] if found else ""
 
 

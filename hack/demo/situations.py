@@ -34,11 +34,14 @@ class Situation:
 def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     """Compiled with visible progress, and serves."""
     seen = histories["deepseek"]
-    yield from want_conditions(seen, Ready="True", Planned="True/Planned", CacheWarm="False/Miss")
+    yield from want_conditions(seen, Ready="True")
     plan = seen.status.get("plan", {})
     yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
     yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")
-    yield from want_words(seen, "Planned", "H200")
+    if "H200" not in plan.get("message", ""):
+        yield f"the plan does not speak of H200: {plan.get('message')!r}"
+    if not seen.status.get("cache", {}).get("coldStartSeconds"):
+        yield "the start was to be a cold one"
     # a stage of some seconds passes in a moment here, and a busy machine may not see it; these two take minutes
     yield from want_stages(seen, "KernelWarmup", "CUDAGraphCapture")
     if len(set(seen.stages)) < FEWEST_STAGES:
@@ -51,10 +54,12 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
 def check_second_start(histories: dict[str, History]) -> Iterator[str]:
     """Shares the first one's cache, and was much faster."""
     first, seen = histories["deepseek"], histories["deepseek-again"]
-    yield from want_conditions(seen, Ready="True", CacheWarm="True/Hit")
+    yield from want_conditions(seen, Ready="True")
     key, cache = first.status.get("cache", {}).get("key"), seen.status.get("cache", {})
     yield from want("the state of the cache", cache.get("state"), "Warm")
     yield from want("the key of the cache", cache.get("key"), key)
+    if not cache.get("warmStartSeconds"):
+        yield "the start was to be a warm one"
     if seen.elapsed(0) > SLOWEST_WARM_START * first.elapsed(0):
         yield f"the second start took {seen.elapsed(0):.1f} s, the first one {first.elapsed(0):.1f} s: that is not warm"
 
@@ -73,8 +78,8 @@ def check_crash(histories: dict[str, History]) -> Iterator[str]:
 
 def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
     seen = histories["llama"]
-    yield from want_conditions(seen, Planned="False/NoMatchingGPU", Ready="False/NoMatchingGPU")
-    yield from want_words(seen, "Planned", "sm_103", "sm_90", "sm_100", "sm_120", "sm_121", "accelerator.architectures")
+    yield from want_conditions(seen, Ready="False/NoMatchingGPU")
+    yield from want_words(seen, "Ready", "sm_103", "sm_90", "sm_100", "sm_120", "sm_121", "accelerator.architectures")
     if seen.stages:
         yield f"nothing was to be started, but these stages were seen: {', '.join(seen.stages)}"
 

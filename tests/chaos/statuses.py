@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import ACCEPTED, ALWAYS, AVAILABLE, CRASHED, ORDER, PLANNED, READY, Reason
+from vllm_operator.api.conditions import ALWAYS, AVAILABLE, CRASHED, ORDER, READY, WHILE_TRUE, Reason
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.status.knowledge import load_knowledge
 
@@ -78,8 +78,9 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
         yield f"Available is {conditions[AVAILABLE]['status']} with {serving} Pods Ready"
     if serving == wanted and is_condition(CRASHED, "True"):
         yield f"a crash is told although all Pods are Ready: {conditions[CRASHED]['message']}"
-    if is_condition(ACCEPTED, "False") and is_condition(PLANNED, "True"):
-        yield "it is planned, but not accepted"
+    for type in WHILE_TRUE:
+        if type in conditions and not is_condition(type, "True"):
+            yield f"{type} is {conditions[type]['status']}: it is set only while it is True"
 
 
 def serves_for(resource: Manifest, pods: Sequence[Manifest]) -> list[Manifest]:

@@ -263,7 +263,7 @@ class Users:
         self._journal.violate(f"{kind} {name} is not gone after {SETTLE_SECONDS:.0f} s without replicas; Pods that use it: {waiting}")
 
     async def _delete_pods_of_orphaned_jobs(self, claim_name: str) -> None:
-        """What the condition CacheWarm tells a user to do: nobody else deletes them, and they keep a claim."""
+        """What status.cache tells a user to do: nobody else deletes them, and they keep a claim."""
         jobs = {job["metadata"]["uid"] for job in await self._client.list_all("Job") if not job["metadata"].get("ownerReferences")}
         for pod in await self._client.list_all("Pod"):
             owners = {owner["uid"] for owner in pod["metadata"].get("ownerReferences") or ()}

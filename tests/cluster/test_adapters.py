@@ -3,7 +3,8 @@
 import pytest
 
 from support.cluster import Cluster, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, has, llama
+from support.verdicts import plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -27,4 +28,4 @@ async def test_an_adapter_that_a_serving_engine_has_not_loaded_is_named(served: 
     await sim.change(pod, load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["plan"].get("unservedAdapters") == ["support"])
-    assert "has not loaded support of spec.adapters" in condition(told, "Planned")["message"]
+    assert "has not loaded support of spec.adapters" in plan_verdict(told).message

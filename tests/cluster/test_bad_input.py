@@ -12,6 +12,7 @@ import yaml
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.crd import CRD, install_crd
 from support.operator_process import OperatorProcess, condition, has, llama, problem
+from support.verdicts import cache_verdict, has_cache, has_plan, plan_verdict
 from testenv import Environment
 from vllm_operator.controller.preconditions import OPTIONAL, REQUIRED
 
@@ -82,7 +83,7 @@ async def test_an_outage_of_the_api_server_is_survived(environment: Environment,
     finally:
         environment.control_plane.start_component("kube-apiserver")
     await served.create(llama(served.namespace, "second"))
-    await served.wait_for("VLLMDeployment", "second", lambda r: condition(r, "Planned"), within=30)
+    await served.wait_for("VLLMDeployment", "second", has_plan(), within=30)
     assert (await served.get("VLLMDeployment", "llama"))["status"]["readyReplicas"] == 1
     assert await operator.writes() > writes
     assert "Traceback" not in operator.log
@@ -147,7 +148,7 @@ async def test_with_exactly_the_permissions_of_the_chart_it_serves(served: Clust
 @pytest.mark.parametrize(
     ("without", "words", "type", "reason"),
     [
-        (("nodes", "list"), "may not list nodes", "Planned", "PermissionMissing"),
+        (("nodes", "list"), "may not list nodes", "Ready", "PermissionMissing"),
         (("services", "patch"), "may not patch services", "Ready", "ApplyFailed"),
         (("pods/log", "get"), "may not get pods/log", "Ready", "Serving"),
         (("pods", "watch"), "may not watch pods", "Ready", "Serving"),
@@ -187,8 +188,8 @@ async def test_malformed_node_labels_end_in_a_condition(
 ) -> None:
     await served.patch("Node", "gpu-h100-sxm-0", {"metadata": {"labels": labels}})
     await served.create(llama(served.namespace))
-    seen = await served.wait_for("VLLMDeployment", "llama", lambda r: condition(r, "Planned"))
-    assert condition(seen, "Planned")["message"]
+    seen = await served.wait_for("VLLMDeployment", "llama", lambda r: plan_verdict(r).reason)
+    assert plan_verdict(seen).message
     assert condition(seen, "Ready")["message"]
 
 
@@ -209,14 +210,14 @@ async def test_binary_and_endless_log_lines_do_no_harm(served: Cluster, sim: Sim
 
 async def test_a_claim_that_does_not_bind_is_said_with_its_reason(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "no-such-class"}}))
-    seen = await served.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "StorageClassMissing"))
-    assert "no-such-class" in condition(seen, "CacheWarm")["message"]
+    seen = await served.wait_for("VLLMDeployment", "llama", has_cache("StorageClassMissing"))
+    assert "no-such-class" in cache_verdict(seen).message
     assert condition(seen, "Ready")["status"] == "False"
 
 
 async def test_a_named_claim_that_does_not_exist_is_said_and_noticed_when_it_comes(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"claimName": "mine"}))
-    await served.wait_for("VLLMDeployment", "llama", lambda r: condition(r, "CacheWarm").get("reason") == "ClaimMissing")
+    await served.wait_for("VLLMDeployment", "llama", lambda r: cache_verdict(r).reason == "ClaimMissing")
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     metadata = {"name": "mine", "namespace": served.namespace}
     await served.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
@@ -226,8 +227,8 @@ async def test_a_named_claim_that_does_not_exist_is_said_and_noticed_when_it_com
 async def test_an_image_that_cannot_be_pulled_is_said(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="imagepull", pull="0")
     await served.create(llama(served.namespace))
-    seen = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "ImagePullFailed"))
-    assert "vllm/vllm-openai" in condition(seen, "Progressing")["message"]
+    seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ImagePullFailed"))
+    assert "vllm/vllm-openai" in condition(seen, "Ready")["message"]
 
 
 async def test_what_the_api_server_refuses_is_said_in_its_words(served: Cluster, operator: OperatorProcess) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 from support.own_knowledge import ATTENTION_RULE, config_map
+from support.verdicts import has_plan, plan_verdict
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -51,8 +52,8 @@ async def test_another_catalog_after_a_restart_is_reported_and_applied_only_when
     await served.create(config_map("rules", served.namespace, ATTENTION_RULE))
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
         await operator.until_ready(within=60)
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "PlanDrifted"), within=60)
-        message = condition(resource, "Planned")["message"]
+        resource = await served.wait_for("VLLMDeployment", "llama", has_plan("True", "PlanDrifted"), within=60)
+        message = plan_verdict(resource).message
         assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in message
         assert REPLAN_ANNOTATION in message
         assert await attention(served, resource) == "FLASH_ATTN"
@@ -67,7 +68,7 @@ async def test_another_catalog_after_a_restart_is_reported_and_applied_only_when
         assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
 
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"), within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has_plan("True", "Planned"), within=60)
         assert await attention(served, resource) == "FLASHINFER"
         assert (await pinned_plan(served, resource))["catalogVersion"].startswith(f"{planned_with}.")
 
@@ -92,13 +93,13 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
         await served.create(
             config_map("rules", served.namespace, {**ATTENTION_RULE, "when": {"moon": "full"}}, ATTENTION_RULE | {"id": "second"})
         )
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "PlanDrifted"), within=60)
+        await served.wait_for("VLLMDeployment", "llama", has_plan("True", "PlanDrifted"), within=60)
         await operator.until_says("rule our-attention: when: 'moon' is not a field", within=60)
         assert await running(served) == before
         assert (await operator.fetch("/readyz"))[0] == 200
         event = await served.wait_for_event("rules", "RuleIgnored")
         assert event["type"] == "Warning"
         await served.delete("ConfigMap", "rules")
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"), within=60)
+        await served.wait_for("VLLMDeployment", "llama", has_plan("True", "Planned"), within=60)
         assert await running(served) == before
         assert "Traceback" not in operator.log, operator.log

@@ -14,8 +14,9 @@ from support import helm
 from support.chart_ways import WAYS
 from support.cluster import Cluster, Manifest, RefusedError
 from support.gpus import machines_of_the_examples
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, has, llama
 from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
+from support.verdicts import has_plan, plan_verdict
 from testenv import Environment
 from testenv.binaries import find_binary
 
@@ -166,13 +167,13 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
         assert len(names) >= len(EXAMPLES)
         for name in names:
             resource = await cluster.wait_for("VLLMDeployment", name, looked_at)
-            assert condition(resource, "Accepted").get("status") != "False", name
+            assert plan_verdict(resource).status != "False", name
             if resource["spec"].get("accelerator", {}).get("allocation") == "DRA":
                 # no node here publishes devices
-                assert "Install the NVIDIA DRA driver" in condition(resource, "Planned")["message"]
+                assert "Install the NVIDIA DRA driver" in plan_verdict(resource).message
             else:
                 # an API server that enforces the permissions of owner references knows a new kind after some seconds
-                await cluster.wait_for("VLLMDeployment", name, has("Planned", "True"), within=90)
+                await cluster.wait_for("VLLMDeployment", name, has_plan("True"), within=90)
                 await cluster.wait_for("Deployment", name, bool, within=90)
         assert "may not" not in operator.log, operator.log
         await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))

@@ -7,7 +7,8 @@ import pytest
 
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, has, llama
+from support.verdicts import cache_verdict, has_cache
 
 pytestmark = pytest.mark.cluster
 
@@ -57,8 +58,8 @@ async def test_a_claim_of_a_user_is_never_written_to_whatever_the_spec_says_late
     before = await served.get(CLAIM, "llama-cache")
     await served.create(llama(served.namespace))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimNameTaken"))
-    assert "but the operator did not create it" in condition(told, "CacheWarm")["message"]
-    assert "set spec.cache.claimName to llama-cache" in condition(told, "CacheWarm")["message"]
+    assert "but the operator did not create it" in cache_verdict(told).message
+    assert "set spec.cache.claimName to llama-cache" in cache_verdict(told).message
     await served.patch("VLLMDeployment", "llama", {"spec": DELETE})
     await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["observedGeneration"] == 2)
     after = await served.get(CLAIM, "llama-cache")
@@ -96,9 +97,7 @@ async def test_a_claim_that_was_orphaned_is_found_again(served: Cluster, operato
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     grown = await served.wait_for(CLAIM, "llama-cache", lambda it: it["spec"]["resources"]["requests"]["storage"] == "40Gi")
     assert grown["metadata"]["uid"] == before["metadata"]["uid"]
-    await served.wait_for(
-        "VLLMDeployment", "llama", lambda it: "stays when this object is deleted" in condition(it, "CacheWarm").get("message", "")
-    )
+    await served.wait_for("VLLMDeployment", "llama", lambda it: "stays when this object is deleted" in cache_verdict(it).message)
 
 
 async def test_a_claim_of_an_earlier_object_is_left_to_the_garbage_collector(
@@ -125,8 +124,8 @@ async def test_a_claim_that_another_object_uses_outlives_its_own(served: Cluster
     await served.create({**other, "metadata": {**other["metadata"], "name": "other"}})
     await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
     await served.patch("VLLMDeployment", "llama", {"spec": DELETE})
-    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "no effect" in condition(it, "CacheWarm").get("message", ""))
-    assert "VLLMDeployment other uses PersistentVolumeClaim llama-cache as well" in condition(told, "CacheWarm")["message"]
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "no effect" in cache_verdict(it).message)
+    assert "VLLMDeployment other uses PersistentVolumeClaim llama-cache as well" in cache_verdict(told).message
     await served.delete("VLLMDeployment", "llama")
     await served.wait_until_gone("Deployment", "llama")
     assert "deletionTimestamp" not in (await served.get(CLAIM, "llama-cache"))["metadata"]
@@ -139,9 +138,7 @@ async def test_an_owner_that_may_not_be_removed_is_reported(served: Cluster, ope
     other = llama(served.namespace, cache={"claimName": "llama-cache"})
     await served.create({**other, "metadata": {**other["metadata"], "name": "other"}})
     for name in ("llama", "other"):
-        await served.wait_for(
-            "VLLMDeployment", name, lambda it: "Remove the owner yourself" in condition(it, "CacheWarm").get("message", "")
-        )
+        await served.wait_for("VLLMDeployment", name, lambda it: "Remove the owner yourself" in cache_verdict(it).message)
 
 
 @pytest.mark.extended
@@ -166,9 +163,9 @@ async def test_a_finished_cleaning_job_does_not_keep_a_claim_that_is_deleted(
     told = await served.wait_for(
         "VLLMDeployment",
         "llama",
-        lambda r: has("CacheWarm", "False", "ClaimTerminating")(r) and engine in condition(r, "CacheWarm")["message"],
+        lambda r: has_cache("ClaimTerminating")(r) and engine in cache_verdict(r).message,
     )
-    assert "set spec.replicas to 0" in condition(told, "CacheWarm")["message"]
+    assert "set spec.replicas to 0" in cache_verdict(told).message
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 0}})
     await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"]["uid"] != first["metadata"]["uid"], within=60)
     assert await served.list_all("Job") == []

@@ -11,6 +11,7 @@ import pytest
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
+from support.verdicts import has_plan, plan_verdict
 from vllm_operator import __version__
 from vllm_operator.api.labels import ROLLBACK_ANNOTATION, UNUSED_ANNOTATION
 
@@ -71,7 +72,7 @@ async def test_a_rollback_runs_an_earlier_plan_until_the_spec_changes(served: Cl
     status, said = await kubectl_vllm(served, "rollback", "vllm/llama")
     assert status == 0, said
     resource = await served.wait_for("VLLMDeployment", "llama", serves("0.20.1"))
-    assert condition(resource, "Planned")["reason"] == "RolledBack"
+    assert plan_verdict(resource).reason == "RolledBack"
     assert resource["spec"]["engine"]["version"] == "0.24.0"
     assert await version(served) == "0.20.1"
     await served.wait_for_event("llama", "RolledBack")
@@ -99,7 +100,7 @@ async def test_new_plans_come_in_waves_until_one_does_not_serve(served: Cluster,
 
     await served.create(config_map("rules", served.namespace, ATTENTION_RULE))
     for name in ("a", "b", "c"):
-        await served.wait_for("VLLMDeployment", name, has("Planned", "True", "PlanDrifted"), within=90)
+        await served.wait_for("VLLMDeployment", name, has_plan("True", "PlanDrifted"), within=90)
     status, said = await kubectl_vllm(served, "replan", "--dry-run")
     assert (status, said.startswith("3 plans would be replaced."), "FLASHINFER" in said) == (0, True, True), said
     await sim.script(load="hold")
@@ -108,7 +109,7 @@ async def test_new_plans_come_in_waves_until_one_does_not_serve(served: Cluster,
     assert f"{served.namespace}/a does not serve with the new plan" in said
     assert "2 more are as they were" in said
     for name in ("b", "c"):
-        assert condition(await served.get("VLLMDeployment", name), "Planned")["reason"] == "PlanDrifted"
+        assert plan_verdict(await served.get("VLLMDeployment", name)).reason == "PlanDrifted"
 
 
 async def test_a_name_is_the_live_object(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

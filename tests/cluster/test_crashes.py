@@ -231,7 +231,7 @@ async def test_a_lost_node_is_reported(served: Cluster, sim: Simulator, operator
     stamp = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     gone = [c | {"status": "False", "lastTransitionTime": stamp} if c["type"] == "Ready" else c for c in now["conditions"]]
     await served.patch("Pod", pod, {"status": {"conditions": gone}}, subresource="status")
-    told = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "False", "NodeLost"), within=30)
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NodeLost"), within=30)
     assert f"Node {node} (Pod {pod}) has not reported since" in problem(told)
 
 

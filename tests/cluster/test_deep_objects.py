@@ -8,6 +8,7 @@ import pytest
 
 from support.cluster import Cluster, Simulator
 from support.operator_process import OperatorProcess, has, llama
+from support.verdicts import has_plan
 
 pytestmark = [
     pytest.mark.cluster,
@@ -42,7 +43,7 @@ async def test_an_object_that_is_nested_deep_hides_no_other(served: Cluster, sim
         await served.create(llama(served.namespace))
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
         for depth in DEPTHS:
-            await served.wait_for("VLLMDeployment", f"deep-{depth}", has("Accepted", "False", "InvalidSpec"), within=30)
+            await served.wait_for("VLLMDeployment", f"deep-{depth}", has_plan("False", "InvalidSpec"), within=30)
         assert (await operator.fetch("/readyz"))[0] == 200
         assert "RecursionError" not in operator.log, operator.log
         await served.delete("VLLMDeployment", "llama")

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, has, llama
+from support.verdicts import plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -183,7 +184,7 @@ async def test_a_webhook_that_changes_deployments_causes_no_loop_and_hides_no_dr
             await asyncio.sleep(0.1)
     await served.create(llama(served.namespace))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    assert "spec.template.spec.containers.vllm.image" in condition(resource, "Accepted")["message"]
+    assert "spec.template.spec.containers.vllm.image" in plan_verdict(resource).message
     deployment = await served.get("Deployment", "llama")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "mirror.example/vllm:1"
     for number in (2, 3, 4):

@@ -11,6 +11,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.verdicts import plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -57,7 +58,7 @@ async def test_a_plan_that_never_ran_takes_the_gpu_that_becomes_free(everywhere:
         await fill(everywhere, node, 8)
     await everywhere.create(llama(everywhere.namespace, "late"))
     words = f"({H100}), and no node that it may use has 1 free. As soon as another GPU that fits is free, the operator takes it."
-    waiting = await everywhere.wait_for("VLLMDeployment", "late", says("Progressing", words), within=60)
+    waiting = await everywhere.wait_for("VLLMDeployment", "late", says("Ready", words), within=60)
     assert (await pinned_plan(everywhere, waiting))["product"] == H100
     await free(everywhere, "gpu-h200-0")
     serving = await everywhere.wait_for("VLLMDeployment", "late", has("Ready", "True"), within=60)
@@ -84,14 +85,14 @@ async def test_a_plan_that_serves_stays_and_the_status_says_how_to_move(everywhe
     first = await everywhere.wait_for("VLLMDeployment", "steady", has("Ready", "True"), within=60)
     await everywhere.patch("VLLMDeployment", "steady", {"spec": {"replicas": 2}})
     words = f"({H100}), and no node that it may use has 1 free."
-    await everywhere.wait_for("VLLMDeployment", "steady", says("Progressing", words), within=60)
+    await everywhere.wait_for("VLLMDeployment", "steady", says("Ready", words), within=60)
     assert "A new plan would be the same." in await diff(everywhere, "steady")
     await free(everywhere, "gpu-h200-0")
     command = f"kubectl annotate vllm steady -n {everywhere.namespace} --overwrite vllm-operator.dev/replan=$(date +%s)"
     words = f"The plan is for {H100}, and {H200} is free now."
-    told = await everywhere.wait_for("VLLMDeployment", "steady", says("Progressing", words, command), within=30)
+    told = await everywhere.wait_for("VLLMDeployment", "steady", says("Ready", words, command), within=30)
     assert told["status"]["plan"]["revision"] == first["status"]["plan"]["revision"]
-    assert condition(told, "Planned")["reason"] == "PlanDrifted"
+    assert plan_verdict(told).reason == "PlanDrifted"
     page = await diff(everywhere, "steady")
     assert "A new plan would differ:" in page
     assert f"new:        {H200} (sm_90)" in page

@@ -7,7 +7,8 @@ import pytest
 from support import kstatus
 from support.cluster import Cluster
 from support.kubectl import Kubectl, KubectlError
-from support.operator_process import OperatorProcess, has, llama
+from support.operator_process import OperatorProcess, llama
+from support.verdicts import has_plan
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +25,7 @@ async def test_kubectl_wait_and_kstatus_tell_when_the_current_spec_is_served(ser
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": {"products": ["NVIDIA-B200"]}}})
     with pytest.raises(KubectlError, match="timed out"):
         await kubectl.run("wait", "vllm/llama", "--for=condition=Ready", "--timeout=2s")
-    waits = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"))
+    waits = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "NoMatchingGPU"))
     assert kstatus.compute(waits)[0] == kstatus.IN_PROGRESS
 
 

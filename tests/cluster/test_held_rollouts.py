@@ -7,6 +7,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.verdicts import cache_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -54,8 +55,8 @@ async def test_the_serving_pod_stays_until_there_is_room_for_its_successor(
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
     said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous"
-    assert condition(told, "Progressing")["message"].startswith(said)
-    assert (await served.wait_for_event("llama", "RolloutHeld"))["message"] == condition(told, "Progressing")["message"]
+    assert condition(told, "Ready")["message"].startswith(said)
+    assert (await served.wait_for_event("llama", "RolloutHeld"))["message"] == condition(told, "Ready")["message"]
     await operator_of_all.kill()
     await operator_of_all.start()
     await operator_of_all.until_says("serving", times=2, within=180)
@@ -95,7 +96,7 @@ async def test_a_rolling_update_does_not_leave_the_node_of_its_volume(
     before = await serve(served, sim, accelerator=H100, replicas=2)
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
-    assert "for the new Pods. 2 replicas keep serving the previous spec." in condition(told, "Progressing")["message"]
+    assert "for the new Pods. 2 replicas keep serving the previous spec." in condition(told, "Ready")["message"]
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"rollout": {"strategy": "Recreate"}}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
@@ -121,7 +122,7 @@ async def test_a_second_replica_for_which_that_node_has_no_gpus_is_refused(
     await serve(served, sim, parallelism={"tensor": 8})
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"))
-    assert "(ReadWriteOnce). Lower spec.replicas to 1, or use several nodes" in condition(told, "Progressing")["message"]
+    assert "(ReadWriteOnce). Lower spec.replicas to 1, or use several nodes" in condition(told, "Ready")["message"]
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
     # the way out that the quick start names
     await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"storage": "ClaimPerReplica"}}})
@@ -136,7 +137,7 @@ async def test_the_volume_of_the_weights_grows_with_the_model(served: Cluster, s
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-32B"}}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
     said = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB. It is growing to 90 GiB"
-    assert condition(told, "CacheWarm")["message"].startswith(said)
+    assert cache_verdict(told).message.startswith(said)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.annotate(CLAIM, "llama-weights", resize=None)
     await served.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 2)
@@ -152,10 +153,8 @@ async def test_a_volume_that_cannot_grow_is_told_before_a_download(served: Clust
     try:
         await served.create(llama(served.namespace, model={"uri": "hf://Qwen/Qwen3-32B"}))
         told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
-        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in condition(told, "CacheWarm")["message"]
-        assert (
-            "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in condition(told, "CacheWarm")["message"]
-        )
+        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in cache_verdict(told).message
+        assert "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in cache_verdict(told).message
         assert not await served.exists("Deployment", "llama")
     finally:
         await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from support.cluster import Cluster
-from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.operator_process import OperatorProcess, llama, pinned_plan
+from support.verdicts import has_plan, plan_verdict
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -63,7 +64,7 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
     async with OperatorProcess(served.kubeconfig, served.namespace, hub_endpoint=hub.url, hub_wait_seconds="20") as operator:
         await operator.until_ready(within=60)
         await served.create(llama(served.namespace, model=model))
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"), within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has_plan("True"), within=60)
         plan = await pinned_plan(served, resource)
         facts = {fact["name"]: (fact["value"], fact["source"]) for fact in plan["modelFacts"]}
         assert facts["attention"] == ("GQA", "config.json")
@@ -81,5 +82,5 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
         await operator.until_says("serving", times=2, within=60)
         await looked(operator)
         resource = await served.get("VLLMDeployment", "llama")
-        assert condition(resource, "Planned")["reason"] == "Planned"
+        assert plan_verdict(resource).reason == "Planned"
         assert hub.asked == []

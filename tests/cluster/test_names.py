@@ -7,6 +7,7 @@ import pytest
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.sessions import own_namespace
+from support.verdicts import has_plan, plan_verdict
 from testenv import Environment
 
 pytestmark = pytest.mark.cluster
@@ -29,8 +30,8 @@ async def test_a_path_as_the_name_of_a_claim_reaches_nothing(environment: Enviro
         await victim.create(claim(victim.namespace))
         await operator.until_ready()
         await served.create(llama(served.namespace, podTemplate=mounting(name.format(victim.namespace))))
-        told = await served.wait_for("VLLMDeployment", "llama", has("Accepted", "False", "InvalidSpec"), within=10)
-        assert "no PersistentVolumeClaim can have the name" in condition(told, "Accepted")["message"]
+        told = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "InvalidSpec"), within=10)
+        assert "no PersistentVolumeClaim can have the name" in plan_verdict(told).message
         assert not await served.exists("Deployment", "llama")
         metadata = (await victim.get("PersistentVolumeClaim", "llama-cache"))["metadata"]
         assert [annotation for annotation in metadata["annotations"] if "vllm-operator.dev" in annotation.partition("/")[0]] == []
@@ -67,4 +68,4 @@ async def test_an_object_with_the_longest_name_gets_its_jobs(served: Cluster, si
     await served.create(llama(served.namespace, name, weights={"prefetch": "BeforeStart"}, cache={"priming": "Never"}))
     [pod] = await served.wait_for_pods(selector="app.kubernetes.io/component=fetching")
     assert (await served.get("Pod", pod))["metadata"]["labels"]["app.kubernetes.io/instance"] == name
-    await served.wait_for("VLLMDeployment", name, lambda r: "Job" in condition(r, "Progressing").get("message", ""))
+    await served.wait_for("VLLMDeployment", name, lambda r: "Job" in condition(r, "Ready").get("message", ""))

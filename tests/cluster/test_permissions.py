@@ -13,10 +13,11 @@ from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.metrics_adapter import serve_metrics
-from support.operator_process import OperatorProcess, condition, has, problem
+from support.operator_process import OperatorProcess, has, problem
 from support.operator_process import llama as any_llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
+from support.verdicts import cache_verdict, plan_verdict
 from vllm_operator.api import labels
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.controller.plan_store import OLD_REVISIONS
@@ -162,9 +163,7 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
     await sim.change(pod, crash_after="0.5")
     await cluster.wait_for("VLLMDeployment", "full", lambda it: "lastCrash" in it.get("status", {}), within=60)
     told = await cluster.wait_for_event("full", "DiskFull")
-    await cluster.wait_for(
-        "VLLMDeployment", "full", lambda it: "volume is full" in condition(it, "CacheWarm").get("message", ""), within=60
-    )
+    await cluster.wait_for("VLLMDeployment", "full", lambda it: "volume is full" in cache_verdict(it).message, within=60)
     await cluster.wait_for("Event", told["metadata"]["name"], lambda it: it["count"] > told["count"], within=60)
     [job] = [it["metadata"]["name"] for it in await cluster.list_all("Job")]
     await cluster.delete("PersistentVolumeClaim", "full-cache")
@@ -302,7 +301,7 @@ async def use_presets(cluster: Cluster) -> None:
 
 def uses_preset(name: str) -> Callable[[Manifest], bool]:
     """Whether the plan was made with this preset."""
-    return lambda it: f"with {name}" in condition(it, "Planned").get("message", "")
+    return lambda it: f"with {name}" in plan_verdict(it).message
 
 
 async def take_a_rule_of_the_owner(cluster: Cluster, operator: OperatorProcess) -> None:

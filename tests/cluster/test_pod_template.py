@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama, problem
+from support.operator_process import OperatorProcess, has, llama, problem
+from support.verdicts import has_plan, plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -35,10 +36,8 @@ async def scaled(cluster: Cluster, replicas: int) -> None:
 
 
 async def told(cluster: Cluster, *words: str) -> Manifest:
-    """Wait until Accepted says these words."""
-    return await cluster.wait_for(
-        "VLLMDeployment", "llama", lambda r: all(word in condition(r, "Accepted").get("message", "") for word in words)
-    )
+    """Wait until the status says these words about the plan."""
+    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: all(word in plan_verdict(r).message for word in words))
 
 
 # labels by which Pods and children are found
@@ -51,16 +50,14 @@ async def test_pods_that_another_tool_is_said_to_manage_are_seen(served: Cluster
     assert resource["status"]["readyReplicas"] == 3
     [one, *_] = await served.wait_for_pods(3)
     assert await label_of(served, "Pod", one, MANAGED_BY) == "Helm"
-    assert not condition(resource, "Accepted"), "all of the spec is in effect"
+    assert "podTemplate" not in plan_verdict(resource).message, "all of the spec is in effect"
 
 
 async def test_the_labels_that_select_pods_are_kept_and_reported(served: Cluster, operator: OperatorProcess) -> None:
     template = with_labels(instance="other", component="server", part_of="shop")
     await served.create(llama(served.namespace, podTemplate=template))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    accepted = condition(resource, "Accepted")
-    assert (accepted["status"], accepted["reason"]) == ("True", "FieldsIgnored")
-    assert f"{INSTANCE}" in accepted["message"]
+    assert f"podTemplate.metadata.labels cannot change {INSTANCE}" in plan_verdict(resource).message
     pod = await the_pod(served)
     assert await label_of(served, "Pod", pod, INSTANCE) == "llama"
     assert await label_of(served, "Pod", pod, "app.kubernetes.io/part-of") == "shop"
@@ -154,9 +151,9 @@ async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster
     await served.create(llama(served.namespace))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"spec": SLIPS}}})
-    resource = await served.wait_for("VLLMDeployment", "llama", has("Accepted", "False", "InvalidSpec"))
+    resource = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "InvalidSpec"))
     for words in SLIPS_TOLD:
-        assert words in condition(resource, "Accepted")["message"]
+        assert words in plan_verdict(resource).message
         assert words in problem(resource)
     assert resource["status"]["readyReplicas"] == 1, "what runs keeps running"
     # an operator that begins anew says the same, without a write
@@ -173,7 +170,7 @@ async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster
     # once they are corrected, nothing is left to tell
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    assert not condition(await served.get("VLLMDeployment", "llama"), "Accepted")
+    assert "podTemplate" not in plan_verdict(await served.get("VLLMDeployment", "llama")).message
     event = await served.wait_for_event("llama", "InvalidSpec")
     assert SLIPS_TOLD[0] in event["message"]
 
@@ -189,9 +186,8 @@ async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_reported(s
     template = {"spec": {"workloadRef": {"name": "work", "podGroup": "group"}}}
     await served.create(llama(served.namespace, podTemplate=template))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    accepted = condition(resource, "Accepted")
-    assert (accepted["status"], accepted["reason"]) == ("True", "FieldsIgnored")
-    assert "did not keep spec.template.spec.workloadRef" in accepted["message"]
+    assert "did not keep spec.template.spec.workloadRef" in plan_verdict(resource).message
+    await served.wait_for_event("llama", "FieldsIgnored")
     await operator.until_quiet()
     before = (await served.get("VLLMDeployment", "llama"))["metadata"]["resourceVersion"]
     await operator.kill()
@@ -206,8 +202,8 @@ async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_reported(s
 async def test_a_container_that_the_pod_does_not_have_needs_an_image(served: Cluster, operator: OperatorProcess) -> None:
     containers = [{"name": "engine", "resources": {"limits": {"memory": "64Gi"}}}]
     await served.create(llama(served.namespace, podTemplate={"spec": {"containers": containers}}))
-    resource = await served.wait_for("VLLMDeployment", "llama", has("Accepted", "False", "InvalidSpec"))
-    message = condition(resource, "Accepted")["message"]
+    resource = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "InvalidSpec"))
+    message = plan_verdict(resource).message
     assert "podTemplate.spec.containers[0]" in message
     assert "the container of the engine is vllm" in message
     with pytest.raises(RefusedError, match="404"):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Manifest
-from support.operator_process import OperatorProcess, has, llama, pinned_plan
+from support.operator_process import OperatorProcess, llama, pinned_plan
+from support.verdicts import has_plan
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +24,7 @@ async def test_free_gpus_decide_and_the_status_says_why(served: Cluster, gpu_nod
 
     async def chosen(name: str, policy: str) -> tuple[str, list[str]]:
         await served.create(llama(served.namespace, name, accelerator={"policy": policy, "products": products}))
-        resource = await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+        resource = await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60)
         plan = await pinned_plan(served, resource)
         return plan["product"], [f"{each['gpu']}: {each['verdict']}" for each in plan["candidates"]]
 
@@ -48,7 +49,7 @@ async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_be
     async def planned(name: str) -> Manifest:
         accelerator = {"products": products, "policy": "SmallestThatFits"}
         await served.create(llama(served.namespace, name, accelerator=accelerator))
-        return await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+        return await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60)
 
     # an operator for a list of namespaces does not list the Pods of all
     await served.patch("Namespace", served.namespace, {"metadata": {"labels": {"shard": served.namespace}}})

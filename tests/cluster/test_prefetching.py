@@ -47,13 +47,11 @@ async def test_weights_are_fetched_before_the_first_pod_and_again_for_another_re
     job = await served.get("Job", (await served.get("Pod", pod))["metadata"]["ownerReferences"][0]["name"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "FetchFailed"))
-    assert "It tries again by itself" in condition(told, "Progressing")["message"]
+    assert "It tries again by itself" in condition(told, "Ready")["message"]
     deployment = await served.wait_for("Deployment", "llama", bool)
     assert deployment["spec"]["replicas"] == 0
     await finish(served, pod, {"result": "Denied", "message": "GatedRepoError: 403 Forbidden"}, code=1)
-    await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "Set spec.model.tokenSecretRef" in condition(r, "Progressing").get("message", "")
-    )
+    await served.wait_for("VLLMDeployment", "llama", lambda r: "Set spec.model.tokenSecretRef" in condition(r, "Ready").get("message", ""))
     await finish(served, pod, {"result": "Fetched", "commit": COMMIT})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     claim = await served.get("PersistentVolumeClaim", "llama-weights")
@@ -93,7 +91,7 @@ async def test_a_job_whose_pod_a_quota_refuses_says_so_and_replicas_are_scaled_m
     await served.wait_for("ResourceQuota", "full", lambda q: q.get("status", {}).get("used", {}).get("pods") == "1")
     model = {**resource["spec"]["model"], "revision": "v2"}
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": model}})
-    await served.wait_for("VLLMDeployment", "llama", lambda r: "exceeded quota: full" in condition(r, "Progressing").get("message", ""))
+    await served.wait_for("VLLMDeployment", "llama", lambda r: "exceeded quota: full" in condition(r, "Ready").get("message", ""))
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
     deployment = await served.wait_for("Deployment", "llama", lambda d: d["spec"]["replicas"] == 2)
     assert COMMIT in arguments(deployment)

@@ -10,6 +10,7 @@ from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, the_pod
 from support.crd import install_preset_crds, remove_preset_crds
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.verdicts import has_plan, plan_verdict
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
 
 pytestmark = pytest.mark.cluster
@@ -48,7 +49,7 @@ async def test_a_preset_is_pinned_until_a_new_plan_is_requested(
     await served.create(preset(served.namespace))
     await served.create(llama(served.namespace, presetRef=NAME))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    assert "with VLLMPreset gpu-defaults" in condition(resource, "Planned")["message"]
+    assert "with VLLMPreset gpu-defaults" in plan_verdict(resource).message
     plan = await pinned_plan(served, resource)
     assert "engine.args.seed" in plan["preset"]["fields"]
     deployment = await served.wait_for("Deployment", "llama", with_seed("7"))
@@ -59,7 +60,7 @@ async def test_a_preset_is_pinned_until_a_new_plan_is_requested(
 
     # an edit is told and rolls nothing, also not after a restart, which writes nothing
     await served.patch("VLLMPreset", "gpu-defaults", {"spec": {"engine": {"args": [{"name": "seed", "value": "8"}]}}})
-    await served.wait_for("VLLMDeployment", "llama", says("Planned", "VLLMPreset gpu-defaults has changed in engine.args."))
+    await served.wait_for("VLLMDeployment", "llama", says("PlanDrifted", "VLLMPreset gpu-defaults has changed in engine.args."))
     assert await operator.stop() == 0
     before = await served.get("Deployment", "llama")
     await operator.start()
@@ -74,12 +75,12 @@ async def test_a_preset_is_pinned_until_a_new_plan_is_requested(
     await served.wait_for("Deployment", "llama", with_seed("8"))
     await served.wait_until_gone("Pod", running)
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Planned"))
+    await served.wait_for("VLLMDeployment", "llama", has_plan("True", "Planned"))
 
     # without its preset it keeps serving
     running = await the_pod(served)
     await served.delete("VLLMPreset", "gpu-defaults")
-    await served.wait_for("VLLMDeployment", "llama", says("Planned", "VLLMPreset gpu-defaults no longer exists."))
+    await served.wait_for("VLLMDeployment", "llama", says("PlanDrifted", "VLLMPreset gpu-defaults no longer exists."))
     assert await the_pod(served) == running
     assert has("Ready", "True")(await served.get("VLLMDeployment", "llama"))
     requests = audit.requests(user=f"system:serviceaccount:{served.namespace}:{ACCOUNT}")
@@ -92,9 +93,9 @@ async def test_a_missing_preset_is_waited_for(served: Cluster, sim: Simulator, o
     await served.create(preset(served.namespace, name="small"))
     await served.create(llama(served.namespace, presetRef=NAME))
     await served.create(llama(served.namespace, "for-all", presetRef=for_all))
-    told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "PresetMissing"))
-    assert "Existing presets of this kind: small." in condition(told, "Planned")["message"]
-    await served.wait_for("VLLMDeployment", "for-all", has("Planned", "False", "PresetMissing"))
+    told = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "PresetMissing"))
+    assert "Existing presets of this kind: small." in plan_verdict(told).message
+    await served.wait_for("VLLMDeployment", "for-all", has_plan("False", "PresetMissing"))
     await served.create(preset(served.namespace))
     await served.create(preset(served.namespace, kind="ClusterVLLMPreset", name=served.namespace))
     try:
@@ -121,9 +122,9 @@ async def test_without_the_crds_others_are_served_and_the_condition_says_how_to_
             await served.create(llama(served.namespace, "other"))
             await served.wait_for("VLLMDeployment", "other", has("Ready", "True"))
             await served.create(llama(served.namespace, presetRef=NAME))
-            told = await served.wait_for("VLLMDeployment", "llama", has("Planned", "False", "KindNotInstalled"))
-            assert "The CRD vllmpresets.vllm-operator.dev" in condition(told, "Planned")["message"]
-            assert "kubectl apply -f crds/" in condition(told, "Planned")["message"]
+            told = await served.wait_for("VLLMDeployment", "llama", has_plan("False", "KindNotInstalled"))
+            assert "The CRD vllmpresets.vllm-operator.dev" in plan_verdict(told).message
+            assert "kubectl apply -f crds/" in plan_verdict(told).message
         finally:
             await install_preset_crds(served)
         await served.create(preset(served.namespace))

@@ -39,7 +39,7 @@ async def report(cluster: Cluster, sim: Simulator, primer: str, result: dict[str
 
 async def test_the_rollout_begins_when_the_new_caches_are_published(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     before, primer = await change_version(served, sim)
-    held = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "RollingOut"))
+    held = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RollingOut"))
     assert held["status"]["readyReplicas"] == 1
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]

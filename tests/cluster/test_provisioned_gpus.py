@@ -8,7 +8,8 @@ import pytest
 
 from support.cluster import Cluster, Manifest, RefusedError
 from support.gpus import node_pool
-from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.operator_process import OperatorProcess, llama, pinned_plan
+from support.verdicts import has_plan, plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -45,7 +46,7 @@ async def test_nodes_that_would_be_added_are_planned_for_after_those_that_exist(
 
     async def planned(name: str, *products: str) -> tuple[Manifest, Manifest]:
         await served.create(llama(served.namespace, name, accelerator={"products": list(products)}))
-        resource = await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+        resource = await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60)
         return await pinned_plan(served, resource), resource
 
     async with OperatorProcess(served.kubeconfig, served.namespace, instance_types_config_map=f"{served.namespace}/pools") as operator:
@@ -55,7 +56,7 @@ async def test_nodes_that_would_be_added_are_planned_for_after_those_that_exist(
         assert (plan["product"], plan.get("provisioner")) == ("NVIDIA-H100-80GB-HBM3", None)
         plan, resource = await planned("added", "NVIDIA-L40S")
         assert plan["provisioner"] == "NodePool spot"
-        assert "on a node that NodePool spot would add" in condition(resource, "Planned")["message"]
+        assert "on a node that NodePool spot would add" in plan_verdict(resource).message
         deployment = await served.wait_for("Deployment", "added", lambda it: it["spec"]["replicas"] == 1)
         terms = str(deployment["spec"]["template"]["spec"]["affinity"])
         assert "karpenter.k8s.aws/instance-gpu-name" in terms

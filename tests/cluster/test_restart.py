@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, has, llama
+from support.verdicts import plan_verdict
 from vllm_operator.kube.events import COMPONENT
 
 pytestmark = pytest.mark.cluster
@@ -107,7 +108,7 @@ async def test_killed_after_so_many_writes_it_loses_and_repeats_nothing(served: 
     assert "Started" in {reason for reason, _ in again}
     assert len(await served.list_all("ReplicaSet")) == 1
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
-    assert condition(ready, "Planned")["status"] == "True"
+    assert plan_verdict(ready).status == "True"
 
 
 async def until_written(cluster: Cluster, operator: OperatorProcess, number: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.operator_process import OperatorProcess, llama, pinned_plan
+from support.verdicts import has_plan, plan_verdict
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +22,7 @@ H100, GB10, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-GB10", "Tesla-T4"
 
 def patch_of(resource: Manifest) -> dict[str, Any]:
     """The patch of the first command in the message of Planned."""
-    commands = re.findall(r"`(kubectl patch [^`]*)`", condition(resource, "Planned")["message"])
+    commands = re.findall(r"`(kubectl patch [^`]*)`", plan_verdict(resource).message)
     words = shlex.split(commands[0])
     patch: dict[str, Any] = json.loads(words[words.index("-p") + 1])
     return patch
@@ -37,12 +38,12 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
         await served.create(llama(served.namespace, name, **{"model": {"uri": uri}, **accelerator, **spec}))
 
     async def refused(name: str, said: str) -> Manifest:
-        resource = await served.wait_for("VLLMDeployment", name, has("Planned", "False", "DoesNotFit"), within=60)
-        assert said in condition(resource, "Planned")["message"]
+        resource = await served.wait_for("VLLMDeployment", name, has_plan("False", "DoesNotFit"), within=60)
+        assert said in plan_verdict(resource).message
         return resource
 
     async def plan_of(name: str) -> Manifest:
-        return await pinned_plan(served, await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60))
+        return await pinned_plan(served, await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60))
 
     # a small model in a mixed fleet does not take the largest GPU, and any MIG slice on which it fits; a 70B model gets as many as it needs
     await create("small", QWEN, accelerator={"mig": {"mode": "Enabled"}})
@@ -69,7 +70,7 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
     for name, said in (("slice", "does not fit on 1 MIG slice 1g.10gb"), ("spark", "Use 8 NVIDIA B200")):
         resource = await refused(name, said)
         await served.patch("VLLMDeployment", name, patch_of(resource))
-        await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+        await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60)
     assert (await plan_of("spark"))["product"] == "NVIDIA-B200"
 
 
@@ -86,23 +87,23 @@ async def test_what_vllm_would_refuse_is_refused_before_a_pod_starts(
     ]
     for name, uri, spec, said, right in asked:
         await served.create(llama(served.namespace, name, **{"model": {"uri": uri}, **spec}))
-        resource = await served.wait_for("VLLMDeployment", name, has("Accepted", "False", "Unsupported"), within=60)
-        assert said in condition(resource, "Accepted")["message"]
-        assert condition(resource, "Planned").get("status") != "True"
+        resource = await served.wait_for("VLLMDeployment", name, has_plan("False", "Unsupported"), within=60)
+        assert said in plan_verdict(resource).message
+        assert plan_verdict(resource).status != "True"
         assert not await served.exists("Deployment", name)
         await served.patch("VLLMDeployment", name, {"spec": right})
-        await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+        await served.wait_for("VLLMDeployment", name, has_plan("True"), within=60)
     # requests that no GPU holds: the first command of the message works
     await served.create(llama(served.namespace, "many", model={"uri": qwen}, sizing={"concurrency": 10000}))
-    resource = await served.wait_for("VLLMDeployment", "many", has("Planned", "False", "DoesNotFit"), within=60)
-    assert "10000 requests of 32768 tokens" in condition(resource, "Planned")["message"]
+    resource = await served.wait_for("VLLMDeployment", "many", has_plan("False", "DoesNotFit"), within=60)
+    assert "10000 requests of 32768 tokens" in plan_verdict(resource).message
     await served.patch("VLLMDeployment", "many", patch_of(resource))
-    await served.wait_for("VLLMDeployment", "many", has("Planned", "True"), within=60)
+    await served.wait_for("VLLMDeployment", "many", has_plan("True"), within=60)
     # a model of which nothing is known asks for its size, and takes no GPU by itself
     await served.create(llama(served.namespace, "unknown", model={"uri": "pvc://models/in-house"}))
-    await served.wait_for("VLLMDeployment", "unknown", has("Planned", "False", "ModelSizeUnknown"), within=60)
+    await served.wait_for("VLLMDeployment", "unknown", has_plan("False", "ModelSizeUnknown"), within=60)
     await served.patch("VLLMDeployment", "unknown", {"spec": {"model": {"facts": {"weightSize": "16Gi"}}}})
-    resource = await served.wait_for("VLLMDeployment", "unknown", has("Planned", "True"), within=60)
+    resource = await served.wait_for("VLLMDeployment", "unknown", has_plan("True"), within=60)
     assert (await pinned_plan(served, resource))["product"] == H100
 
 
@@ -111,7 +112,7 @@ async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster
     await served.create(llama(served.namespace))
     pod = await the_pod(served)
     await served.wait_until_runs(pod)
-    first = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
+    first = await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
     predicted = (await pinned_plan(served, first))["memory"]
     assert "memory" not in first["status"]["plan"]
     measured = {"weightsMebibytes": predicted["weightsMebibytes"] + 512, "kvCacheMebibytes": predicted["kvCacheMebibytes"] - 1024}

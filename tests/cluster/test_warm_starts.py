@@ -15,6 +15,7 @@ from support.account import ACCOUNT
 from support.cluster import Cluster, Manifest, Simulator, simulated, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.tools import command
+from support.verdicts import cache_verdict, has_cache
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -51,7 +52,7 @@ async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
     """Three replicas on an empty cache: the name of the Pod that goes first."""
     await sim.script(path="ok", pull="0", load="hold")
     await cluster.create(llama(cluster.namespace, replicas=3, engine=RACES, **{"cache": MANY, **spec}))
-    await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Compiling"))
+    await cluster.wait_for("VLLMDeployment", "llama", has_cache("Compiling"))
     await cluster.wait_for("Deployment", "llama", replicas(1))
     return await the_pod(cluster, selector=of("engine"))
 
@@ -121,8 +122,8 @@ async def test_two_share_a_claim_and_one_fills_it(served: Cluster, sim: Simulato
     cache = await shared_claim(served)
     first = await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    waiting = await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "WaitingForCaches"))
-    assert "VLLMDeployment llama is compiling kernels" in condition(waiting, "CacheWarm")["message"]
+    waiting = await served.wait_for("VLLMDeployment", "other", has("Ready", "False", "WaitingForCaches"))
+    assert "VLLMDeployment llama is compiling kernels" in cache_verdict(waiting).message
     assert (await served.get("Deployment", "other"))["spec"]["replicas"] == 0
     await finish(served, sim, first)
     await all_serve(served)
@@ -133,7 +134,7 @@ async def test_the_other_takes_over_from_one_that_is_deleted(served: Cluster, si
     cache = await shared_claim(served)
     await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
-    await served.wait_for("VLLMDeployment", "other", has("Progressing", "True", "WaitingForCaches"))
+    await served.wait_for("VLLMDeployment", "other", has("Ready", "False", "WaitingForCaches"))
     await sim.script(load="0")
     await served.delete("VLLMDeployment", "llama")
     await served.wait_for("VLLMDeployment", "other", has("Ready", "True"), within=30)
@@ -173,7 +174,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     await sim.script(load="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     primer = await the_pod(served, selector=of("primer"))
-    held = await served.wait_for("VLLMDeployment", "llama", has("Progressing", "True", "RollingOut"))
+    held = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RollingOut"))
     assert held["status"]["readyReplicas"] == 1
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]
@@ -298,7 +299,7 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "DiskFull"))
     cleaners: list[Manifest] = []
     while not cleaners:
-        await served.wait_for("VLLMDeployment", "llama", lambda r: "volume is full" in condition(r, "CacheWarm").get("message", ""))
+        await served.wait_for("VLLMDeployment", "llama", lambda r: "volume is full" in cache_verdict(r).message)
         cleaners = await pods(served, component="cleaning")
     name = cleaners[0]["metadata"]["name"]
     claims = [volume["persistentVolumeClaim"] for volume in cleaners[0]["spec"]["volumes"] if "persistentVolumeClaim" in volume]
@@ -323,9 +324,7 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
         "state": {"terminated": ended},
     }
     await served.patch("Pod", name, {"status": {"phase": "Succeeded", "containerStatuses": [container]}}, subresource="status")
-    await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "removed 1 unused directory (1.0 GiB)" in condition(r, "CacheWarm").get("message", "")
-    )
+    await served.wait_for("VLLMDeployment", "llama", lambda r: "removed 1 unused directory (1.0 GiB)" in cache_verdict(r).message)
     await sim.change(pod, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
@@ -334,10 +333,8 @@ async def test_a_job_that_may_not_be_created_is_reported(served: Cluster, sim: S
     role = await served.get("Role", ACCOUNT)
     await served.patch("Role", ACCOUNT, {"rules": [rule for rule in role["rules"] if "jobs" not in rule["resources"]]})
     await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
-    told = await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "cannot be created" in condition(r, "CacheWarm").get("message", ""), within=40
-    )
-    said = condition(told, "CacheWarm")["message"]
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "cannot be created" in cache_verdict(r).message, within=40)
+    said = cache_verdict(told).message
     assert "jobs.batch is forbidden" in said
     assert "is removing unused caches" not in said
     assert await pods(served, component="cleaning") == []
@@ -371,8 +368,8 @@ async def test_replicas_that_a_claim_for_one_node_would_hang_are_reported(
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, replicas=3, parallelism={"tensor": 4}))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "does not start" in condition(r, "CacheWarm").get("message", ""))
-    said = condition(told, "CacheWarm")["message"]
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "does not start" in cache_verdict(r).message)
+    said = cache_verdict(told).message
     assert "no node has GPUs for more than 2 replicas" in said
     assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany PVC in spec.cache.claimName" in said
 
@@ -395,7 +392,7 @@ async def test_a_claim_of_a_class_that_cannot_grow_keeps_its_size(served: Cluste
     try:
         await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"volume": {"size": "40Gi"}}}})
         told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == 2)
-        assert "llama-cache keeps its size" in condition(told, "CacheWarm")["message"]
+        assert "llama-cache keeps its size" in cache_verdict(told).message
         assert condition(told, "Ready")["status"] == "True"
     finally:
         await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)

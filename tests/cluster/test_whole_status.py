@@ -8,6 +8,7 @@ import pytest
 from support.cluster import Cluster, Simulator, the_pod
 from support.kubectl import Kubectl, KubectlError
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.verdicts import cache_verdict
 from vllm_operator.cli.status import read_object
 from vllm_operator.kube.api_client import KubeClient
 from vllm_operator.kube.connection import load_configuration
@@ -36,7 +37,7 @@ async def test_a_gateway_that_is_not_in_effect_is_named_and_ready_waits_for_it(s
 async def test_a_volume_of_the_model_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, model={"uri": "pvc://modelz/llama"}))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimMissing"))
-    progress = condition(told, "Progressing")
+    progress = condition(told, "Ready")
     assert (progress["status"], progress["reason"]) == ("False", "ClaimMissing")
     assert "PersistentVolumeClaim modelz (spec.model.uri) does not exist" in progress["message"]
     _, metrics = await operator.fetch("/metrics")
@@ -46,8 +47,8 @@ async def test_a_volume_of_the_model_that_does_not_exist_is_an_error(served: Clu
 async def test_a_storage_class_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "fastt"}}))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "StorageClassMissing"), within=40)
-    assert "correct spec.cache.volume.storageClassName and delete the PVC" in condition(told, "CacheWarm")["message"]
-    assert condition(told, "Progressing")["status"] == "False"
+    assert "correct spec.cache.volume.storageClassName and delete the PVC" in cache_verdict(told).message
+    assert condition(told, "Ready")["status"] == "False"
 
 
 async def test_an_edit_that_is_undone_is_told_with_its_author(served: Cluster, operator: OperatorProcess) -> None:
@@ -79,7 +80,7 @@ async def test_events_of_an_earlier_object_are_not_shown(served: Cluster, operat
     assert "Unsupported" not in {event["reason"] for event in events}
 
 
-LINES = {"serving": 52, "starting": 56, "crashed": 60}
+LINES = {"serving": 45, "starting": 50, "crashed": 60}
 """Lines of `kubectl describe`, at most, without the spec, which the user wrote."""
 
 

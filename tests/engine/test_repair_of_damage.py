@@ -134,7 +134,7 @@ async def test_after_damage_it_serves_again(kubelet: Kubelet, damage: Callable[[
         kubelet.fleet.gone(pod)
     assert await kubelet.until_it_serves() == 1
     assert kubelet.starts[-1].seconds == 0
-    assert kubelet.fleet.bench.condition("CacheWarm").status == "True"
+    assert kubelet.fleet.bench.cache().warm_start_seconds is not None
 
 
 async def test_what_was_damaged_is_kept_for_inspection(kubelet: Kubelet) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there i
 
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
 OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
-STALLED = {**OBJECT, "type": "Progressing", "status": "False", "reason": "StartStalled"}
+STALLED = {**OBJECT, "type": "Ready", "status": "False", "reason": "StartStalled"}
 X1 = ("vllm-a-x1", 0)
 Minute = Callable[[int], Observation]
 
@@ -224,12 +224,12 @@ STORIES = {
         40,
         until(30, without_a_gpu, serving),
         {
-            7: not_planned("Planned", "False", "NoMatchingGPU"),
-            29: {**not_planned("Planned", "False", "NoMatchingGPU"), **serves_nothing("NoMatchingGPU")},
+            7: not_planned("Ready", "False", "NoMatchingGPU"),
+            29: {**not_planned("Ready", "False", "NoMatchingGPU"), **serves_nothing("NoMatchingGPU")},
             36: {},
         },
     ),
-    "a spec that is not accepted is told once": Story(8, not_accepted, {7: not_planned("Accepted", "False", "Unsupported")}),
+    "a spec that is not accepted is told once": Story(8, not_accepted, {7: not_planned("Ready", "False", "Unsupported")}),
     "the API server refuses a change of what serves": Story(8, refused, {7: not_planned("Ready", "False", "ApplyFailed")}),
     "one of four replicas finds no node": Story(
         60, until(45, three_of_four, lambda minute: four_of_four(minute)), {29: {}, 31: ONE_IS_MISSING, 44: ONE_IS_MISSING, 58: {}}
@@ -412,7 +412,7 @@ def test_rules_that_are_not_used_are_reported(tmp_path: Path) -> None:
     for minute in range(30):
         metrics.user_data("rules", used=1, ignored=2 if 5 <= minute < 20 else 0)
         recording.scrape(metrics)
-    summary = "2 of your own rules or signatures are invalid and not used."
+    summary = "2 custom rules or signatures are invalid and not used."
     ignored: dict[str, Sequence[Firing]] = {"VLLMOperatorRulesIgnored": [Firing({"state": "ignored"}, summary)]}
     assert check_alerts(tmp_path, recording, at_each_minute({4: {}, 12: ignored, 22: {}})) == ""
 

@@ -18,7 +18,7 @@ from vllm_operator.controller.metrics import Metrics
 DASHBOARDS = list(generate_dashboards.DASHBOARDS)
 VALUES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": "models", "$name": "llama"}
 MINUTES = 20
-STATUS = {"Ready": "False", "Crashed": "True", "Planned": "True"}
+STATUS = {"Ready": "False", "Crashed": "True", "PlanDrifted": "True"}
 
 
 def of_operator() -> list[str]:

@@ -20,7 +20,7 @@ from support.plans import known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.cli.plan import conditions_of, merge_preset_of
+from vllm_operator.cli.plan import merge_preset_of, result_of
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
@@ -80,8 +80,7 @@ def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
         content.pop(name, None)
     if content:
         content["env"] = [variable for variable in content["env"] if variable["name"] not in common_variables()]
-    conditions = {c["type"]: f"{c['status']} {c['reason']}: {c['message']}" for c in conditions_of(outcome)}
-    return {"conditions": conditions, "plan": content or None}
+    return {"result": "{reason}: {message}".format(**result_of(outcome)), "plan": content or None}
 
 
 def recording_of_manifests(resource: VLLMDeployment, outcome: Outcome) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from support.cluster import Cluster, Manifest
 from support.engines import ENGINE, eventually, model, seconds_to_serve, the_engine, until_ready
 from support.operator_process import condition, has
 from support.sessions import own_namespace
+from support.verdicts import cache_verdict, has_cache
 from testenv.registry import Registry
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
@@ -70,8 +71,8 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
         await log_in(other, "read", registry.account())
         await other.create(with_artifact(other, registry, replicas=3, storage="EmptyDir"))
         warm = await until_ready(other)
-        assert condition(warm, "CacheWarm")["status"] == "True", condition(warm, "CacheWarm")
-        assert "were fetched from the registry" in condition(warm, "CacheWarm")["message"]
+        assert warm["status"]["cache"].get("warmStartSeconds") is not None, warm["status"]["cache"]
+        assert "were fetched from the registry" in cache_verdict(warm).message
         pods = await other.list_all("Pod", selector=ENGINE)
         results = [await fetch_result(other, pod) for pod in pods]
         assert [result["result"] for result in results] == ["Fetched"] * 3
@@ -85,9 +86,7 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
         await other.create(changed)
 
         def says_what_differs(resource: Manifest) -> bool:
-            return "The artifact was made with other values of --max-num-seqs." in (condition(resource, "CacheWarm") or {}).get(
-                "message", ""
-            )
+            return "The artifact was made with other values of --max-num-seqs." in cache_verdict(resource).message
 
         partly = await other.wait_for("VLLMDeployment", "changed", says_what_differs, within=120)
         assert partly["status"]["cache"]["artifact"]["fetch"] == "PartlyFetched"
@@ -109,16 +108,16 @@ async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_c
     old = await the_engine(cluster)
     environment = [*created["spec"]["engine"]["env"], {"name": "VLLM_LOG_STATS_INTERVAL", "value": "7"}]
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": environment}}})
-    held = await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Compiling"), within=60)
+    held = await cluster.wait_for("VLLMDeployment", "llama", has_cache("Compiling"), within=60)
     assert held["status"]["readyReplicas"] == 1
     published = await cluster.wait_for("VLLMDeployment", "llama", has("CachePublished", "True"), within=180)
     await cluster.wait_until_gone("Pod", old["metadata"]["name"], within=120)
     warm = await cluster.wait_for(
-        "VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and has("CacheWarm", "True")(it), within=120
+        "VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and "warmStartSeconds" in it["status"]["cache"], within=120
     )
     result = await fetch_result(cluster, await the_engine(cluster))
     assert (result["result"], result["tag"]) == ("Fetched", published["status"]["cache"]["artifact"]["tag"])
-    assert "were fetched from the registry" in condition(warm, "CacheWarm")["message"]
+    assert "were fetched from the registry" in cache_verdict(warm).message
     assert not await cluster.exists("Deployment", "llama.primer")
 
 
@@ -142,7 +141,7 @@ async def test_a_start_without_its_artifact_is_cold_and_says_why(
     pod = await the_engine(cluster)
     result = await fetch_result(cluster, pod)
     assert (result["result"], result["seconds"] < 110) == (reason, True), result
-    assert "No caches were fetched" in condition(ready, "CacheWarm")["message"]
+    assert "No caches were fetched" in cache_verdict(ready).message
     assert ready["status"]["cache"]["artifact"]["fetch"] == reason
 
 

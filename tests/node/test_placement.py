@@ -11,6 +11,7 @@ from nodeenv.environment import DEVICES
 from support.cluster import Cluster
 from support.engines import fetch, model, the_engine, until_ready
 from support.operator_process import has, problem
+from support.verdicts import has_plan
 from testenv.nodes import gpu_node
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
@@ -50,7 +51,7 @@ async def test_what_others_have_taken_is_missed_by_name(
 )
 async def test_what_no_node_offers_is_said_with_what_there_is(cluster: Cluster, wanted: dict[str, Any]) -> None:
     await cluster.create(model(cluster, spec=wanted))
-    told = await cluster.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"), within=60)
+    told = await cluster.wait_for("VLLMDeployment", "llama", has_plan("False", "NoMatchingGPU"), within=60)
     message = problem(told)
     assert all(words in message for words in ("8x NVIDIA H100", "2x 1g.10gb")), message
 
@@ -89,7 +90,7 @@ async def test_a_gpu_beside_another_processor_is_no_place_for_an_image_of_amd64(
     try:
         amd64 = {"nodeSelector": {"kubernetes.io/arch": "amd64"}}
         await cluster.create(model(cluster, spec={"accelerator": {"architectures": ["sm_121"]}}, pod=amd64))
-        told = await cluster.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"), within=60)
+        told = await cluster.wait_for("VLLMDeployment", "llama", has_plan("False", "NoMatchingGPU"), within=60)
         assert "sm_121" in problem(told)
         assert "GB10" in problem(told)
     finally:

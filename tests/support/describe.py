@@ -1,4 +1,4 @@
-"""A status and its events as `kubectl describe` prints them, so that the pages can be read as people will read them."""
+"""An object and its events as `kubectl describe` prints them, so that the pages can be read and counted as people will see them."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,11 +7,16 @@ from typing import Any
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import VLLMDeploymentStatus
 
+SPEC: dict[str, Any] = {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "replicas": 1}
 
-def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, without: Iterable[str] = ()) -> str:
-    """The page, without the parts of the status named in `without`."""
-    data = {key: value for key, value in status.to_json().items() if key not in without}
-    lines = ["Status:", *_lines(data, 2), "Events:", *(_event_lines(events) or ["  <none>"])]
+
+def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, spec: dict[str, Any] = SPEC) -> str:
+    """The whole page of an object with a spec."""
+    head = {"Name": "vllm-a", "Namespace": "models", "Labels": "<none>", "Annotations": "<none>"}
+    head |= {"API Version": "vllm-operator.dev/v1alpha1", "Kind": "VLLMDeployment"}
+    metadata = {"creationTimestamp": "2026-11-21T14:05:00Z", "generation": 3, "resourceVersion": "4711", "uid": "uid-vllm-a"}
+    lines = [*(f"{label + ':':<13} {value}" for label, value in head.items()), "Metadata:", *_lines(metadata, 2)]
+    lines += ["Spec:", *_lines(spec, 2), "Status:", *_lines(status.to_json(), 2), *_event_lines(events)]
     return "\n".join(lines) + "\n"
 
 
@@ -36,4 +41,13 @@ def _label(key: str) -> str:
 
 
 def _event_lines(events: Iterable[EventDraft]) -> list[str]:
-    return [f"  {event.type:<8} {event.reason:<20} {event.message}" for event in events]
+    """One line for each series of events, which is one object with the latest message."""
+    shown = {event.series or event.key: (event.type, event.reason, "1m", "vllm-operator", event.message) for event in events}
+    if not shown:
+        return ["Events:  <none>"]
+    rows = [("Type", "Reason", "Age", "From", "Message"), ("----", "------", "----", "----", "-------"), *shown.values()]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [
+        "Events:",
+        *("  " + "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows),
+    ]

@@ -17,7 +17,9 @@ from typing import Any
 from support.gpus import known_gpus, real_node
 from support.operators import Bench, llama
 from support.plans import deployment, planned
+from support.verdicts import plan_verdict
 from vllm_operator.api import reading
+from vllm_operator.api.conditions import REFUSALS
 from vllm_operator.api.labels import INSTANCE_LABEL, PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, NODE, POD, REVISION, VLLM_DEPLOYMENT, Kind
 
@@ -171,7 +173,7 @@ class GPUFleet:
 
     def _obey(self, name: str, resource: Manifest) -> None:
         """A user who reads of a free GPU requests a new plan some time later."""
-        message = self._condition(resource, "Progressing").get("message", "")
+        message = self._condition(resource, "Ready").get("message", "")
         if "kubectl annotate vllm" not in message or ("obey", name) in self.since:
             return
         self.since["obey", name] = self.time
@@ -179,7 +181,7 @@ class GPUFleet:
         def request() -> None:
             self.since.pop(("obey", name), None)
             found = self._find(VLLM_DEPLOYMENT, name)
-            if found is not None and "kubectl annotate vllm" in self._condition(found, "Progressing").get("message", ""):
+            if found is not None and "kubectl annotate vllm" in self._condition(found, "Ready").get("message", ""):
                 self.cluster.edit(VLLM_DEPLOYMENT, "default", name, {"metadata": {"annotations": {REPLAN_ANNOTATION: f"{self.time:.0f}"}}})
                 self.measured.requested += 1
                 self._wake(name)
@@ -356,7 +358,7 @@ class GPUFleet:
             self._obey(name, resource)
             found |= {("lie", name, lie) for lie in lies(resource, pods[name], deployments.get(name), truth)}
             if self._waits_beside_free(resource, pods[name], truth, promised):
-                is_told = "kubectl annotate vllm" in self._condition(resource, "Progressing").get("message", "")
+                is_told = "kubectl annotate vllm" in self._condition(resource, "Ready").get("message", "")
                 has_run = self._has_run(resource)
                 found |= {("lie", name, "it does not say that a new plan would find a free GPU")} if has_run and not is_told else set()
                 found |= set() if has_run else {("wait", name)}
@@ -495,19 +497,18 @@ def lies(resource: Manifest, pods: list[Manifest], live: Manifest | None, truth:
     summary = status.get("plan") or {}
     if live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == summary.get("revision"):
         title = known_gpus().title(product_of(live), summary.get("architecture"))
-        if title not in reading.text(conditions.get("Planned"), "message"):
-            yield f"Planned does not name {title}, for which the Deployment is"
+        if title not in plan_verdict(resource).message and said.get("reason") not in REFUSALS:
+            yield f"the plan does not name {title}, for which the Deployment is"
     waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
-    progress = conditions.get("Progressing", {})
-    if progress.get("reason") == "Unschedulable" and not waiting:
+    if said.get("reason") == "Unschedulable" and not waiting:
         nodes = {pod["spec"]["nodeName"] for pod in pods}  # of a volume that only one node can mount
-        if "the node of their volume has no GPU" not in progress["message"] or any(truth.free(node) >= gpus_of(pods[0]) for node in nodes):
-            yield "Progressing says that a Pod has no node"
-    for message in {reading.text(each, "message") for each in (said, progress)}:
-        for count, product in NO_NODE.findall(message):
-            if truth.replicas(product, int(count)):
-                yield f"{count} {product} are said not to be free"
-        for listed, single in FREE_NOW.findall(message):
-            for product in (listed or single).split(", "):
-                if not truth.replicas(product, 1):
-                    yield f"{product} is said to be free"
+        if "the node of their volume has no GPU" not in said["message"] or any(truth.free(node) >= gpus_of(pods[0]) for node in nodes):
+            yield "Ready says that a Pod has no node"
+    message = reading.text(said, "message")
+    for count, product in NO_NODE.findall(message):
+        if truth.replicas(product, int(count)):
+            yield f"{count} {product} are said not to be free"
+    for listed, single in FREE_NOW.findall(message):
+        for product in (listed or single).split(", "):
+            if not truth.replicas(product, 1):
+                yield f"{product} is said to be free"

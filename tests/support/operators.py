@@ -7,8 +7,9 @@ from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
+from support.verdicts import cache_verdict, plan_verdict
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import find_condition
+from vllm_operator.api.conditions import Verdict, find_condition
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
@@ -146,6 +147,14 @@ class Bench:
         """The message of a condition; empty if the condition is absent."""
         found = find_condition(self.status(name).conditions, type)
         return found.message if found is not None else ""
+
+    def plan_verdict(self, name: str = "llama") -> Verdict:
+        """What the status says about the plan, or why there is none."""
+        return plan_verdict(self.status(name))
+
+    def cache_verdict(self, name: str = "llama") -> Verdict:
+        """What the status says about the caches."""
+        return cache_verdict(self.status(name))
 
     def cache(self) -> CacheStatus:
         found = self.status().cache

@@ -45,13 +45,6 @@ CRASHES = {
     "a crash stays in force while the next start runs": Situation(
         o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
     ),
-    "a start after a crash is a start": Situation(
-        o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}),
-        "Progressing",
-        "True",
-        "Starting",
-        ("after 1 restart",),
-    ),
     "an unknown crash quotes the innermost error": Situation(
         o.observe(o.crashed_pod(message="Traceback (most recent call last):\nRuntimeError: NVLS init failed\nrank 0 exits")),
         "Crashed",
@@ -140,7 +133,7 @@ CRASHES = {
             o.pending_pod("ContainerCreating"),
             pod_events=(o.event("FailedPrepareDynamicResources", "NodePrepareResources failed for ResourceClaim models/vllm-a-gpu"),),
         ),
-        "Progressing",
+        "Ready",
         "False",
         "ContainerConfigFailed",
         ("NodePrepareResources failed", "GPU's DRA driver on node gpu-node-1"),
@@ -150,14 +143,14 @@ CRASHES = {
             o.pending_pod("ContainerCreating"),
             pod_events=(o.event("FailedCreatePodSandBox", 'no runtime for "nvidia" is configured'),),
         ),
-        "Progressing",
-        "True",
+        "Ready",
+        "False",
         "Starting",
         ('no runtime for "nvidia" is configured', "container runtime"),
     ),
     "a runtime that does not know the GPU": Situation(
         o.observe(o.pending_pod("RunContainerError", "nvidia-container-cli: device error: unknown device")),
-        "Progressing",
+        "Ready",
         "False",
         "ContainerConfigFailed",
         ("RunContainerError", "unknown device"),
@@ -169,7 +162,7 @@ CRASHES = {
                 "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
             )
         ),
-        "Progressing",
+        "Ready",
         "False",
         "Unschedulable",
         ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Resolve this or add a node.",),
@@ -220,7 +213,7 @@ CRASHES = {
         ("TopologyAffinityError",),
     ),
     "the corpse of an evicted Pod beside its replacement that serves": Situation(
-        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.ready_pod()), "Crashed", "False", "Recovered"
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.ready_pod()), "Crashed", "", ""
     ),
     "one replica of four crashed": Situation(
         o.observe(*(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3, 4)), o.crashed_pod(), replicas=4, states={X1: crashed_state()}),

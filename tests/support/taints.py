@@ -22,7 +22,7 @@ def tainted(taint: Taint, *, tolerations: Sequence[Any] | None = OURS, more: Map
 TAINTS = {
     "the taint that keeps the Pod off is named with its toleration": Situation(
         tainted(Taint("dedicated", "team-a", "NoSchedule")),
-        "Progressing",
+        "Ready",
         "False",
         "Unschedulable",
         (
@@ -32,26 +32,26 @@ TAINTS = {
     ),
     "of the taints that keep the Pod off those of the most open nodes are named": Situation(
         tainted(Taint("a", "", "NoExecute"), more={"gpu-2": (Taint("a", "", "NoExecute"),), "gpu-0": (TEAM, Taint("b", "", "NoSchedule"))}),
-        "Progressing",
+        "Ready",
         "False",
         "Unschedulable",
         ("2 nodes with the planned GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),
     ),
     "a taint that goes by itself is not to be tolerated": Situation(
         tainted(Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule")),
-        "Progressing",
+        "Ready",
         "False",
         "Unschedulable",
         ("node.kubernetes.io/disk-pressure:NoSchedule. Kubernetes removes it when the node is healthy again.",),
     ),
     "the taint of GPU nodes is tolerated unless somebody has taken that away": Situation(
         tainted(GPU_TAINT, tolerations=None),
-        "Progressing",
+        "Ready",
         "False",
         "Unschedulable",
         ("nvidia.com/gpu=present:NoSchedule. The operator adds a toleration for it unless spec.podTemplate.spec.tolerations is null",),
     ),
     "a taint that is tolerated is not named": Situation(
-        tainted(GPU_TAINT), "Progressing", "False", "Unschedulable", ("See `kubectl describe nodes` for the others",)
+        tainted(GPU_TAINT), "Ready", "False", "Unschedulable", ("See `kubectl describe nodes` for the others",)
     ),
 }

@@ -251,13 +251,13 @@ async def serve_with_log(fleet: Fleet, bench: Bench, *lines: str) -> None:
 
 async def test_an_adapter_that_the_log_of_a_serving_engine_does_not_name_is_reported(fleet: Fleet, bench: Bench) -> None:
     await serve_with_log(fleet, bench, *STARTED)
-    assert "The engine has not loaded support of spec.adapters, so requests for it fail." in bench.message("Planned")
+    assert "The engine has not loaded support of spec.adapters, so requests for it fail." in bench.plan_verdict().message
     bench.logs.told = {}
     bench.restart()
     await fleet.settle()
-    assert "has not loaded support" in bench.message("Planned"), "a new operator does not read the log of a Pod that serves"
+    assert "has not loaded support" in bench.plan_verdict().message, "a new operator does not read the log of a Pod that serves"
     await fleet.change(adapters=[SQL])
-    assert "has not loaded" not in bench.message("Planned")
+    assert "has not loaded" not in bench.plan_verdict().message
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_nothing_is_said_of_adapters_that_are_loaded_or_of_which_nothing_i
     fleet: Fleet, bench: Bench, lines: tuple[str, ...]
 ) -> None:
     await serve_with_log(fleet, bench, *lines)
-    assert "has not loaded" not in bench.message("Planned")
+    assert "has not loaded" not in bench.plan_verdict().message
     summary = bench.status().plan
     assert summary is not None
     assert summary.unserved_adapters is None

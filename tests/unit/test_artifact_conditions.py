@@ -12,7 +12,7 @@ async def test_the_condition_says_what_was_fetched(fleet: Fleet, bench: Bench) -
     await fleet.serve(cache={"storage": "EmptyDir", "artifact": ARTIFACT})
     fetched(fleet, fleet.start(), FETCHED)
     await fleet.settle()
-    assert "were fetched from the registry (tag tag-1)" in bench.message("CacheWarm")
+    assert "were fetched from the registry (tag tag-1)" in bench.cache_verdict().message
     status = bench.cache().artifact
     assert status is not None
     assert status.cold_start_seconds == 459
@@ -39,7 +39,7 @@ async def test_the_condition_says_why_nothing_was_fetched_and_what_to_do(fleet: 
     await fleet.serve(cache={"storage": "EmptyDir", "artifact": ARTIFACT})
     fetched(fleet, fleet.start(), {"result": reason, "message": "registry.example does what it does.", "tag": "tag-1"})
     await fleet.settle()
-    assert bench.message("CacheWarm").endswith(
+    assert bench.cache_verdict().message.endswith(
         f" No caches were fetched: registry.example does what it does. {advice} The next Pod tries again."
     )
     writes = len(bench.cluster.writes)
@@ -53,7 +53,7 @@ async def test_an_artifact_by_digest_that_does_not_fit_is_explained(fleet: Fleet
     result = {"result": "Mismatch", "message": "The artifact is for x.", "differs": "torch 2.9.0 instead of 2.10.0"}
     fetched(fleet, fleet.start(), result)
     await fleet.settle()
-    assert bench.message("CacheWarm").endswith(
+    assert bench.cache_verdict().message.endswith(
         "The artifact was made with torch 2.9.0 instead of 2.10.0. Correct spec.cache.artifact.reference, or remove it to fetch by tag. "
         "The next Pod tries again."
     )
@@ -97,4 +97,4 @@ async def test_the_condition_says_what_the_engine_did_with_what_was_fetched(
     state = StartupState(stage=Stage.TORCH_COMPILE, cache=evidence, last_line_at=bench.now)
     bench.logs.told[(fleet.uid(pod), 0)] = state
     await fleet.settle()
-    assert bench.message("CacheWarm").endswith(text)
+    assert bench.cache_verdict().message.endswith(text)

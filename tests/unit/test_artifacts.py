@@ -314,7 +314,7 @@ async def test_a_node_that_cannot_pull_the_operators_image_is_said(fleet: Fleet,
     waiting = {"name": tools["name"], "image": tools["image"], "state": waits, "ready": False, "restartCount": 0}
     bench.cluster.edit(POD, "default", pod, {"status": {"phase": "Pending", "initContainerStatuses": [waiting]}})
     await fleet.settle()
-    message = bench.message("Progressing")
+    message = bench.message("Ready")
     assert f"cannot pull image {TOOLS_IMAGE}" in message
     assert "programs from this image of the operator" in message
     assert "spec.engine.image" not in message
@@ -356,6 +356,6 @@ async def test_a_required_artifact_that_cannot_be_fetched_is_said(fleet: Fleet, 
     await fleet.settle()
     bench.pass_time(120)
     await fleet.settle()
-    assert "refuses access (HTTP 403)" in bench.message("CacheWarm")
+    assert "refuses access (HTTP 403)" in bench.cache_verdict().message
     assert bench.condition("Crashed").reason == "CacheArtifactRequired"
     assert "refuses access (HTTP 403)" in bench.message("Crashed")

@@ -120,7 +120,7 @@ async def moved(bench: Bench, fleet: Fleet) -> None:
 async def test_a_tag_that_moves_is_reported_and_moves_nothing_by_itself(bench: Bench, fleet: Fleet) -> None:
     await moved(bench, fleet)
     assert mounted(fleet) == BY_TAG
-    assert f"The tag of image {TAG} now points to" in bench.message("CacheWarm")
+    assert f"The tag of image {TAG} now points to" in bench.cache_verdict().message
     assert fleet.annotations()[labels.IMAGE_ANNOTATION_PREFIX + BY_TAG] == f"{TAG}@{ONE} {TWO}"
     before = (fleet.deployment() or {})["spec"]["template"]
     await fleet.change(replicas=3)
@@ -133,7 +133,7 @@ async def test_a_new_plan_that_is_asked_for_takes_the_directory_of_the_new_image
     fleet.gone(fleet.pods()[0])
     await fleet.settle()
     assert mounted(fleet) == BY_TWO
-    assert "now points to" not in bench.message("CacheWarm")
+    assert "now points to" not in bench.cache_verdict().message
     await serving(fleet, TWO)
     await fleet.change(replicas=2)
     assert mounted(fleet) == BY_TWO, "it stays there"

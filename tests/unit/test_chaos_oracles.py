@@ -30,12 +30,7 @@ NODE: Manifest = {"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm")}
 
 
 def resource(**ready: Any) -> Manifest:
-    said = (
-        ("Ready", "True", "Serving"),
-        ("Available", "True", "Serving"),
-        ("Planned", "True", "Planned"),
-        ("Crashed", "False", "Recovered"),
-    )
+    said = (("Ready", "True", "Serving"), ("Available", "True", "Serving"), ("PlanDrifted", "True", "PlanDrifted"))
     conditions: list[Manifest] = [
         {"type": type, "status": status, "reason": reason, "message": "All is well."} for type, status, reason in said
     ]
@@ -60,7 +55,7 @@ def test_a_status_that_is_right_is_not_complained_of() -> None:
         ({"reason": "OperatorFailed", "message": "KeyError"}, "OperatorFailed: KeyError"),
         ({"reason": "SomethingElse"}, "no such reason is documented"),
         ({"message": ""}, "the message is ''"),
-        ({"type": "Stalled"}, "conditions are ['Stalled', 'Available', 'Planned', 'Crashed']"),
+        ({"type": "Stalled"}, "conditions are ['Stalled', 'Available', 'PlanDrifted']"),
         ({"message": "x" * 501}, "the message is"),
         ({"message": "a\x1bb"}, "the message is"),
     ],

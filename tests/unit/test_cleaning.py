@@ -28,7 +28,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
-    assert "is removing unused caches" in bench.message("CacheWarm")
+    assert "is removing unused caches" in bench.cache_verdict().message
 
 
 async def test_a_job_whose_pod_is_refused_says_so(bench: Bench, fleet: Fleet) -> None:
@@ -36,7 +36,7 @@ async def test_a_job_whose_pod_is_refused_says_so(bench: Bench, fleet: Fleet) ->
     fleet.tell(jobs(bench)[0], "FailedCreate", 'pods "llama-clean-1" is forbidden: exceeded quota: small')
     bench.restart()
     await fleet.settle()
-    assert 'The Job waits: pods "llama-clean-1" is forbidden: exceeded quota: small.' in bench.message("CacheWarm")
+    assert 'The Job waits: pods "llama-clean-1" is forbidden: exceeded quota: small.' in bench.cache_verdict().message
 
 
 async def test_a_full_volume_is_cleaned_although_nothing_else_happens(bench: Bench, fleet: Fleet) -> None:
@@ -70,7 +70,7 @@ async def test_what_was_removed_is_reported_and_no_longer_counts_as_filled(bench
     await fleet.settle()
     finish(fleet, json.dumps({"removed": [OLD], "freedBytes": 3 * 2**30}))
     await fleet.settle()
-    assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.message("CacheWarm")
+    assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.cache_verdict().message
     assert not before.keys() & fleet.annotations().keys()
     assert len(jobs(bench)) == 1
     # another VLLMDeployment that shares the claim fills it anew: the Job said nothing about that
@@ -86,7 +86,7 @@ async def test_where_nothing_can_go_the_command_to_enlarge_the_claim_is_given(be
     await full(fleet)
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0}))
     await fleet.settle()
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert """kubectl patch vllm llama -n default --type merge -p '{"spec":{"cache":{"volume":{"size":"40Gi"}}}}'""" in said
 
 
@@ -96,7 +96,7 @@ async def test_the_size_that_is_advised_is_twice_that_of_the_claim(bench: Bench,
     bench.cluster.edit(CLAIM, "default", "llama-cache", {"spec": {"resources": {"requests": {"storage": size}}}})
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0}))
     await fleet.settle()
-    assert f'{{"size":"{advised}"}}' in bench.message("CacheWarm")
+    assert f'{{"size":"{advised}"}}' in bench.cache_verdict().message
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_where_the_caches_have_room_something_else_is_full(
     await full(fleet, **spec)
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0, "freeBytes": 6 * 2**30, "totalBytes": 20 * 2**30}))
     await fleet.settle()
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert all(word in said for word in words), said
 
 
@@ -136,20 +136,20 @@ async def test_a_job_that_fails_is_reported(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     finish(fleet, "python3: not found", code=127)
     await fleet.settle()
-    assert "removes unused caches failed" in bench.message("CacheWarm")
+    assert "removes unused caches failed" in bench.cache_verdict().message
 
 
 async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench, fleet: Fleet) -> None:
     error = Forbidden('jobs.batch is forbidden: User "operator" cannot create resource "jobs"', verb="create", resource="jobs")
     bench.cluster.fail("create", JOB, error, times=100)
     await full(fleet)
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert "the Job that removes unused caches cannot be created: jobs.batch is forbidden" in said
     assert "Allow it, or enlarge the volume: kubectl patch vllm llama" in said
     assert "is removing unused caches" not in said
     bench.cluster.heal()
     await fleet.settle()
-    assert "is removing unused caches" in bench.message("CacheWarm")
+    assert "is removing unused caches" in bench.cache_verdict().message
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_nothing_is_removed_while_another_owners_pod_may_use_anything(
     bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
     await full(fleet)
     assert (jobs(bench) == []) is blocks
-    assert ("while Pod debugger mounts the whole volume" in bench.message("CacheWarm")) is blocks
+    assert ("while Pod debugger mounts the whole volume" in bench.cache_verdict().message) is blocks
     bench.cluster.remove(POD, "default", "debugger")
     await fleet.settle()
     assert len(jobs(bench)) == 1
@@ -178,7 +178,7 @@ async def test_nothing_is_removed_while_another_owners_pod_may_use_anything(
 async def test_a_claim_for_one_pod_cannot_be_cleaned(bench: Bench, fleet: Fleet) -> None:
     await full(fleet, cache={"volume": {"accessMode": "ReadWriteOncePod"}})
     assert jobs(bench) == []
-    assert "no other Pod can mount it" in bench.message("CacheWarm")
+    assert "no other Pod can mount it" in bench.cache_verdict().message
 
 
 async def test_a_damaged_directory_is_removed_after_a_week(bench: Bench, fleet: Fleet) -> None:
@@ -226,7 +226,7 @@ async def test_what_is_left_alone_is_reported(bench: Bench, fleet: Fleet) -> Non
     told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30}
     finish(fleet, json.dumps(told))
     await fleet.settle()
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert "The operator left 2 other files and directories on the volume alone (5.0 GiB)." in said
 
 

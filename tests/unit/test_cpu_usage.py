@@ -35,7 +35,7 @@ SPEC = {"startup": {"stallTimeoutSeconds": 300}}
 def test_who_uses_no_cpu_is_stalled_sooner_and_who_does_later(cores: float | None, seconds: int, stalled: bool) -> None:
     measured = {} if cores is None else {"uid-vllm-a-x1": cores}
     seen = o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=SPEC, now=o.at(seconds), cores=measured)
-    starting = next(c for c in report(seen).status.conditions if c.type == "Progressing")
+    starting = next(c for c in report(seen).status.conditions if c.type == "Ready")
     assert (starting.reason == "StartStalled") is stalled
     if stalled:
         said = {

@@ -66,14 +66,14 @@ async def pass_days(fleet: Fleet, days: float, message: str | None) -> list[int]
 )
 async def test_a_few_attempts_are_made_and_the_last_one_is_reported(bench: Bench, aged: Fleet, message: str | None, why: str) -> None:
     assert await pass_days(aged, 0.5, message) == [0]
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert (
         f"The quarantined directory {GENERATION} on PersistentVolumeClaim llama-cache could not be deleted in attempt 1 of 4: {why}" in said
     )
     assert "The next attempt is after" in said
     assert await pass_days(aged, 20, message) == [0, 3, 7]
-    assert f"in attempt 4 of 4: {why} The operator does not try again." in bench.message("CacheWarm")
-    assert f"kubectl annotate pvc llama-cache -n default {ATTEMPTS}-" in bench.message("CacheWarm")
+    assert f"in attempt 4 of 4: {why} The operator does not try again." in bench.cache_verdict().message
+    assert f"kubectl annotate pvc llama-cache -n default {ATTEMPTS}-" in bench.cache_verdict().message
     bench.restart()
     assert await pass_days(aged, 7, message) == []
 
@@ -84,7 +84,7 @@ async def test_the_command_of_the_report_begins_again_and_what_is_gone_is_forgot
     assert await pass_days(aged, 3, report(**{GENERATION: "gone"})) == [0]
     assert aged.annotations()[MARK].endswith(" removed")
     assert ATTEMPTS not in aged.annotations()
-    assert "could not be deleted" not in bench.message("CacheWarm")
+    assert "could not be deleted" not in bench.cache_verdict().message
 
 
 async def test_a_directory_that_is_deleted_at_last_is_no_longer_reported(bench: Bench, aged: Fleet) -> None:
@@ -92,7 +92,7 @@ async def test_a_directory_that_is_deleted_at_last_is_no_longer_reported(bench: 
     assert await pass_days(aged, 3, json.dumps({"removed": [GENERATION], "freedBytes": 1})) == [0]
     assert aged.annotations()[MARK].endswith(" removed")
     assert ATTEMPTS not in aged.annotations()
-    assert "could not be deleted" not in bench.message("CacheWarm")
+    assert "could not be deleted" not in bench.cache_verdict().message
 
 
 async def test_a_pod_that_mounts_the_whole_volume_costs_a_few_lists_and_is_named(bench: Bench, aged: Fleet) -> None:
@@ -100,7 +100,7 @@ async def test_a_pod_that_mounts_the_whole_volume_costs_a_few_lists_and_is_named
     spec = {"volumes": volumes, "containers": [{"name": "shell", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}
     bench.cluster.put({"apiVersion": "v1", "kind": POD.kind, "metadata": {"name": "shell", "namespace": "default"}, "spec": spec})
     assert await pass_days(aged, 20, None) == []
-    assert "in attempt 4 of 4: Pod shell mounts the whole volume." in bench.message("CacheWarm")
+    assert "in attempt 4 of 4: Pod shell mounts the whole volume." in bench.cache_verdict().message
 
 
 async def test_without_the_record_of_an_attempt_none_is_made(bench: Bench, aged: Fleet) -> None:
@@ -111,7 +111,7 @@ async def test_without_the_record_of_an_attempt_none_is_made(bench: Bench, aged:
 async def test_several_directories_are_reported_as_one(bench: Bench, aged: Fleet) -> None:
     aged.annotate({QUARANTINED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z"})
     await pass_days(aged, 0.5, report(**{GENERATION: "in use", OLD: "in use"}))
-    assert "and 1 other on PersistentVolumeClaim" in bench.message("CacheWarm")
+    assert "and 1 other on PersistentVolumeClaim" in bench.cache_verdict().message
 
 
 @pytest.mark.parametrize("value", ["", "x", "1/yesterday/", "-1/2026-11-01T00:00:00Z/", "0/2026-11-01T00:00:00Z/in use", "9" * 300])

@@ -39,12 +39,13 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 
 COMPILING = {
-    "plan": {"architecture": "sm_90", "image": "vllm/vllm-openai:v0.20.1"},
+    "plan": {
+        "architecture": "sm_90",
+        "image": "vllm/vllm-openai:v0.20.1",
+        "message": "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM.",
+    },
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
-    "conditions": [
-        condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left."),
-        condition("Planned", "True", "Planned", "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM."),
-    ],
+    "conditions": [condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left.")],
     "cache": {"state": "Cold"},
 }
 
@@ -135,10 +136,10 @@ def test_a_demo_that_shows_nothing_fails_for_every_situation() -> None:
 
 def test_a_wrong_reason_is_reported_with_the_right_one() -> None:
     histories = {name: History(name) for name in BY_NAME}
-    histories["llama"].update(deployment({"conditions": [condition("Planned", "True", "Planned")]}, name="llama"), 0.0)
+    histories["llama"].update(deployment({"conditions": [condition("Ready", "True", "Serving")]}, name="llama"), 0.0)
     complaints = "\n".join(failures(histories))
-    assert "llama: the condition Planned is 'True' and should be 'False'" in complaints
-    assert "llama: the reason of Planned is 'Planned' and should be 'NoMatchingGPU'" in complaints
+    assert "llama: the condition Ready is 'True' and should be 'False'" in complaints
+    assert "llama: the reason of Ready is 'Serving' and should be 'NoMatchingGPU'" in complaints
 
 
 def shown(history: History) -> str:

@@ -63,13 +63,12 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     await fleet.change(accelerator=H200)
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
     ready = bench.condition("Ready")
-    said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. See condition Progressing."
-    assert (ready.status, ready.reason, ready.message) == ("False", "RolloutHeld", said)
-    assert bench.message("Progressing") == (
+    assert (ready.status, ready.reason) == ("False", "RolloutHeld")
+    assert ready.message == (
         "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous "
         "spec. It begins by itself when there is room. To stop the serving Pods now, set spec.rollout.onUnschedulable to Proceed."
     )
-    assert events(bench, "RolloutHeld") == [bench.message("Progressing")]
+    assert events(bench, "RolloutHeld") == [bench.message("Ready")]
     assert bench.status().ready_replicas == 1
     take(bench, 7)
     result = await bench.settle()
@@ -259,7 +258,7 @@ async def test_the_helper_pod_waits_as_long_as_the_rollout(bench: Bench, fleet: 
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
     assert fleet.deployment("llama.primer") is not None
     assert bench.condition("Ready").reason == "RolloutHeld"
-    assert "the rollout starts without" not in bench.message("CacheWarm")
+    assert "the rollout starts without" not in bench.cache_verdict().message
     assert bench.cache().priming_skipped is None
 
 
@@ -268,8 +267,8 @@ async def test_the_promise_names_what_happens_without_a_gpu_for_the_helper_pod(b
     await fleet.change(engine={"version": "0.24.0"})
     fleet.unschedulable(fleet.start("llama.primer"))
     await fleet.settle()
-    assert "The current replicas keep serving." in bench.message("CacheWarm")
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.message("CacheWarm")
+    assert "The current replicas keep serving." in bench.cache_verdict().message
+    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
     bench.pass_time(60)
     await fleet.settle()
     assert events(bench, "CachesNotCompiled") == ["Rolled out without warm caches: the helper Pod found no GPU within 60 s."]
@@ -292,14 +291,14 @@ async def test_no_helper_pod_is_made_where_the_replica_has_all_gpus() -> None:
     await serve(fleet, cache={})
     await fleet.change(engine={"version": "0.24.0"})
     assert fleet.deployment("llama.primer") is None
-    assert "which has too few GPUs for another Pod" in bench.message("CacheWarm")
+    assert "which has too few GPUs for another Pod" in bench.cache_verdict().message
 
 
 async def test_a_rolling_update_does_not_leave_the_node_of_the_volume(bench: Bench, fleet: Fleet) -> None:
     await serve(fleet, replicas=2, cache={})
     await fleet.change(accelerator=H200)
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
-    assert bench.message("Progressing") == (
+    assert bench.message("Ready") == (
         "The rollout has not begun: it cannot leave node h100, where the volume is. PersistentVolumeClaim llama-cache can be mounted on "
         "one node only (ReadWriteOnce), and that node has no NVIDIA H200 141GB (sm_90) for the new Pods. 2 replicas keep serving the "
         "previous spec. To move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
@@ -320,8 +319,7 @@ async def test_a_replica_that_could_not_mount_the_volume_is_not_started(bench: B
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "Unschedulable")
     said = "1 of 2 replicas is ready, and the node of their volume has no GPU for another one."
-    assert ready.message == f"{said} See condition Progressing."
-    assert bench.message("Progressing") == (
+    assert ready.message == (
         f"{said} PersistentVolumeClaim llama-cache can be mounted on one node only (ReadWriteOnce). Lower spec.replicas to 1, or use "
         "several nodes: set spec.cache.storage to ClaimPerReplica or HostPath, or name a ReadWriteMany PVC in spec.cache.claimName."
     )

@@ -54,12 +54,12 @@ def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() 
     empty = metrics.render()
     clock = StartClock(datetime(2026, 11, 22, 12, 0, tzinfo=UTC), 1200)
     cache = CacheStatus(key="k", cold_start_seconds=459, warm_start_seconds=35, generation=1)
-    metrics.reported("a", "b", status(("Progressing", "True", "Starting"), startup=StartupStatus(stage="WeightLoad"), cache=cache), clock)
+    metrics.reported("a", "b", status(("Ready", "False", "Starting"), startup=StartupStatus(stage="WeightLoad"), cache=cache), clock)
     assert series(metrics, "start_timestamp_seconds") == ['vllm_operator_start_timestamp_seconds{name="b",namespace="a"} 1.7953488e+09']
     assert series(metrics, "start_late_after_seconds") == ['vllm_operator_start_late_after_seconds{name="b",namespace="a"} 1200.0']
     assert series(metrics, "startup_stage") == ['vllm_operator_startup_stage{name="b",namespace="a"} 6.0']
     assert len(series(metrics, "start_seconds")) == 2
-    metrics.reported("a", "b", status(("Progressing", "False", "Started"), cache=CacheStatus(key="l")))
+    metrics.reported("a", "b", status(("Ready", "False", "Started"), cache=CacheStatus(key="l")))
     for name in ("start_timestamp_seconds", "start_late_after_seconds", "startup_stage", "start_seconds", "start_saved_seconds"):
         assert series(metrics, name) == []
     metrics.forget("a", "b")

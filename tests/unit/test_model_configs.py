@@ -135,7 +135,7 @@ async def test_a_plan_in_force_asks_nothing_and_stays_as_it_is_without_the_hub(o
     assert (await operator.settle()).name == "success"
     assert operator.hub.asked == []
     assert operator.cluster.writes == before
-    assert operator.condition("Planned").reason == "Planned"
+    assert operator.plan_verdict().reason == "Planned"
 
 
 async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator: Operator) -> None:
@@ -183,7 +183,7 @@ async def test_facts_that_arrive_later_change_nothing_until_a_new_plan_is_reques
     await operator.reconciler.reconcile(KEY)  # once: without Pods, it writes that no replica is ready
     await asyncio.sleep(0.01)
     assert (operator.deployment()["spec"], operator.facts(), len(operator.hub.asked)) == (before["spec"], {}, 1)
-    assert operator.condition("Planned").reason == "Planned"
+    assert operator.plan_verdict().reason == "Planned"
     operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await operator.plan_it()
     assert operator.facts()["attention"] == ("MLA", "config.json")

@@ -43,7 +43,7 @@ async def test_a_plan_made_anew_is_for_the_nodes_as_they_are(replaced: Bench, ch
 async def test_another_number_of_replicas_is_no_new_plan_and_reads_no_nodes(replaced: Bench) -> None:
     replaced.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 2}})
     await replaced.settle()
-    assert (product(replaced), replaced.condition("Planned").reason) == ("NVIDIA-H100-80GB-HBM3", "Planned")
+    assert (product(replaced), replaced.plan_verdict().reason) == ("NVIDIA-H100-80GB-HBM3", "Planned")
 
 
 async def wait_for_node(replaced: Bench) -> None:
@@ -65,7 +65,7 @@ async def test_a_plan_that_ran_stays_and_its_pod_tells_that_the_nodes_are_others
     ran = {"metadata": {"annotations": {RAN_ANNOTATION: "2026-11-21T12:00:00Z"}}}
     replaced.cluster.edit(REVISION, "default", revision["metadata"]["name"], ran)
     await wait_for_node(replaced)
-    assert replaced.condition("Planned").reason == "PlanDrifted"
+    assert replaced.plan_verdict().reason == "PlanDrifted"
     assert "The plan is for NVIDIA-H100-80GB-HBM3, and NVIDIA-H200 is free now. To use NVIDIA-H200, request a new plan" in (
-        replaced.condition("Progressing").message
+        replaced.condition("Ready").message
     )

@@ -55,7 +55,7 @@ async def test_a_plan_in_force_needs_no_nodes(error: ClusterError) -> None:
         plan, template = bench.plan(), bench.deployment()["spec"]["template"]
         await fleet.settle()
         assert bench.condition("Ready").status == "True"
-        planned = bench.condition("Planned")
+        planned = bench.plan_verdict()
         assert (planned.status, planned.reason) == ("True", "Planned")
         assert "The current plan stays. The" in planned.message
         bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 3}})
@@ -81,15 +81,15 @@ async def test_a_new_object_says_that_it_waits_for_the_nodes(error: ClusterError
     fail_to_list_nodes(bench, error)
     bench.cluster.put(llama())
     result = await bench.settle()
-    planned = bench.condition("Planned")
-    assert (planned.status, planned.reason) == ("Unknown", "PermissionMissing" if error is FORBIDDEN else "NodesUnreadable")
+    planned = bench.plan_verdict()
+    assert (planned.status, planned.reason) == ("False", "PermissionMissing" if error is FORBIDDEN else "NodesUnreadable")
     assert ("allow it" if error is FORBIDDEN else f"the operator tries again. {error}") in planned.message
     assert result.requeue_seconds is not None
     assert result.requeue_seconds <= (30 if error is FORBIDDEN else 3)
     bench.cluster.heal()
     bench.pass_time(result.requeue_seconds)
     await bench.settle(KEY)
-    assert bench.condition("Planned").status == "True"
+    assert bench.plan_verdict().status == "True"
 
 
 async def test_a_broken_webhook_of_node_pools_stops_no_plan() -> None:
@@ -97,4 +97,4 @@ async def test_a_broken_webhook_of_node_pools_stops_no_plan() -> None:
     bench.cluster.fail("find", NODE_POOL, Unavailable("conversion webhook failed"), times=9999)
     bench.cluster.put(llama())
     await bench.settle()
-    assert bench.condition("Planned").status == "True"
+    assert bench.plan_verdict().status == "True"

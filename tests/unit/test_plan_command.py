@@ -39,15 +39,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, captured.out, captured.err
 
 
-def test_programs_get_plan_conditions_and_manifests(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_get_plan_result_and_manifests(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("h200")), "-o", "json")
     content = json.loads(out)
-    assert (status, err, list(content)) == (0, "", ["plan", "conditions", "manifests"])
+    assert (status, err, list(content)) == (0, "", ["plan", "result", "manifests"])
     assert content["plan"]["architecture"] == "sm_90"
-    assert [(c["type"], c["status"], c["reason"]) for c in content["conditions"]] == [
-        ("Accepted", "True", "Valid"),
-        ("Planned", "True", "Planned"),
-    ]
+    assert content["result"]["reason"] == "Planned"
+    assert content["result"]["message"].startswith("Planned for NVIDIA H200")
     assert [m["kind"] for m in content["manifests"]] == ["PersistentVolumeClaim", "PersistentVolumeClaim", "Service", "Deployment"]
 
 
@@ -60,7 +58,7 @@ def test_a_refusal_has_no_plan_and_says_why(files: Any, capsys: pytest.CaptureFi
     status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")), "-o", "json")
     content = json.loads(out)
     assert (status, content["plan"], content["manifests"]) == (1, None, [])
-    assert content["conditions"][1]["reason"] == "NoMatchingGPU"
+    assert content["result"]["reason"] == "NoMatchingGPU"
 
 
 def test_without_nodes_no_gpu_is_known(files: Any, capsys: pytest.CaptureFixture[str]) -> None:

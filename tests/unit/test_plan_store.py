@@ -182,7 +182,7 @@ async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name
     await fleet.serve()
     [revision], deployment, cache = revisions(bench), bench.deployment(), bench.cache()
     await replace_revision(bench, make(revision))
-    planned = bench.condition("Planned")
+    planned = bench.plan_verdict()
     assert (planned.status, planned.reason) == ("False", "RevisionUnusable")
     assert why in planned.message
     assert REPLAN_ANNOTATION in planned.message
@@ -192,7 +192,7 @@ async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name
     assert {kind for verb, kind in writes(bench)} <= {"Event", "VLLMDeployment"}
     annotate(bench, replan="now")
     await bench.settle()
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
     assert revision["metadata"]["name"] != in_force(bench) == applied(bench)
 
 
@@ -205,7 +205,7 @@ async def test_remedies_stay_while_the_revision_is_unusable(bench: Bench, fleet:
     await fleet.change(replicas=2)
     await replace_revision(bench, None)
     assert bench.resource()["metadata"]["generation"] == 2
-    assert bench.condition("Planned").reason == "RevisionUnusable"
+    assert bench.plan_verdict().reason == "RevisionUnusable"
     assert bench.resource()["status"]["remediation"]["applied"] == remedies
 
 
@@ -214,7 +214,7 @@ async def test_without_a_revision_and_a_deployment_a_new_plan_is_made(bench: Ben
     before = bench.deployment()["spec"]
     bench.cluster.remove(DEPLOYMENT, "default", "llama")
     await replace_revision(bench, None)
-    assert (bench.condition("Planned").reason, bench.deployment()["spec"]) == ("Planned", before)
+    assert (bench.plan_verdict().reason, bench.deployment()["spec"]) == ("Planned", before)
     assert [in_force(bench)] == names(bench) == [applied(bench)]
 
 
@@ -231,7 +231,7 @@ async def test_the_status_cannot_name_the_plan_of_another_object(bench: Bench, f
         if is_restarted:
             bench.restart()
         await bench.settle()
-        assert bench.condition("Planned").reason == "RevisionUnusable"
+        assert bench.plan_verdict().reason == "RevisionUnusable"
         assert bench.deployment()["spec"] == before
 
 
@@ -287,7 +287,7 @@ async def test_an_operator_that_ends_between_the_deployment_and_the_status_makes
     deployment = bench.deployment()
     assert in_force(bench) == first
     await restart(bench)
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
     assert bench.deployment() == deployment
     assert in_force(bench) == applied(bench) != first
 
@@ -319,7 +319,7 @@ async def test_an_undone_rollout_is_rolled_forward_again(bench: Bench, fleet: Fl
     await bench.settle()
     assert bench.deployment()["spec"] == new["spec"]
     assert applied(bench) == in_force(bench)
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 async def test_the_deployment_of_an_orphan_gets_the_plan_of_the_new_object(bench: Bench, fleet: Fleet) -> None:
@@ -331,7 +331,7 @@ async def test_the_deployment_of_an_orphan_gets_the_plan_of_the_new_object(bench
     bench.cluster.put(llama())
     await restart(bench)
     assert before != applied(bench) == in_force(bench)
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 # ---- rollouts that are held back, and plans that cannot be stored
@@ -377,13 +377,13 @@ async def test_a_plan_that_cannot_be_stored_is_reported_and_not_applied(bench: B
     deployment, before = fleet.deployment(), revisions(bench)
     bench.cluster.fail("create", REVISION, Forbidden("exceeded quota: few-revisions"), times=100)
     await fleet.change(engine={"version": "0.24.0"})
-    planned = bench.condition("Planned")
+    planned = bench.plan_verdict()
     assert (planned.status, planned.reason) == ("False", "RevisionRefused")
     assert "exceeded quota: few-revisions" in planned.message
     assert (fleet.deployment(), fleet.deployment("llama.primer"), revisions(bench)) == (deployment, None, before)
     bench.cluster.heal()
     await bench.settle()
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
     assert in_force(bench) == names(bench)[-1]
 
 
@@ -393,7 +393,7 @@ async def test_a_name_that_somebody_else_has_taken_is_reported_and_left_alone(be
     bench.cluster.remove(REVISION, "default", in_force(bench))
     bench.cluster.put(taken)
     await bench.settle()
-    planned = bench.condition("Planned")
+    planned = bench.plan_verdict()
     assert (planned.status, planned.reason) == ("False", "RevisionRefused")
     assert taken["metadata"]["name"] in planned.message
     assert edited(revisions(bench)[-1]) == edited(taken)
@@ -404,7 +404,7 @@ async def test_a_revision_that_has_lost_its_labels_is_still_the_plan(bench: Benc
     [revision] = revisions(bench)
     bare = {**edited(revision), "metadata": {**edited(revision)["metadata"], "labels": {}}}
     await replace_revision(bench, bare)
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
     assert edited(revisions(bench)[0]) == edited(bare)
 
 

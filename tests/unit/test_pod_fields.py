@@ -206,7 +206,7 @@ async def test_a_slip_is_reported_and_nothing_is_applied(bench: Bench) -> None:
     bench.cluster.documents[SCHEMA_PATH] = DOCUMENT
     bench.cluster.put(llama(podTemplate={"spec": {"nodeSelecter": {}}}))
     await bench.settle()
-    accepted = bench.condition("Accepted")
+    accepted = bench.plan_verdict()
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     assert "podTemplate.spec.nodeSelecter (did you mean nodeSelector?)" in accepted.message
     assert not bench.cluster.all(DEPLOYMENT)

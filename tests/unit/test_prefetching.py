@@ -99,8 +99,8 @@ async def test_no_pod_starts_before_the_weights_are_fetched_and_then_the_engines
     [job] = jobs(bench)
     assert fleet.replicas() == 0
     assert "--revision" not in engine(fleet)["args"]
-    starting = bench.condition("Progressing")
-    assert (starting.status, starting.reason) == ("True", "FetchingWeights")
+    starting = bench.condition("Ready")
+    assert (starting.status, starting.reason) == ("False", "FetchingWeights")
     assert "to PersistentVolumeClaim llama-weights before a Pod starts" in starting.message
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
     pod = job["spec"]["template"]["spec"]
@@ -144,7 +144,7 @@ async def test_replicas_serve_the_previous_spec_while_another_revision_is_fetche
     uri = bench.resource()["spec"]["model"]["uri"]
     await fleet.change(model={"uri": uri, "revision": "v2"})
     assert json.dumps((fleet.deployment() or {})["spec"]) == before
-    assert "2 replicas serve the previous spec until then" in bench.message("Progressing")
+    assert "2 replicas serve the previous spec until then" in bench.message("Ready")
     first, second = jobs(bench)
     new = second if "v2" in json.dumps(second["spec"]["template"]["spec"]["containers"][0]["env"]) else first
     assert nodes_of(new) == ["node-1"], "the PVC is mounted there"
@@ -206,7 +206,7 @@ async def test_a_job_has_a_deadline_that_grows_with_the_weights_and_another_one_
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
     bench.cluster.edit(JOB, "default", job["metadata"]["name"], {"status": {"conditions": [failed]}})
     await fleet.settle()
-    assert "It waits: Job was active longer than specified deadline." in bench.message("Progressing")
+    assert "It waits: Job was active longer than specified deadline." in bench.message("Ready")
     result = await bench.reconciler.reconcile(("default", "llama"))
     assert result.requeue_seconds is not None
     assert result.requeue_seconds <= 30
@@ -225,7 +225,7 @@ async def test_a_quota_that_refuses_the_pod_of_the_job_is_named(bench: Bench, fl
     fleet.tell(jobs(bench)[0], "FailedCreate", 'pods "llama-fetch-1" is forbidden: exceeded quota: small, requested: pods=1')
     bench.restart()
     await fleet.settle()
-    starting = bench.condition("Progressing")
+    starting = bench.condition("Ready")
     assert (starting.status, starting.reason) == ("False", "FetchFailed")
     assert "exceeded quota: small" in starting.message
 
@@ -243,8 +243,8 @@ async def test_the_message_of_the_scheduler_is_shown(bench: Bench, fleet: Fleet)
     pod = run_job(bench, jobs(bench)[0], node="")
     bench.cluster.edit(POD, "default", pod, {"status": {"phase": "Pending", "conditions": [UNSCHEDULABLE], "containerStatuses": []}})
     await fleet.settle()
-    assert bench.condition("Progressing").reason == "FetchFailed"
-    assert f"Its Pod {pod} waits: 0/3 nodes are available: Insufficient cpu." in bench.message("Progressing")
+    assert bench.condition("Ready").reason == "FetchFailed"
+    assert f"Its Pod {pod} waits: 0/3 nodes are available: Insufficient cpu." in bench.message("Ready")
 
 
 async def test_a_volume_that_is_in_use_on_another_node_is_named(bench: Bench, fleet: Fleet) -> None:
@@ -252,8 +252,8 @@ async def test_a_volume_that_is_in_use_on_another_node_is_named(bench: Bench, fl
     pod = run_job(bench, jobs(bench)[0], state={"waiting": {"reason": "ContainerCreating"}})
     fleet.tell(pod_of(bench, pod), "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1". Volume is already used by pod(s) other-1')
     await fleet.settle()
-    assert bench.condition("Progressing").reason == "FetchingWeights"
-    assert "Volume is already used by pod(s) other-1" in bench.message("Progressing")
+    assert bench.condition("Ready").reason == "FetchingWeights"
+    assert "Volume is already used by pod(s) other-1" in bench.message("Ready")
 
 
 async def test_a_lost_node_is_named_and_stale_progress_is_not_shown(bench: Bench, fleet: Fleet) -> None:
@@ -263,9 +263,9 @@ async def test_a_lost_node_is_named_and_stale_progress_is_not_shown(bench: Bench
     bench.logs.told = {(fleet.uid(pod), 0): StartupState(stage=Stage.WEIGHT_DOWNLOAD, progress=progress, lines=3)}
     bench.cluster.edit(POD, "default", pod, {"status": {"reason": "NodeLost"}})
     await fleet.settle()
-    assert bench.condition("Progressing").reason == "FetchFailed"
-    assert "Node node-1 has stopped reporting" in bench.message("Progressing")
-    assert "12 min left" not in bench.message("Progressing")
+    assert bench.condition("Ready").reason == "FetchFailed"
+    assert "Node node-1 has stopped reporting" in bench.message("Ready")
+    assert "12 min left" not in bench.message("Ready")
 
 
 @pytest.mark.parametrize("spec", [{"volume": {"accessMode": "ReadWriteOncePod"}}, {"claimName": "theirs"}], ids=["own", "named"])
@@ -278,12 +278,12 @@ async def test_no_job_fetches_to_a_volume_for_one_pod(bench: Bench, fleet: Fleet
     await fleet.settle()
     await fleet.change(weights={**spec, **PREFETCH})
     assert jobs(bench) == []
-    starting = bench.condition("Progressing")
+    starting = bench.condition("Ready")
     assert (starting.status, starting.reason, fleet.replicas()) == ("False", "FetchFailed", 1)
     assert "Only one Pod can mount" in starting.message
     assert "remove spec.weights.prefetch" in starting.message
     await fleet.change(weights={**spec, "prefetch": None})
-    assert (fleet.replicas(), bench.message("Progressing"), bench.condition("Ready").status) == (1, "", "True")
+    assert (fleet.replicas(), bench.condition("Ready").status) == (1, "True")
 
 
 async def test_with_dynamic_resource_allocation_the_job_runs_only_where_the_gpus_of_the_plan_are() -> None:
@@ -320,7 +320,7 @@ async def test_with_dynamic_resource_allocation_and_no_node_the_volume_is_not_bo
     bench.pass_time(60)
     await fleet.settle()
     assert jobs(bench) == []
-    assert "no available node with the GPUs of the plan" in bench.message("Progressing")
+    assert "no available node with the GPUs of the plan" in bench.message("Ready")
     bench.cluster.put(slices)
     bench.pass_time(60)
     await fleet.settle()
@@ -364,7 +364,7 @@ async def test_progress_is_shown_as_a_stage_with_bytes_and_time(bench: Bench, fl
     progress = Progress(4 << 30, 16 << 30, "Downloading files", 720)
     bench.logs.told = {(fleet.uid(pod), 0): StartupState(stage=Stage.WEIGHT_DOWNLOAD, progress=progress, lines=3)}
     await fleet.settle()
-    assert "4.0 of 16.0 GiB, about 12 min left" in bench.message("Progressing")
+    assert "4.0 of 16.0 GiB, about 12 min left" in bench.message("Ready")
     block = bench.status().startup
     assert block is not None
     assert (block.stage, block.completed, block.total, block.eta_seconds) == ("WeightDownload", 4 << 30, 16 << 30, 720)
@@ -378,7 +378,7 @@ async def test_progress_is_shown_as_a_stage_with_bytes_and_time(bench: Bench, fl
         ({"result": "NotFound", "message": "RepositoryNotFoundError: 404"}, "Correct spec.model"),
         ({"result": "NoSpace", "needed": 20 << 30, "free": 5 << 30}, "20.0 GiB are needed and 5.0 GiB are free. Raise spec.weights.volume"),
         ({"result": "Unreachable", "message": "ConnectError: no route"}, "Check the network policy, the DNS and the proxy"),
-        ({"result": "Failed", "message": "ValueError: odd"}, "See kubectl logs llama-fetch-"),
+        ({"result": "Failed", "message": "ValueError: odd"}, "See `kubectl logs llama-fetch-"),
         ({"result": "\x1b[2J", "message": "x" * 4000}, "failed: xxx"),
     ],
     ids=lambda value: value["result"][:8] if isinstance(value, dict) else "",
@@ -388,7 +388,7 @@ async def test_a_failure_has_its_remedy_and_is_tried_again(bench: Bench, fleet: 
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
     run_job(bench, jobs(bench)[0], state=waiting, lastState=ended(result, code=1), restartCount=3)
     await fleet.settle()
-    starting = bench.condition("Progressing")
+    starting = bench.condition("Ready")
     assert (starting.status, starting.reason, fleet.replicas()) == ("False", "FetchFailed", 0)
     assert want in starting.message
     assert "It tries again by itself" in starting.message
@@ -401,7 +401,7 @@ async def test_no_commit_is_taken_from_a_result_that_is_none(bench: Bench, fleet
     run_job(bench, jobs(bench)[0], state={"terminated": {"exitCode": 0, "message": message}})
     await fleet.settle()
     assert (fleet.annotations("llama-weights"), fleet.replicas()) == ({}, 0)
-    assert bench.condition("Progressing").reason == "FetchFailed"
+    assert bench.condition("Ready").reason == "FetchFailed"
 
 
 async def test_a_new_volume_is_filled_again(bench: Bench, fleet: Fleet) -> None:
@@ -447,8 +447,8 @@ async def test_the_token_is_in_the_pod_of_the_job_only_as_a_file(bench: Bench, f
 async def test_a_job_that_may_not_be_created_is_reported(bench: Bench, fleet: Fleet) -> None:
     bench.cluster.fail("create", JOB, Forbidden("jobs.batch is forbidden", verb="create", resource="jobs"), times=100)
     await fleet.serve(weights=PREFETCH)
-    assert bench.condition("Progressing").reason == "FetchFailed"
-    assert "cannot be fetched" in bench.message("Progressing")
+    assert bench.condition("Ready").reason == "FetchFailed"
+    assert "cannot be fetched" in bench.message("Ready")
     assert reading.integer(bench.cluster.all(DEPLOYMENT)[0], "spec", "replicas") == 0
     assert bench.cluster.all(VLLM_DEPLOYMENT)
 

@@ -48,7 +48,7 @@ async def test_a_preset_is_merged_before_planning_and_pinned_with_its_origin(ben
     await served(bench)
     assert seeds(bench) == ["7"]
     assert TOLERATION in template(bench)["spec"]["tolerations"]
-    assert "with VLLMPreset gpu-defaults" in bench.message("Planned")
+    assert "with VLLMPreset gpu-defaults" in bench.plan_verdict().message
     pinned = bench.plan().preset
     assert pinned is not None
     assert (str(pinned), pinned.spec) == ("VLLMPreset gpu-defaults", DEFAULTS)
@@ -60,24 +60,24 @@ async def test_a_preset_for_all_namespaces(bench: Bench) -> None:
     bench.cluster.put(llama(presetRef={"kind": "ClusterVLLMPreset", "name": "gpu-defaults"}))
     await bench.settle()
     assert seeds(bench) == ["7"]
-    assert "with ClusterVLLMPreset gpu-defaults" in bench.message("Planned")
+    assert "with ClusterVLLMPreset gpu-defaults" in bench.plan_verdict().message
 
 
 async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested(bench: Bench) -> None:
     await served(bench)
-    before, revision = template(bench), bench.status().plan
+    before, plan = template(bench), bench.plan()
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
     await bench.settle()
     assert template(bench) == before
-    assert bench.status().plan == revision
-    assert bench.condition("Planned").reason == "PlanDrifted"
-    assert "VLLMPreset gpu-defaults has changed in engine.args, podTemplate." in bench.message("Planned")
-    assert REPLAN_ANNOTATION in bench.message("Planned")
+    assert bench.plan() == plan
+    assert bench.plan_verdict().reason == "PlanDrifted"
+    assert "VLLMPreset gpu-defaults has changed in engine.args, podTemplate." in bench.plan_verdict().message
+    assert REPLAN_ANNOTATION in bench.plan_verdict().message
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await bench.settle()
     assert seeds(bench) == ["8"]
     assert TOLERATION not in template(bench)["spec"].get("tolerations", [])
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 async def test_an_edit_that_makes_no_difference_to_the_object_is_not_mentioned(bench: Bench) -> None:
@@ -100,12 +100,12 @@ async def test_a_change_of_the_object_takes_the_preset_as_it_is_now(bench: Bench
 
 async def test_scaling_keeps_the_preset_of_the_plan(bench: Bench) -> None:
     await served(bench)
-    before, revision = template(bench), bench.status().plan
+    before, plan = template(bench), bench.plan()
     bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"replicas": 0}})
     await bench.settle()
     assert bench.deployment()["spec"]["replicas"] == 0
-    assert (template(bench), bench.status().plan) == (before, revision)
+    assert (template(bench), bench.plan()) == (before, plan)
 
 
 async def test_a_restart_writes_nothing(bench: Bench) -> None:
@@ -122,11 +122,11 @@ async def test_a_deleted_preset_keeps_serving(bench: Bench) -> None:
     bench.cluster.remove(PRESET, "default", "gpu-defaults")
     await bench.settle()
     assert template(bench) == before
-    assert "VLLMPreset gpu-defaults no longer exists. A new plan is not possible until it exists again" in bench.message("Planned")
-    assert "replan" not in bench.message("Planned"), "that would end in PresetMissing"
+    assert "VLLMPreset gpu-defaults no longer exists. A new plan is not possible until it exists again" in bench.plan_verdict().message
+    assert "replan" not in bench.plan_verdict().message, "that would end in PresetMissing"
     bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
     await bench.settle()
-    assert bench.condition("Planned").reason == "PresetMissing"
+    assert bench.plan_verdict().reason == "PresetMissing"
     assert template(bench) == before
 
 
@@ -136,8 +136,8 @@ async def test_a_missing_preset_is_named_with_those_that_exist(bench: Bench) -> 
     bench.cluster.put(preset("for-all", kind="ClusterVLLMPreset"))
     bench.cluster.put(with_preset("gpu-default"))
     await bench.settle()
-    assert (bench.condition("Planned").status, bench.condition("Planned").reason) == ("False", "PresetMissing")
-    assert bench.message("Planned").startswith(
+    assert (bench.plan_verdict().status, bench.plan_verdict().reason) == ("False", "PresetMissing")
+    assert bench.plan_verdict().message.startswith(
         "VLLMPreset gpu-default does not exist in the namespace default. Existing presets of this kind: large, small."
     )
     assert bench.cluster.all(DEPLOYMENT) == []
@@ -159,8 +159,8 @@ async def test_a_preset_that_cannot_be_used_is_refused(bench: Bench, content: Ma
     bench.cluster.put(preset(**content))
     bench.cluster.put(with_preset(**own))
     await bench.settle()
-    assert bench.condition("Planned").reason == "PresetInvalid"
-    assert says in bench.message("Planned")
+    assert bench.plan_verdict().reason == "PresetInvalid"
+    assert says in bench.plan_verdict().message
     assert bench.cluster.all(DEPLOYMENT) == []
 
 
@@ -170,10 +170,10 @@ async def test_without_the_crd_the_condition_says_how_to_install_it_and_others_a
     bench.cluster.put(llama("other"))
     await bench.settle()
     await bench.settle(("default", "other"))
-    assert bench.condition("Planned").reason == "KindNotInstalled"
-    assert "The CRD vllmpresets.vllm-operator.dev" in bench.message("Planned")
-    assert "kubectl apply -f crds/" in bench.message("Planned")
-    assert bench.condition("Planned", "other").reason == "Planned"
+    assert bench.plan_verdict().reason == "KindNotInstalled"
+    assert "The CRD vllmpresets.vllm-operator.dev" in bench.plan_verdict().message
+    assert "kubectl apply -f crds/" in bench.plan_verdict().message
+    assert bench.plan_verdict("other").reason == "Planned"
 
 
 async def test_without_permission_the_plan_in_force_keeps_serving(bench: Bench) -> None:
@@ -203,7 +203,7 @@ async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
     bench.cluster.fail("find", PRESET, Unavailable("down"), times=99)
     bench.cluster.put(llama())
     await bench.settle()
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 # which objects a change of a preset affects

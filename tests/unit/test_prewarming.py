@@ -63,7 +63,7 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(fleet: Fleet
     assert fleet.deployment() == before
     assert bench.status().ready_replicas == 2
     assert bench.condition("CachePublished").reason == "Publishing"
-    message = bench.message("CacheWarm")
+    message = bench.cache_verdict().message
     assert "A helper Pod compiles kernels for vllm/vllm-openai:v0.24.0" in message
     assert "publishes them to registry.example/team/caches. The current replicas keep serving." in message
     fleet.ready(primer)
@@ -127,7 +127,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     before, primer = await rolling_out(fleet)
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.message("CacheWarm")
+    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
@@ -137,7 +137,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     bench.restart()
     await fleet.settle()
     assert fleet.deployment("llama.primer") is None
-    assert "the helper Pod found no GPU within 60 s" in bench.message("CacheWarm")
+    assert "the helper Pod found no GPU within 60 s" in bench.cache_verdict().message
 
 
 async def test_a_quota_without_room_does_not_hold_the_rollout(fleet: Fleet, bench: Bench) -> None:
@@ -148,7 +148,7 @@ async def test_a_quota_without_room_does_not_hold_the_rollout(fleet: Fleet, benc
     bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": {"conditions": [failure]}})
     await fleet.settle()
     assert fleet.deployment() != before
-    assert "exceeded quota" in bench.message("CacheWarm")
+    assert "exceeded quota" in bench.cache_verdict().message
 
 
 async def test_a_primer_that_crashes_leaves_the_old_replicas_serving(fleet: Fleet, bench: Bench) -> None:
@@ -179,7 +179,7 @@ async def test_a_publication_that_fails_is_tried_three_times_and_then_the_rollou
     assert (fleet.deployment() != before) is begins
     assert (fleet.deployment("llama.primer") is None) is begins
     if begins:
-        assert "were not filled before the rollout: they could not be published: It does what it does." in bench.message("CacheWarm")
+        assert "were not filled before the rollout: they could not be published: It does what it does." in bench.cache_verdict().message
         assert "tries again" not in bench.message("CachePublished")
         bench.restart()
         fleet.gone(primer)
@@ -259,7 +259,7 @@ async def test_before_the_first_rollout_a_primer_publishes_on_request(
 ) -> None:
     await serving(fleet)
     assert fleet.deployment("llama.primer") is None
-    assert "To publish them now, run kubectl vllm prime" in bench.message("CachePublished")
+    assert "To publish them now: `kubectl vllm prime llama -n default`" in bench.message("CachePublished")
     assert await prime.prime(bench.cluster, "default", "llama", timeout_seconds=0) == prime.FILLED_STATUS
     await fleet.settle()
     primer = fleet.start("llama.primer")

@@ -30,15 +30,15 @@ def lease(fleet: Fleet, name: str = "llama") -> str:
 async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=4, engine=OLD, cache={"volume": MANY})
     assert fleet.replicas() == 1
-    assert bench.condition("CacheWarm").reason == "Compiling"
-    assert "The other 3 start after it" in bench.message("CacheWarm")
-    assert "writes compiled artifacts in place" in bench.message("CacheWarm")
+    assert bench.cache_verdict().reason == "Compiling"
+    assert "The other 3 start after it" in bench.cache_verdict().message
+    assert "writes compiled artifacts in place" in bench.cache_verdict().message
     assert fleet.annotations()[lease(fleet)].startswith("llama/")
     since = fleet.time()
     first = fleet.start()
     await fleet.settle()
     assert bench.cache().state == "Compiling"
-    assert "The other 3 replicas start when it has compiled the kernels" in bench.message("Progressing")
+    assert "The other 3 replicas start when it has compiled the kernels" in bench.message("Ready")
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
@@ -121,7 +121,7 @@ async def test_a_cache_is_filled_ahead_of_traffic(bench: Bench, fleet: Fleet) ->
     assert (fleet.replicas(), fleet.replicas("llama.primer")) == (0, 1)
     primer = fleet.start("llama.primer")
     await fleet.settle()
-    assert "A helper Pod compiles kernels" in bench.message("CacheWarm")
+    assert "A helper Pod compiles kernels" in bench.cache_verdict().message
     assert bench.status().ready_replicas == 0
     fleet.ready(primer)
     await fleet.settle()
@@ -153,7 +153,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     assert fleet.deployment() == before
     primer = fleet.start("llama.primer")
     await fleet.settle()
-    assert bench.condition("Progressing").reason == "RollingOut"
+    assert bench.condition("Ready").reason == "RollingOut"
     assert bench.condition("Ready").status == "False"
     assert bench.status().ready_replicas == 1
     fleet.ready(primer)
@@ -181,14 +181,14 @@ async def test_replicas_are_scaled_while_a_rollout_is_held(bench: Bench, fleet: 
     assert held is not None
     assert before is not None
     assert held["spec"] == {**before["spec"], "replicas": wanted}, "the former spec goes on serving, with as many replicas as are wanted"
-    assert bench.condition("CacheWarm").reason == "Compiling"
+    assert bench.cache_verdict().reason == "Compiling"
 
 
 async def test_one_that_waits_for_another_to_fill_the_same_directory_is_only_scaled_down(bench: Bench, fleet: Fleet) -> None:
     await shared(bench, fleet)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Never"}, replicas=3)
     await fleet.change("other", cache={"claimName": "shared", "priming": "Always"}, replicas=5)
-    assert (fleet.replicas("other"), bench.condition("Progressing", "other").reason) == (3, "WaitingForCaches")
+    assert (fleet.replicas("other"), bench.condition("Ready", "other").reason) == (3, "WaitingForCaches")
     await fleet.change("other", replicas=2)
     assert fleet.replicas("other") == 2
 
@@ -200,7 +200,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     primer = fleet.start("llama.primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.message("CacheWarm")
+    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
@@ -210,7 +210,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     fleet.gone(primer)
     bench.restart()
     await fleet.settle()
-    assert "the helper Pod found no GPU within 60 s" in bench.message("CacheWarm")
+    assert "the helper Pod found no GPU within 60 s" in bench.cache_verdict().message
     assert fleet.deployment("llama.primer") is None
 
 
@@ -222,7 +222,7 @@ async def test_a_quota_without_room_for_one_more_does_not_hold_the_rollout(bench
     bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": {"conditions": [failure]}})
     await fleet.settle()
     assert fleet.deployment() != before
-    assert "exceeded quota" in bench.message("CacheWarm")
+    assert "exceeded quota" in bench.cache_verdict().message
 
 
 PASSED_DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -250,7 +250,7 @@ async def test_a_primer_that_does_not_start_holds_the_rollout_only_until_its_dea
     bench.cluster.edit(DEPLOYMENT, "default", "llama.primer", {"status": status})
     await fleet.settle()
     assert (fleet.deployment() != before) == want
-    assert ("did not start before its deadline" in bench.message("CacheWarm")) == want
+    assert ("did not start before its deadline" in bench.cache_verdict().message) == want
 
 
 async def test_a_primer_is_not_started_on_request_if_a_replica_has_its_claim_for_one_pod(bench: Bench, fleet: Fleet) -> None:
@@ -260,7 +260,7 @@ async def test_a_primer_is_not_started_on_request_if_a_replica_has_its_claim_for
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {labels.PRIME_ANNOTATION: "true"}}})
     await fleet.settle()
     assert fleet.deployment("llama.primer") is None
-    assert "ReadWriteOncePod" in bench.message("CacheWarm")
+    assert "ReadWriteOncePod" in bench.cache_verdict().message
 
 
 async def test_a_new_image_that_crashes_leaves_the_old_one_serving(bench: Bench, fleet: Fleet) -> None:
@@ -290,7 +290,7 @@ async def test_a_claim_for_one_pod_is_not_filled_beside_it(bench: Bench, fleet: 
     await serving(fleet, cache={"volume": {"accessMode": "ReadWriteOncePod"}})
     await fleet.change(engine={"version": "0.24.0"})
     assert fleet.deployment("llama.primer") is None
-    assert "ReadWriteOncePod" in bench.message("CacheWarm")
+    assert "ReadWriteOncePod" in bench.cache_verdict().message
 
 
 async def shared(bench: Bench, fleet: Fleet) -> None:
@@ -305,8 +305,8 @@ async def test_of_two_that_share_a_cache_one_fills_it_and_the_other_waits(bench:
     await shared(bench, fleet)
     assert fleet.key("llama") == fleet.key("other")
     assert (fleet.replicas("llama"), fleet.replicas("other")) == (1, 0)
-    assert "VLLMDeployment llama is compiling kernels" in bench.message("CacheWarm", "other")
-    assert bench.condition("Progressing", "other").reason == "WaitingForCaches"
+    assert "VLLMDeployment llama is compiling kernels" in bench.cache_verdict("other").message
+    assert bench.condition("Ready", "other").reason == "WaitingForCaches"
     fleet.ready(fleet.start("llama"))
     await fleet.settle("llama")
     await fleet.settle("other")
@@ -332,7 +332,7 @@ async def test_the_other_takes_over_when_the_first_finds_no_gpu(bench: Bench, fl
     await fleet.settle("other")
     assert fleet.replicas("other") == 1
     await fleet.settle("llama")
-    assert "VLLMDeployment other is compiling" in bench.message("CacheWarm")
+    assert "VLLMDeployment other is compiling" in bench.cache_verdict().message
 
 
 async def test_the_other_waits_on_while_the_first_makes_progress(bench: Bench, fleet: Fleet) -> None:

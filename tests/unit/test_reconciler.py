@@ -55,7 +55,7 @@ async def test_a_new_object_becomes_a_plan_a_claim_a_deployment_a_service_and_a_
         ("apply_status", "VLLMDeployment"),
     ]
     assert result.name == "success"
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
     assert bench.status().plan is not None
 
 
@@ -170,12 +170,12 @@ async def test_without_a_gpu_it_looks_at_the_nodes_again_within_a_minute(bench: 
     bench.cluster.put(llama(accelerator={"architectures": ["sm_103"]}))
     await bench.reconciler.reconcile(KEY)
     result = await bench.reconciler.reconcile(KEY)
-    assert bench.condition("Planned").reason == "NoMatchingGPU"
+    assert bench.plan_verdict().reason == "NoMatchingGPU"
     assert result.requeue_seconds == 30
     bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("b300")})
     bench.restart()  # what it knew of the nodes is old by then
     await bench.settle()
-    assert bench.condition("Planned").reason == "Planned"
+    assert bench.plan_verdict().reason == "Planned"
 
 
 async def test_fewer_replicas_follow_at_once_also_where_the_spec_cannot_be_planned(bench: Bench) -> None:
@@ -187,7 +187,7 @@ async def test_fewer_replicas_follow_at_once_also_where_the_spec_cannot_be_plann
             VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": wanted, "accelerator": {"architectures": ["sm_103"]}}}
         )
         await bench.settle()
-        assert bench.condition("Planned").reason == "NoMatchingGPU"
+        assert bench.plan_verdict().reason == "NoMatchingGPU"
         assert bench.deployment()["spec"] == {**before, "replicas": had}
 
 
@@ -198,8 +198,8 @@ async def test_without_the_right_to_list_nodes_the_condition_names_it_and_what_r
     bench.restart()
     bench.cluster.fail("find", NODE, Forbidden("nodes is forbidden", verb="list", resource="nodes"), times=100)
     await bench.reconciler.reconcile(KEY)
-    assert bench.condition("Planned").status == "True"
-    assert "may not list nodes" in bench.condition("Planned").message
+    assert bench.plan_verdict().status == "True"
+    assert "may not list nodes" in bench.plan_verdict().message
     assert bench.deployment() == before
 
 
@@ -209,7 +209,7 @@ async def test_a_spec_that_cannot_be_planned_leaves_running_what_runs(bench: Ben
     before = bench.deployment()
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"accelerator": {"architectures": ["sm_120"]}}})
     await bench.settle()
-    assert bench.condition("Planned").reason == "NoMatchingGPU"
+    assert bench.plan_verdict().reason == "NoMatchingGPU"
     assert bench.deployment() == before
 
 
@@ -318,7 +318,7 @@ async def test_the_taint_of_a_node_with_the_gpu_is_named_while_a_pod_waits_for_i
     pod = bench.add_pod(phase="Pending", conditions=[waits])
     bench.cluster.put({**pod, "spec": bench.deployment()["spec"]["template"]["spec"]})
     await bench.settle()
-    said = bench.condition("Progressing").message
+    said = bench.condition("Ready").message
     assert "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add {key: dedicated," in said
 
 
@@ -389,7 +389,7 @@ async def test_a_held_deployment_that_cannot_be_scaled_is_in_the_status(bench: B
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": unplanned})
     with pytest.raises(Invalid):
         await bench.reconciler.reconcile(KEY)
-    assert bench.condition("Planned").reason == "NoMatchingGPU"
+    assert bench.plan_verdict().reason == "NoMatchingGPU"
 
 
 async def test_the_log_of_a_crash_is_read_also_if_its_pod_is_ready_again_before_the_next_look(bench: Bench, fleet: Fleet) -> None:

@@ -27,8 +27,9 @@ def resource(name: str = "llama", *conditions: dict[str, str], token: str = "", 
     return {**llama(name), "status": status}
 
 
-SERVING = (condition("Accepted", "True"), condition("Planned", "True"), condition("Ready", "True"))
-STARTING = (condition("Accepted", "True"), condition("Planned", "True"), condition("Ready", "False"))
+SERVING = (condition("Ready", "True"),)
+STARTING = (condition("Ready", "False"),)
+REFUSED = condition("Ready", "False", "NoMatchingGPU")
 BEFORE = resource("llama", *SERVING)
 
 
@@ -39,10 +40,10 @@ BEFORE = resource("llama", *SERVING)
         (resource("llama", *SERVING, token="4"), None),
         (resource("llama", *SERVING, token=TOKEN), True),
         (resource("llama", *STARTING, token=TOKEN), None),
-        (resource("llama", condition("Planned", "False"), token="4"), False),
+        (resource("llama", REFUSED, token="4"), False),
         (resource("llama", *STARTING, condition("Crashed", "True"), token=TOKEN, crash="2026-01-01T00:00:00Z"), False),
         (resource("llama", *STARTING, condition("Stalled", "True"), token=TOKEN), False),
-        (resource("llama", *SERVING, condition("Crashed", "False"), token=TOKEN, crash="2026-01-01T00:00:00Z"), True),
+        (resource("llama", *SERVING, token=TOKEN, crash="2026-01-01T00:00:00Z"), True),
     ],
     ids=["not seen", "an older plan", "serves", "starts", "refused", "crashed", "stalled", "recovered"],
 )
@@ -55,13 +56,13 @@ def test_a_problem_from_before_the_request_is_no_failure() -> None:
     before = resource("llama", *crashed, crash="2026-01-01T00:00:00Z")
     assert judge(before, resource("llama", *crashed, token=TOKEN, crash="2026-01-01T00:00:00Z"), TOKEN) is None
     assert judge(before, resource("llama", *crashed, token=TOKEN, crash="2026-02-02T00:00:00Z"), TOKEN) is False
-    refused = resource("llama", condition("Planned", "False"))
+    refused = resource("llama", REFUSED)
     assert judge(refused, refused, TOKEN) is None
 
 
 def test_only_objects_whose_plan_would_differ_are_chosen() -> None:
-    assert would_differ(resource("llama", condition("Planned", "True", "PlanDrifted")))
-    assert not would_differ(resource("llama", condition("Planned", "True", "RolledBack")))
+    assert would_differ(resource("llama", condition("PlanDrifted", "True", "PlanDrifted")))
+    assert not would_differ(resource("llama", condition("PlanDrifted", "True", "RolledBack")))
     assert not would_differ(llama())
 
 

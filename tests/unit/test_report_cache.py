@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.verdicts import cache_verdict
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Observation
-from vllm_operator.status.report import report
+from vllm_operator.status.report import Report, report
 from vllm_operator.status.starts import read_stages
 
 X1 = ("vllm-a-x1", 0)
@@ -34,99 +35,89 @@ def about_claim(reason: str, message: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is observed, and the condition CacheWarm."""
+    """What is observed, and what is said about the caches: reason and words of the message, and the reason of Ready."""
 
     observation: Observation
-    status: str
-    reason: str
+    reason: str = ""
     words: tuple[str, ...] = ()
     ready: str | None = None
 
 
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 NEW_CLAIM = {**o.claim("Pending"), "metadata": {"name": "vllm-a-cache", "uid": "uid-vllm-a-cache", "creationTimestamp": o.stamp(-3)}}
 CASES = {
     "the named claim does not exist": Case(
         o.observe(claim=None, claim_name="shared", spec={"cache": {"claimName": "shared"}}),
-        "False",
         "ClaimMissing",
         ("shared", "namespace models", "remove claimName"),
         "ClaimMissing",
     ),
-    "our own claim is not there yet": Case(o.observe(claim=None), "", "", (), "NotStarted"),
-    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "", ""),
+    "our own claim is not there yet": Case(o.observe(claim=None), "", (), "NotStarted"),
+    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), ""),
     "waiting for the first consumer is normal": Case(
-        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), "", ""
+        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), ""
     ),
     "the storage class does not exist": Case(
         unbound(about_claim("ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found'), storage_class="fsat"),
-        "False",
         "StorageClassMissing",
         ("StorageClass fsat of PersistentVolumeClaim vllm-a-cache does not exist", "spec.cache.volume.storageClassName"),
         "StorageClassMissing",
     ),
     "the provisioner fails": Case(
         unbound(about_claim("ProvisioningFailed", "quota of the storage system exceeded")),
-        "False",
         "ClaimNotBound",
         ("quota of the storage system exceeded", "Check that storage class fast exists"),
         "ClaimNotBound",
     ),
     "no storage class and no default one": Case(
         unbound(about_claim("FailedBinding", "no persistent volumes available and no storage class is set"), storage_class=""),
-        "False",
         "ClaimNotBound",
         ("no storage class is set", "spec.cache.volume.storageClassName"),
     ),
-    "not bound and nobody says why": Case(unbound(), "False", "ClaimNotBound", ("no volume has been provisioned",)),
+    "not bound and nobody says why": Case(
+        o.observe(o.unschedulable_pod(message=UNBOUND), claim=o.claim("Pending")), "ClaimNotBound", ("no volume has been provisioned",)
+    ),
+    "not bound for lack of a node": Case(unbound(), ready="Unschedulable"),
     "the claim is being deleted": Case(
         o.observe(
             o.ready_pod(), claim=o.terminating(o.claim()), claim_holders={"vllm-a-cache": (ClaimHolder("vllm-a-x1", "vllm-a", False),)}
         ),
-        "False",
         "ClaimTerminating",
         ("vllm-a-cache is being deleted", "New Pods cannot start", "Pod vllm-a-x1 uses it: set spec.replicas to 0."),
     ),
     "a claim that the user named is being deleted": Case(
         o.observe(claim=o.terminating(o.claim()), spec={"cache": {"claimName": "vllm-a-cache"}}),
-        "False",
         "ClaimTerminating",
         (
             "No Pod uses it any more.",
             "create it again, or name another PVC in spec.cache.claimName",
         ),
     ),
-    "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
-    "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
-    "no start yet": Case(o.observe(), "", ""),
-    "a first start builds": Case(
-        o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("is building them",)
-    ),
-    "a first start has built": Case(
-        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2))}), "False", "Miss", ("in 2 min", "The next start loads them")
-    ),
-    "a later start loads": Case(
-        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)}), "True", "Hit", ("took 35 s",), "Serving"
-    ),
+    "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "ClaimNotBound", ("lost its volume",)),
+    "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "NoClaim", ("compiles again",), "Serving"),
+    "no start yet": Case(o.observe(), ""),
+    "a first start builds": Case(o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))})),
+    "a first start has built": Case(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2))})),
+    "a later start loads": Case(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)}), ready="Serving"),
     "some artifacts were damaged": Case(
         o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2, misses=1, load_failures=1))}),
-        "False",
         "PartialHit",
         ("1 could not be read and was built again",),
     ),
     "a claim for one node and four replicas": Case(
-        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotReported", ("ReadWriteOnce", "All 4 replicas")
+        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "", ("ReadWriteOnce", "All 4 replicas")
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_cache_warm_says_what_stands_against_it_or_what_the_last_start_did(case: Case) -> None:
-    conditions = report(case.observation).status.conditions
-    warm, ready = find_condition(conditions, "CacheWarm"), find_condition(conditions, "Ready")
+def test_the_status_says_what_is_in_the_way_of_the_caches(case: Case) -> None:
+    status = report(case.observation).status
+    said, ready = cache_verdict(status), find_condition(status.conditions, "Ready")
     assert ready is not None
-    found = (warm.status, warm.reason, warm.message) if warm is not None else ("", "", "")
-    assert found[:2] == (case.status, case.reason), found
-    assert all(words in found[2] for words in case.words), found
+    assert said.reason == case.reason, said
+    assert all(words in said.message for words in case.words), said
+    assert case.words or not said.message, "the state and the durations say it"
     assert case.ready in (None, ready.reason)
 
 
@@ -155,7 +146,12 @@ def test_the_state_says_what_the_next_start_finds(observation: Observation, want
     assert cache.state == want
 
 
-MEASURED = "with 4 layers of DeepSeek-V3, vLLM 0.20.1 and one H200"
+def ready_message(written: Report) -> str:
+    ready = find_condition(written.status.conditions, "Ready")
+    return ready.message if ready is not None else ""
+
+
+MEASURED = "in a test (4 layers of DeepSeek-V3, vLLM 0.20.1, one H200)"
 
 
 def test_cold_and_warm_starts_are_measured_apart() -> None:
@@ -167,8 +163,8 @@ def test_cold_and_warm_starts_are_measured_apart() -> None:
     assert cache is not None
     assert (cache.cold_start_seconds, cache.warm_start_seconds) == (459, 35)
     assert first.status.cache is not None
-    assert first.status.cache.cold_stage_seconds == {"KernelWarmup": 439}
-    assert (cache.cold_stage_seconds, cache.warm_stage_seconds) == (None, {"KernelWarmup": 15}), "of the last start"
+    assert first.status.cache.cold_stage_seconds is None, "the next start is warm"
+    assert (cache.cold_stage_seconds, cache.warm_stage_seconds) == (None, None), "no stage of the last start was long"
 
 
 def test_each_warm_start_is_reported_with_what_it_saved() -> None:
@@ -208,11 +204,10 @@ def test_notes_are_not_repeated_when_the_log_of_the_last_start_is_gone() -> None
     pods = [o.ready_pod("vllm-a-x1"), o.ready_pod("vllm-a-x2")]
     observation = o.observe(*pods, states={X1: state}, claim=o.claim(modes=["ReadWriteOnce"]), replicas=2)
     first = report(observation).status
-    warm = find_condition(first.conditions, "CacheWarm")
-    assert warm is not None
-    assert "All 2 replicas must run there" in warm.message
+    said = cache_verdict(first)
+    assert "All 2 replicas must run there" in said.message
     again = report(replace(o.following(observation, first), startups={})).status
-    assert find_condition(again.conditions, "CacheWarm") == warm
+    assert cache_verdict(again) == said
 
 
 def test_measures_of_another_key_are_dropped() -> None:
@@ -230,10 +225,8 @@ def test_what_a_stage_took_before_says_what_to_expect() -> None:
     written = report(seen)
     startup = written.status.startup
     assert startup is not None
-    assert (
-        startup.message
-        == "compiling with torch.compile since 14:09:55 UTC, expected to finish around 14:12 UTC (about 2 min 30 s in the last start)"
-    )
+    said = "compiling with torch.compile since 14:09:55 UTC, expected to finish around 14:12 UTC (about 2 min 30 s in the last start)."
+    assert ready_message(written) == f"Pod vllm-a-x1: {said}"
     assert startup.eta_seconds == 140
     later = report(o.after(seen, written, seconds=100)).status.startup
     assert later == startup, "what is left is as of the time of writing, and nothing new is there to write"
@@ -243,10 +236,10 @@ def test_a_stage_that_lasts_longer_than_it_should_has_no_time_left_to_tell() -> 
     cache = CacheStatus(key=o.KEY, state="Compiling", cold_stage_seconds={"TorchCompile": 152})
     status = VLLMDeploymentStatus(cache=cache)
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-200), last_line_at=o.at(-1), cache=CacheEvidence(misses=1))
-    startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
-    assert startup is not None
-    assert startup.eta_seconds is None
-    assert (startup.message or "").endswith("expected to finish around 14:09 UTC (about 2 min 30 s in the last start)")
+    written = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status)))
+    assert written.status.startup is not None
+    assert written.status.startup.eta_seconds is None
+    assert ready_message(written).endswith("expected to finish around 14:09 UTC (about 2 min 30 s in the last start).")
 
 
 def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of_the_stage() -> None:
@@ -257,18 +250,19 @@ def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of
         last_line_at=o.at(-50),
         observed_backends=(("MoE", "FLASHINFER_CUTLASS"),),
     )
-    startup = report(o.observe(o.starting_pod(), states={X1: silent})).status.startup
+    written = report(o.observe(o.starting_pod(), states={X1: silent}))
+    startup = written.status.startup
     assert startup is not None
     assert (startup.completed, startup.total, startup.eta_seconds) == (45, 51, 230)
-    assert "(about 4 min 50 s" in (startup.message or "")
+    assert f"this stage took 4 min 50 s {MEASURED}" in ready_message(written)
 
 
 @pytest.mark.parametrize(
     ("stage", "cache", "seconds", "said"),
     [
-        (Stage.TORCH_COMPILE, None, 30, f", expected to finish around 14:11 UTC (about 35 s {MEASURED})"),
+        (Stage.TORCH_COMPILE, None, 30, f"; this stage took 35 s {MEASURED}"),
         (Stage.TORCH_COMPILE, "Warm", None, ""),
-        (Stage.CONFIGURATION, "Warm", 5, f", expected to finish around 14:10 UTC (about 10 s {MEASURED})"),
+        (Stage.CONFIGURATION, "Warm", 5, f"; this stage took 10 s {MEASURED}"),
         (Stage.SERVER_START, None, None, ""),
     ],
 )
@@ -277,7 +271,7 @@ def test_a_stage_that_was_never_seen_with_this_key_is_reported_from_what_was_mea
 ) -> None:
     status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=cache)) if cache else None
     states = {X1: StartupState(stage=stage, stage_since=o.at(-5))}
-    startup = report(o.observe(o.starting_pod(), states=states, resource=o.resource(status=status))).status.startup
-    assert startup is not None
-    assert (startup.message or "").endswith(f"since 14:09:55 UTC{said}")
-    assert startup.eta_seconds == seconds
+    written = report(o.observe(o.starting_pod(), states=states, resource=o.resource(status=status)))
+    assert written.status.startup is not None
+    assert ready_message(written).endswith(f"since 14:09:55 UTC{said}.")
+    assert written.status.startup.eta_seconds == seconds

@@ -92,7 +92,7 @@ def test_a_stall_is_looked_for_when_it_is_due() -> None:
     observation = o.observe(o.starting_pod(since=-200), states={X1: state})
     assert report(observation).requeue_after_seconds == 570
     stalled = report(replace(observation, now=o.at(570)))
-    starting = find_condition(stalled.status.conditions, "Progressing")
+    starting = find_condition(stalled.status.conditions, "Ready")
     assert starting is not None
     assert starting.reason == "StartStalled"
     assert stalled.requeue_after_seconds is None
@@ -100,14 +100,14 @@ def test_a_stall_is_looked_for_when_it_is_due() -> None:
 
 def test_a_stage_that_is_known_to_be_silent_gets_its_time() -> None:
     state = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-800), started_at=o.at(-850), silent_stage_inferred=True)
-    condition = find_condition(report(o.observe(o.starting_pod(since=-850), states={X1: state})).status.conditions, "Progressing")
+    condition = find_condition(report(o.observe(o.starting_pod(since=-850), states={X1: state})).status.conditions, "Ready")
     assert condition is not None
     assert condition.reason == "Starting"
 
 
 def test_a_log_from_the_future_does_not_grant_patience_for_ever() -> None:
     state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-700), last_line_at=o.at(86400), started_at=o.at(-700))
-    condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Progressing")
+    condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Ready")
     assert condition is not None
     assert condition.reason == "StartStalled"
 
@@ -119,7 +119,7 @@ def test_nothing_is_due_once_all_serve() -> None:
 def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
     first = report(on(counting(100)))
     second = report(on(counting(900, seconds=60), seconds=60, before=first.status))
-    before, after = (find_condition(s.conditions, "Progressing") for s in (first.status, second.status))
+    before, after = (find_condition(s.conditions, "Ready") for s in (first.status, second.status))
     assert before is not None
     assert after is not None
     assert after.message != before.message
@@ -162,8 +162,7 @@ EMPTY_DIR: dict[str, Any] = {"spec": {"cache": {"storage": "EmptyDir"}}, "claim_
         ({**SHARED, "claim_name": "vllm-a-cache"}, "vllm-a-cache"),
     ],
 )
-def test_the_last_start_says_nothing_about_caches_elsewhere(changes: dict[str, Any], reported: str | None) -> None:
-    """And the status names their PersistentVolumeClaim only if the spec does not."""
+def test_the_status_names_the_claim_of_the_caches_only_if_the_spec_does_not(changes: dict[str, Any], reported: str | None) -> None:
     state = StartupState(stage=Stage.READY, stage_since=o.at(-20), started_at=o.at(-55), cache=CacheEvidence(hits=4))
     seen = o.observe(o.ready_pod(since=-55), states={("vllm-a-x1", 0): state})
     first = report(seen)
@@ -176,8 +175,6 @@ def test_the_last_start_says_nothing_about_caches_elsewhere(changes: dict[str, A
     told = report(later).status
     assert told.cache is not None
     assert told.cache.claim_name == reported
-    is_same = later.claim_name == "vllm-a-cache"
-    assert (find_condition(told.conditions, "CacheWarm") == find_condition(first.status.conditions, "CacheWarm")) is is_same
 
 
 def test_a_crash_is_named_once_its_log_is_read_and_reported_once() -> None:
@@ -248,10 +245,7 @@ def test_the_last_crash_outlives_its_pod() -> None:
     second = report(o.after(observation, first, pods=(o.ready_pod("vllm-a-x9"),), seconds=60))
     assert first.status.last_crash is not None
     assert second.status.last_crash == first.status.last_crash.model_copy(update={"command": None}), "nothing has to change any more"
-    crashed = find_condition(second.status.conditions, "Crashed")
-    assert crashed is not None
-    assert (crashed.status, crashed.reason) == ("False", "Recovered")
-    assert "All Pods are healthy. Last crash: Pod vllm-a-x1" in crashed.message
+    assert find_condition(second.status.conditions, "Crashed") is None
 
 
 def test_each_crash_of_a_loop_is_reported_once_with_a_key_of_its_own() -> None:
@@ -313,7 +307,7 @@ def observations(draw: Any) -> Observation:
 def test_the_same_scene_is_written_once_and_within_bounds(observation: Observation) -> None:
     first = report(observation)
     VLLMDeploymentStatus.model_validate(first.status.to_json())
-    assert all(len(condition.message) <= 500 for condition in first.status.conditions if condition.type != "Planned")
+    assert all(len(condition.message) <= 500 for condition in first.status.conditions)
     assert all(len(event.message) <= 1023 for event in first.events)
     again = report(o.after(observation, first))
     assert again.status.to_json() == first.status.to_json()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
+from support.verdicts import plan_verdict
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, ObservedBackend
@@ -166,8 +167,7 @@ def test_another_backend_than_planned_is_reported_once() -> None:
     observed = o.observe(o.starting_pod(), states={X1: state})
     story = play(observed, observed)
     assert [told(written.events) for written in story] == [[("Warning", "BackendMismatch")], []]
-    planned = next(c for c in story[1].status.conditions if c.type == "Planned")
-    assert "MoE TRITON instead of DEEPGEMM" in planned.message
+    assert "MoE TRITON instead of DEEPGEMM" in plan_verdict(story[1].status).message
 
 
 def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> None:
@@ -182,7 +182,7 @@ def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_repor
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "TRITON_MLA"),))
     story = play(observed := o.observe(o.starting_pod(), states={X1: state}), observed)
     assert [told(written.events) for written in story] == [[("Warning", "BackendMismatch")], []]
-    planned = next(c for c in story[1].status.conditions if c.type == "Planned")
+    planned = plan_verdict(story[1].status)
     assert "TRITON_MLA instead of" in planned.message
     assert "which vLLM was expected to take by itself" in planned.message
 

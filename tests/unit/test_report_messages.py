@@ -1,5 +1,7 @@
 """Messages as data: every one can be said, and foreign text in them is tamed."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,26 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     said = MESSAGES.fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
     assert said.endswith("What to do: Do this. (See https://example.org/1)")
+
+
+CLUSTER_SCOPED = ("node", "nodes", "storageclass")
+WITHOUT_AN_OBJECT = ("apply",)
+"""Verbs that get a file, which has the namespace."""
+COMMAND = re.compile(r"kubectl (?:vllm )?(\w+) ?((?:\{\{.*?\}\}|\{\w+\}|[-\w/=.+]| (?!and |for |from |if |in |of |or |to ))*)")
+
+
+@pytest.mark.parametrize("name", ["messages.yaml", "notes.yaml", "terminations.yaml", "signatures.yaml", "remedies.yaml", "failures.yaml"])
+def test_a_command_about_a_namespaced_object_names_the_namespace(name: str) -> None:
+    """The reader's context may have another one."""
+    text = "\n".join(_texts(read_data(name)))
+    for verb, words in COMMAND.findall(text):
+        if verb not in WITHOUT_AN_OBJECT and words.partition(" ")[0] not in CLUSTER_SCOPED:
+            assert re.search(r"-n \{+ ?(metadata\.)?namespace|in_kubectl", words), f"kubectl {verb} {words}"
+
+
+def _texts(data: object) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for value in data.values() if isinstance(data, dict) else data:
+            yield from _texts(value)

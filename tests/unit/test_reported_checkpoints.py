@@ -66,7 +66,7 @@ def test_an_engine_that_would_not_start_is_refused(
     name: str, kind: str, why: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = planned(name, kind, tmp_path, capsys)
-    message = next(each["message"] for each in found["conditions"] if each["type"] == "Accepted")
+    message = found["result"]["message"]
     assert found["plan"] is None
     assert why in message
     assert advice in message

@@ -53,7 +53,7 @@ async def test_the_earlier_plan_runs_with_the_spec_of_its_time(updated: Bench) -
     await roll_back(updated)
     assert version(updated) == OLD
     assert "NEW" not in {each["name"] for each in updated.container()["env"]}
-    planned = updated.condition("Planned")
+    planned = updated.plan_verdict()
     assert (planned.status, planned.reason) == ("True", "RolledBack")
     assert "revision 1" in planned.message
     assert ROLLBACK_ANNOTATION in planned.message
@@ -75,14 +75,14 @@ async def test_scaling_and_what_no_plan_depends_on_follow_the_spec(updated: Benc
     await roll_back(updated)
     await fleet.change(replicas=3)
     assert (version(updated), fleet.replicas()) == (OLD, 3)
-    assert updated.condition("Planned").reason == "RolledBack"
+    assert updated.plan_verdict().reason == "RolledBack"
 
 
 async def test_a_change_of_the_spec_ends_it(updated: Bench, fleet: Fleet) -> None:
     await roll_back(updated)
     await fleet.change(engine={"version": "0.26.0"})
     assert version(updated) == "0.26.0"
-    assert updated.condition("Planned").reason != "RolledBack"
+    assert updated.plan_verdict().reason != "RolledBack"
 
 
 async def test_a_request_for_a_new_plan_ends_it(updated: Bench) -> None:
@@ -90,7 +90,7 @@ async def test_a_request_for_a_new_plan_ends_it(updated: Bench) -> None:
     annotate(updated, replan="now")
     await updated.settle()
     assert version(updated) == NEW
-    assert updated.condition("Planned").reason != "RolledBack"
+    assert updated.plan_verdict().reason != "RolledBack"
 
 
 async def test_without_the_annotation_the_spec_is_planned_again(updated: Bench) -> None:
@@ -107,7 +107,7 @@ async def test_a_plan_that_was_only_requested_can_be_left_too(bench: Bench, flee
     await bench.settle()
     assert len(names(bench)) == 2
     await roll_back(bench)
-    assert bench.condition("Planned").reason == "RolledBack"
+    assert bench.plan_verdict().reason == "RolledBack"
     assert bench.status().plan is not None
     assert bench.status().plan.revision == names(bench)[0]  # type: ignore[union-attr]  # asserted above
 
@@ -125,13 +125,13 @@ async def test_the_preset_of_that_time_counts(bench: Bench, fleet: Fleet) -> Non
     assert version(bench) == OLD
     bench.cluster.edit(PRESET, "default", "p", {"spec": {"engine": {"version": "0.26.0"}}})
     await bench.settle()
-    assert (version(bench), bench.condition("Planned").reason) == (OLD, "RolledBack")
+    assert (version(bench), bench.plan_verdict().reason) == (OLD, "RolledBack")
 
 
 async def test_a_revision_that_is_gone_changes_nothing_and_is_named(updated: Bench) -> None:
     annotate(updated, rollback=rollback_request("llama-0123456789", names(updated)[-1]))
     await updated.settle()
-    planned = updated.condition("Planned")
+    planned = updated.plan_verdict()
     assert (planned.status, planned.reason) == ("False", "RevisionUnusable")
     assert "llama-0123456789 does not exist. Nothing is changed." in planned.message
     assert version(updated) == NEW
@@ -144,7 +144,7 @@ async def test_an_annotation_of_another_object_has_no_effect(updated: Bench, val
     annotate(updated, rollback=value)
     await updated.settle()
     assert version(updated) == NEW
-    assert updated.condition("Planned").reason != "RolledBack"
+    assert updated.plan_verdict().reason != "RolledBack"
 
 
 async def test_both_revisions_outlast_the_history(updated: Bench, fleet: Fleet) -> None:

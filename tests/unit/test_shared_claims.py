@@ -57,9 +57,9 @@ async def test_whoever_begins_to_use_a_claim_removes_its_owner_before_any_pod_do
     await first.settle("second")
     await first.settle("first")
     assert (owners(first), owners(first, "first-weights")) == ([], ["first"])
-    assert "VLLMDeployment second uses PersistentVolumeClaim first-cache as well" in bench.message("CacheWarm", "first")
-    assert "onDelete: Delete has no effect" in bench.message("CacheWarm", "first")
-    assert "belongs to VLLMDeployment first" in bench.message("CacheWarm", "second")
+    assert "VLLMDeployment second uses PersistentVolumeClaim first-cache as well" in bench.cache_verdict("first").message
+    assert "onDelete: Delete has no effect" in bench.cache_verdict("first").message
+    assert "belongs to VLLMDeployment first" in bench.cache_verdict("second").message
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -72,7 +72,7 @@ async def test_a_claim_that_is_in_use_already_gets_no_owner(bench: Bench, fleet:
     await fleet.change("first", **DELETE)
     assert owners(fleet) == []
     await fleet.settle("second")
-    assert "belongs to VLLMDeployment first" in bench.message("CacheWarm", "second")
+    assert "belongs to VLLMDeployment first" in bench.cache_verdict("second").message
     bench.restart()
     before = len(bench.cluster.writes)
     for name in ("first", "second"):
@@ -84,7 +84,7 @@ async def test_objects_that_share_a_claim_to_keep_say_nothing(bench: Bench, flee
     await fleet.serve("first", **RETAIN)
     await fleet.serve("second", **WAYS["claimName"])
     await fleet.settle("first")
-    assert [bench.message("CacheWarm", name).count("first-weights") for name in ("first", "second")] == [0, 0]
+    assert [bench.cache_verdict(name).message.count("first-weights") for name in ("first", "second")] == [0, 0]
 
 
 @pytest.mark.parametrize("change", ["deleted", "made again", "another claim"])
@@ -101,7 +101,7 @@ async def test_the_owner_returns_when_nobody_else_uses_the_claim(bench: Bench, f
     bench.pass_time(GRACE.total_seconds() + 1)
     await first.settle("first")
     assert (owners(first), users(first)) == (["first"], [])
-    assert "onDelete" not in bench.message("CacheWarm", "first")
+    assert "onDelete" not in bench.cache_verdict("first").message
 
 
 async def test_an_object_that_is_being_deleted_counts_until_it_is_gone(bench: Bench, first: Fleet) -> None:
@@ -168,4 +168,4 @@ async def test_both_say_so_if_the_api_server_does_not_let_the_operator_remove_an
     assert (owners(first), users(first)) == (["first"], ["second"])
     assert first.claim("first-cache")["spec"]["resources"]["requests"]["storage"] == "40Gi", "the rest is applied"
     for name, lender in {"first": "this object", "second": "VLLMDeployment first"}.items():
-        assert f"it is deleted with {lender}: the operator may not remove its owner" in bench.message("CacheWarm", name)
+        assert f"it is deleted with {lender}: the operator may not remove its owner" in bench.cache_verdict(name).message

@@ -82,14 +82,14 @@ async def test_the_claim_of_the_weights_grows_with_the_model_and_does_not_compla
     assert sizes(bench)["llama-weights"] == "70Gi"
     await fleet.change(model={"uri": "hf://nobody/knows-it", "facts": {"weightSize": "5Gi"}})
     assert sizes(bench)["llama-weights"] == "70Gi"
-    assert "cannot shrink" not in bench.message("CacheWarm")
+    assert "cannot shrink" not in bench.cache_verdict().message
     await fleet.change(weights={"volume": {"size": "10Gi"}})
-    assert "llama-weights has 70Gi and cannot shrink" in bench.message("CacheWarm")
+    assert "llama-weights has 70Gi and cannot shrink" in bench.cache_verdict().message
 
 
 async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(weights={"claimName": "all-weights"})
-    warm = bench.condition("CacheWarm")
+    warm = bench.cache_verdict()
     assert (warm.status, warm.reason) == ("False", "ClaimMissing")
     assert "all-weights (spec.weights.claimName) does not exist" in warm.message
 
@@ -106,7 +106,7 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
     await fleet.serve(replicas=3, **spec)
     assert bench.cluster.all(CLAIM) == []
     assert fleet.replicas() == 3, "nothing is shared, so nobody waits"
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert all(word in said for word in words), said
 
 
@@ -134,7 +134,7 @@ async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fl
         )
         spec = {**spec, "weights": {"claimName": "llama-weights"}}
     await fleet.serve(**spec)
-    said = bench.message("CacheWarm")
+    said = bench.cache_verdict().message
     assert bool(said) == bool(words), "only a directory on a node may be warm for the next Pod"
     assert all(word in said for word in words), said
 
@@ -166,12 +166,10 @@ async def test_a_volume_grows_before_a_larger_model_is_downloaded(bench: Bench, 
     assert (fleet.deployment() or {})["spec"] == before
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "ClaimTooSmall")
-    assert ready.message == f"{TOO_SMALL} See condition CacheWarm."
-    assert bench.message("CacheWarm") == (
-        f"{TOO_SMALL} It is growing to 90 GiB, and no Pod starts before (kubectl describe pvc llama-weights). 1 replica serves the "
-        "previous spec."
+    assert ready.message == (
+        f"{TOO_SMALL} It is growing to 90 GiB, and no Pod starts before (`kubectl describe pvc llama-weights -n default`). 1 replica "
+        "serves the previous spec."
     )
-    assert bench.condition("Progressing").status == "True"
     await fleet.change(replicas=2)
     assert fleet.replicas() == 2, "load does not wait"
     resized(fleet, "90Gi")
@@ -192,9 +190,9 @@ async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: 
     bench.cluster.fail("apply", CLAIM, Forbidden("only dynamically provisioned pvc can be resized"), times=99)
     await fleet.change(model=QWEN_32B)
     assert (fleet.deployment() or {})["spec"] == before
-    assert bench.message("CacheWarm").startswith(f"{TOO_SMALL} Its storage class")
-    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.message("CacheWarm")
-    assert bench.condition("Progressing").status == "False"
+    assert bench.cache_verdict().message.startswith(f"{TOO_SMALL} Its storage class")
+    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.cache_verdict().message
+    assert bench.condition("Ready").status == "False"
     assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
 
 
@@ -238,13 +236,14 @@ async def test_when_the_size_of_a_volume_keeps_a_start_back(
     bench.cluster.put(made)
     await fleet.settle()
     assert (fleet.deployment() is not None) == starts
-    assert ("Raise spec.weights.volume.size" in bench.message("CacheWarm")) != starts
+    assert ("Raise spec.weights.volume.size" in bench.cache_verdict().message) != starts
 
 
 async def test_a_volume_that_no_pod_has_bound_can_be_deleted(bench: Bench, fleet: Fleet) -> None:
     bench.cluster.put(resource(model=QWEN_8B))
     await fleet.settle()
     await fleet.change(model=QWEN_32B)
-    assert bench.message("CacheWarm") == (
-        f"{TOO_SMALL} It is not bound, so it is empty: delete it (kubectl delete pvc llama-weights), and the operator creates a larger one."
+    assert bench.cache_verdict().message == (
+        f"{TOO_SMALL} It is not bound, so it is empty: delete it (`kubectl delete pvc llama-weights -n default`), and the operator "
+        "creates a larger one."
     )

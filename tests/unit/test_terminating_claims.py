@@ -28,7 +28,7 @@ def add_pod(bench: Bench, name: str, *, claim: str = "llama-cache", phase: str =
 
 
 def said(bench: Bench, name: str = "llama") -> str:
-    condition = bench.condition("CacheWarm", name)
+    condition = bench.cache_verdict(name)
     assert condition.reason == "ClaimTerminating"
     return condition.message
 

@@ -59,7 +59,7 @@ def test_what_a_field_refers_to_is_a_name_and_no_path() -> None:
 async def test_a_template_says_nothing_about_where_a_pod_lies_or_whose_it_is(bench: Bench, field: str) -> None:
     bench.cluster.put(llama(podTemplate={"metadata": {field: "kube-system", "labels": {"a": "b"}}}))
     await bench.settle()
-    assert f"podTemplate.metadata has {field}; only labels and annotations" in bench.condition("Accepted").message
+    assert f"podTemplate.metadata has {field}; only labels and annotations" in bench.plan_verdict().message
     assert not bench.cluster.all(DEPLOYMENT)
 
 
@@ -130,7 +130,7 @@ async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_find
     await bench.settle()
     [claim] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == metadata["name"]]
     assert (claim["spec"], claim["metadata"].get("labels"), claim["metadata"].get("ownerReferences")) == (spec, None, None)
-    assert "but the operator did not create it" in bench.condition("CacheWarm").message
+    assert "but the operator did not create it" in bench.cache_verdict().message
 
 
 async def test_what_another_controller_owns_is_not_pruned_although_it_bears_our_labels(bench: Bench) -> None:
@@ -153,7 +153,7 @@ async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
     resource["spec"]["model"]["uri"] = "hf://TinyLlama/TinyLlama-1.1B-Chat-v1.0"
     bench.cluster.put(resource)
     await bench.settle()
-    assert bench.cluster.all(CLAIM_TEMPLATE), bench.condition("Planned").message
+    assert bench.cluster.all(CLAIM_TEMPLATE), bench.plan_verdict().message
     changed = bench.resource()
     changed["spec"]["accelerator"] = {"allocation": "DevicePlugin", "mig": {"profile": "1g.10gb"}}
     changed["metadata"]["generation"] += 1

@@ -94,7 +94,7 @@ def test_a_crash_whose_log_was_read_in_part_only_says_so() -> None:
 def test_a_start_whose_log_is_read_in_part_only_says_how_much_is_missing_and_what_to_do() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, lines=9000, skipped_seconds=600)
     status = report(o.observe(o.starting_pod("vllm-a-x1"), states={("vllm-a-x1", 0): state})).status
-    starting = find_condition(status.conditions, "Progressing")
+    starting = find_condition(status.conditions, "Ready")
     assert starting is not None
     assert "at least 10 min of it were not read" in starting.message
     assert "configure the container to log less" in starting.message

@@ -78,12 +78,12 @@ async def test_a_rule_is_followed_by_new_plans_and_only_reported_to_old_ones(ope
     await operator.settle()
     assert operator.deployment() == before
     assert operator.attention() == ("FLASH_ATTN", "Engine")
-    assert operator.condition("Planned").reason == "PlanDrifted"
-    assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in operator.condition("Planned").message
+    assert operator.plan_verdict().reason == "PlanDrifted"
+    assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in operator.plan_verdict().message
     operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
     await operator.settle()
     assert operator.attention() == ("FLASHINFER", "Rule")
-    assert operator.condition("Planned").reason == "Planned"
+    assert operator.plan_verdict().reason == "Planned"
     plan = operator.plan()
     assert plan.catalog_version == operator.catalog.current.version != known().version
 

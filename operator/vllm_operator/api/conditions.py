@@ -1,10 +1,11 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-`Ready` is the summary: while it is not True, it has the reason of the problem and its message in short, and names the condition that says
-more. `Available` tells whether requests are served. Both are set on every object, and any other condition only while it says more than
-they do. `kubectl wait` waits for a condition that is absent.
+`Ready` is the summary: while it is not True, it has the reason of the problem and all of its message, or names the condition that says
+more. `Available` tells whether requests are served.
 
-A condition was observed for the generation in `status.observedGeneration`; an older one has its own `observedGeneration`.
+A condition whose normal status is True is always set, or as long as the spec asks for what it is about, so that `kubectl wait` works and
+absence means that the operator has not seen the object yet. A condition that is True when something is wrong or unusual is set only then.
+Each has the generation that it was observed for.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
@@ -22,43 +23,43 @@ READY = "Ready"
 PodDisruptionBudget and published caches, if the spec asks for them."""
 AVAILABLE = "Available"
 """At least one replica serves requests, possibly with the previous spec."""
-ACCEPTED = "Accepted"
-"""The spec is valid, but some of its fields have no effect. False: the spec contains an error. Absent if all of it is in effect."""
-PLANNED = "Planned"
-"""The operator chose a GPU and backends. Absent while the spec is not accepted."""
-CACHE_WARM = "CacheWarm"
-"""The log of the engine showed that it loaded compiled artifacts instead of building them. Absent until a start has shown it, unless there
-is something to say about the volume."""
-CACHE_PUBLISHED = "CachePublished"
-"""The caches are in the registry. Set if `spec.cache.artifact.publish` is WhenPrimed."""
-PROGRESSING = "Progressing"
-"""The current spec is being rolled out. False: the rollout is stuck, because a Pod cannot start or no longer responds. Absent if all
-replicas serve the current spec, or if there is no plan."""
 CRASHED = "Crashed"
-"""A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
-EXPOSED = "Exposed"
-"""The NetworkPolicy, HTTPRoute and InferencePool that the spec asks for are in effect. Set if `spec.networkPolicy` or `spec.gateway` is."""
-AUTOSCALED = "Autoscaled"
-"""The autoscaler is in effect. Set if `spec.autoscaling` is."""
-PROTECTED = "Protected"
-"""A PodDisruptionBudget is in effect. False: evictions may end several replicas at the same time. Set if there may be several replicas."""
+"""A Pod crashed, and no later start of it has succeeded yet. The message has the cause and what to do."""
 STALLED = "Stalled"
-"""Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
+"""Waiting does not help: the spec must change. For kstatus, and so for Flux, the object has failed."""
+PLAN_DRIFTED = "PlanDrifted"
+"""The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
+EXPOSED = "Exposed"
+"""The NetworkPolicy, HTTPRoute and InferencePool are in effect. Set while `spec.networkPolicy` or `spec.gateway` asks for one."""
+AUTOSCALED = "Autoscaled"
+"""The autoscaler is in effect. Set while `spec.autoscaling` asks for one."""
+PROTECTED = "Protected"
+"""A PodDisruptionBudget is in effect. False: evictions may end several replicas at the same time. Set while there may be several
+replicas."""
+CACHE_PUBLISHED = "CachePublished"
+"""The caches are in the registry. Set while `spec.cache.artifact.publish` is WhenPrimed."""
 
-ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, PROGRESSING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
+ALWAYS = (READY, AVAILABLE)
+"""Normal-true conditions that are set on every object that the operator has seen."""
+WHILE_TRUE = (CRASHED, STALLED, PLAN_DRIFTED)
+"""Abnormal-true conditions: set only while they are True."""
+WHILE_ASKED = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
+"""Normal-true conditions that are set while the spec asks for what they are about."""
+ORDER = (*ALWAYS, *WHILE_TRUE, *WHILE_ASKED)
 """Order in which conditions are shown."""
 NOT_REPORTED_REASONS = "Not reported"
-"""Group of the reasons that say no more than Ready, so that their condition is absent."""
-ALWAYS = (READY, AVAILABLE)
-"""Conditions that are set on every object that the operator has seen."""
+"""Group of the reasons that no condition has."""
 
 
 class Reason:
-    """Reasons of conditions, grouped by condition."""
+    """Reasons of conditions and of `status.cache`, grouped by condition."""
 
-    # Accepted
-    FIELDS_IGNORED = "FieldsIgnored"
-    """The spec is valid, but some fields of `spec.podTemplate` have no effect. The message lists them."""
+    # Ready
+    SERVING = "Serving"
+    """All replicas serve the current spec, and everything else that it asks for is in effect. Also a reason of Available."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """`spec.replicas` is 0. Also a reason of Available."""
+    # Ready: there is no plan for the spec
     INVALID_SPEC = "InvalidSpec"
     """The spec contains a contradiction or an invalid value. The message names it."""
     VERSION_UNKNOWN = "VersionUnknown"
@@ -67,13 +68,6 @@ class Reason:
     """vLLM, the image or the GPU does not support what the spec asks for. The message says why and what to change."""
     ARTIFACT_NOT_ALLOWED = "ArtifactNotAllowed"
     """The settings of the operator do not allow the artifact in `spec.cache.artifact`. The message says which are allowed."""
-    # Planned
-    PLANNED = "Planned"
-    """The operator chose a GPU and backends."""
-    PLAN_DRIFTED = "PlanDrifted"
-    """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
-    ROLLED_BACK = "RolledBack"
-    """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
     NO_MATCHING_GPU = "NoMatchingGPU"
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
     DOES_NOT_FIT = "DoesNotFit"
@@ -82,45 +76,114 @@ class Reason:
     """Nothing says how large the model is, nor the spec which of several kinds of GPUs to use. The message says what to set."""
     NODES_UNREADABLE = "NodesUnreadable"
     """The API server does not list the nodes or their Pods at the moment. The operator tries again."""
-    GPU_UNKNOWN = "GPUUnknown"
-    """The node labels do not identify the GPUs. vLLM chooses the backends."""
-    REVISION_UNUSABLE = "RevisionUnusable"
-    """The ControllerRevision of the current plan is missing, not controlled by this object, or has another content."""
-    REVISION_REFUSED = "RevisionRefused"
-    """The ControllerRevision of a new plan cannot be created, so the plan is not applied. The message says why."""
     PRESET_MISSING = "PresetMissing"
     """The preset that `spec.presetRef` names does not exist. The message says which do."""
     PRESET_INVALID = "PresetInvalid"
     """The preset contains an invalid value, or contradicts the object. The message says where."""
-    # CacheWarm
-    HIT = "Hit"
-    """The engine loaded compiled artifacts from the cache."""
-    PARTIAL_HIT = "PartialHit"
-    """The engine loaded some artifacts and built others."""
-    MISS = "Miss"
-    """The engine built all artifacts, as in the first start with a cache key."""
-    NOT_REPORTED = "NotReported"
-    """No start has reported yet whether it loaded or built artifacts."""
+    REVISION_UNUSABLE = "RevisionUnusable"
+    """The ControllerRevision of the current plan is missing, not controlled by this object, or has another content."""
+    REVISION_REFUSED = "RevisionRefused"
+    """The ControllerRevision of a new plan cannot be created, so the plan is not applied. The message says why."""
+    KIND_NOT_INSTALLED = "KindNotInstalled"
+    """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it. Also a
+    reason of Exposed and Autoscaled."""
+    PERMISSION_MISSING = "PermissionMissing"
+    """The service account of the operator lacks a permission. The message names it."""
+    # Ready: replicas start, or the rollout proceeds
+    NOT_STARTED = "NotStarted"
+    """No Pod exists yet."""
+    FETCHING_WEIGHTS = "FetchingWeights"
+    """A Job downloads the weights before a Pod starts (`spec.weights.prefetch`)."""
+    WAITING_FOR_CACHES = "WaitingForCaches"
+    """Another VLLMDeployment compiles the caches that both share."""
+    PULLING_IMAGE = "PullingImage"
+    """The image is being pulled."""
+    WAITING_FOR_VOLUME = "WaitingForVolume"
+    """A volume of the Pod is not mounted yet. The message says why."""
+    STARTING = "Starting"
+    """A start is making progress."""
+    REPLICAS_NOT_READY = "ReplicasNotReady"
+    """Some replicas are ready, others are not ready yet."""
+    ROLLING_OUT = "RollingOut"
+    """All replicas are ready, but some of them still serve the previous spec."""
+    # Ready: replicas do not start, or the rollout does not proceed
+    UNSCHEDULABLE = "Unschedulable"
+    """The Pod cannot be scheduled. The message says why, and whether another GPU is free."""
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    """The image cannot be pulled."""
+    CONTAINER_CONFIG_FAILED = "ContainerConfigFailed"
+    """The container cannot be created because a Secret, ConfigMap or volume path is missing."""
+    NODE_LOST = "NodeLost"
+    """The node of the Pod no longer reports its status."""
+    NOT_RESPONDING = "NotResponding"
+    """The Pod was ready, and its readiness probe fails now."""
+    ROLLOUT_HELD = "RolloutHeld"
+    """The rollout has not begun, because it would stop serving Pods and there is no room for the new ones. It begins when there is."""
+    FETCH_FAILED = "FetchFailed"
+    """The weights cannot be downloaded before the start. The message says why and what to do. What may succeed later is tried again."""
+    START_STALLED = "StartStalled"
+    """A start has made no progress for longer than expected in its stage."""
+    POD_REFUSED = "PodRefused"
+    """The Deployment cannot create Pods, for example because of a quota or a policy. The message says why."""
+    START_FAILED = "StartFailed"
+    """A start failed. The condition Crashed says why."""
+    STOPPED = "Stopped"
+    """Scaled to zero as set in `remediation.onUnrecoverableCrash`, because a restart cannot fix the crash."""
+    # Ready, or status.cache while replicas serve
+    CLAIM_MISSING = "ClaimMissing"
+    """A PersistentVolumeClaim that the spec names does not exist. The message names the field."""
+    STORAGE_CLASS_MISSING = "StorageClassMissing"
+    """The StorageClass of a PersistentVolumeClaim does not exist. The message names the field."""
     CLAIM_NOT_BOUND = "ClaimNotBound"
     """The PersistentVolumeClaim of the caches is not bound. The message says why."""
-    CLAIM_MISSING = "ClaimMissing"
-    """A PersistentVolumeClaim that the spec names does not exist. The message names the field. Also a reason of Progressing."""
-    STORAGE_CLASS_MISSING = "StorageClassMissing"
-    """The StorageClass of a PersistentVolumeClaim does not exist. The message names the field. Also a reason of Progressing."""
     CLAIM_NAME_TAKEN = "ClaimNameTaken"
-    """A PersistentVolumeClaim with the required name exists, but the operator did not create it. Also a reason of Progressing."""
+    """A PersistentVolumeClaim with the required name exists, but the operator did not create it."""
+    CLAIM_READ_ONLY = "ClaimReadOnly"
+    """The PersistentVolumeClaim is read-only, but every start writes to it."""
     CLAIM_TERMINATING = "ClaimTerminating"
     """The PersistentVolumeClaim is being deleted. New Pods cannot start until no Pod uses it and it is gone."""
     CLAIM_TOO_SMALL = "ClaimTooSmall"
-    """The PersistentVolumeClaim is smaller than the weights. No Pod starts before it has grown. Also a reason of Progressing."""
-    CLAIM_READ_ONLY = "ClaimReadOnly"
-    """The PersistentVolumeClaim is read-only, but every start writes to it."""
-    NO_CLAIM = "NoClaim"
-    """The caches are not stored on a volume that outlives the Pod."""
-    COMPILING = "Compiling"
-    """One Pod compiles the kernels, and the others wait for its caches. The message says which Pod and why."""
-    QUARANTINED = "Quarantined"
-    """The cache directory was damaged and is no longer used."""
+    """The PersistentVolumeClaim is smaller than the weights. No Pod starts before it has grown."""
+    # Ready: not everything that the spec asks for is in effect, or the operator cannot work
+    NOT_EXPOSED = "NotExposed"
+    """All replicas serve, but the NetworkPolicy, the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
+    NOT_AUTOSCALED = "NotAutoscaled"
+    """All replicas serve, but the autoscaler is not in effect. The condition Autoscaled says why."""
+    NOT_PROTECTED = "NotProtected"
+    """All replicas serve, but the PodDisruptionBudget is not in effect. The condition Protected says why."""
+    NOT_PUBLISHED = "NotPublished"
+    """All replicas serve, but their caches are not in the registry. The condition CachePublished says why."""
+    APPLY_FAILED = "ApplyFailed"
+    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled
+    and Protected."""
+    OPERATOR_FAILED = "OperatorFailed"
+    """An unexpected error occurred in the operator. The message quotes it. The operator retries."""
+    # Available
+    NOT_SERVING = "NotServing"
+    """No replica is ready."""
+    # Crashed
+    DIAGNOSING_CRASH = "DiagnosingCrash"
+    """The Pod crashed a moment ago. The operator is reading its log."""
+    UNKNOWN_CRASH = "UnknownCrash"
+    """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
+    # PlanDrifted
+    PLAN_DRIFTED = "PlanDrifted"
+    """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
+    ROLLED_BACK = "RolledBack"
+    """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
+    # Exposed
+    IN_EFFECT = "InEffect"
+    """The objects that the spec asks for exist. Also a reason of Autoscaled and Protected."""
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
+    """No Gateway has accepted the HTTPRoute yet."""
+    INTEGRATION_DISABLED = "IntegrationDisabled"
+    """The operator may not create an object that the spec asks for. The message names the value of the chart. Also a reason of
+    Autoscaled."""
+    # Autoscaled
+    METRICS_API_MISSING = "MetricsAPIMissing"
+    """The cluster serves no metrics of Pods to autoscalers. The message says how to install an adapter."""
+    AUTOSCALER_EXISTS = "AutoscalerExists"
+    """Another HorizontalPodAutoscaler scales this object. The message names it."""
     # CachePublished
     PUBLISHED = "Published"
     """The registry has an artifact with the caches of this engine. The message has its tag and digest."""
@@ -144,102 +207,64 @@ class Reason:
     """The tag exists and is not an artifact of this engine. The operator does not overwrite it."""
     PUBLISH_FAILED = "PublishFailed"
     """The Job that publishes failed, or could not be created. The message says why."""
-    # Progressing
-    STARTING = "Starting"
-    """A start is making progress."""
-    UNSCHEDULABLE = "Unschedulable"
-    """The Pod cannot be scheduled. The message says why, and whether another GPU is free."""
-    PULLING_IMAGE = "PullingImage"
-    """The image is being pulled."""
-    IMAGE_PULL_FAILED = "ImagePullFailed"
-    """The image cannot be pulled."""
-    CONTAINER_CONFIG_FAILED = "ContainerConfigFailed"
-    """The container cannot be created because a Secret, ConfigMap or volume path is missing."""
-    WAITING_FOR_VOLUME = "WaitingForVolume"
-    """A volume of the Pod is not mounted yet. The message says why."""
-    NODE_LOST = "NodeLost"
-    """The node of the Pod no longer reports its status."""
-    NOT_RESPONDING = "NotResponding"
-    """The Pod was ready, and its readiness probe fails now."""
-    ROLLING_OUT = "RollingOut"
-    """All replicas are ready, but some of them still serve the previous spec."""
-    ROLLOUT_HELD = "RolloutHeld"
-    """The rollout has not begun, because it would stop serving Pods and there is no room for the new ones. It begins when there is."""
-    FETCHING_WEIGHTS = "FetchingWeights"
-    """A Job downloads the weights before a Pod starts (`spec.weights.prefetch`)."""
-    FETCH_FAILED = "FetchFailed"
-    """The weights cannot be downloaded before the start. The message says why and what to do. What may succeed later is tried again."""
-    WAITING_FOR_CACHES = "WaitingForCaches"
-    """Another VLLMDeployment compiles the caches that both share."""
-    START_STALLED = "StartStalled"
-    """A start has made no progress for longer than expected in its stage."""
-    NOT_STARTED = "NotStarted"
-    """No Pod exists yet."""
-    POD_REFUSED = "PodRefused"
-    """The Deployment cannot create Pods, for example because of a quota or a policy. The message says why."""
-    START_FAILED = "StartFailed"
-    """A start failed. The condition Crashed says why."""
-    # Crashed
-    NO_CRASH = "NoCrash"
-    """A Pod that no longer exists crashed. No replica is ready yet."""
-    DIAGNOSING_CRASH = "DiagnosingCrash"
-    """The Pod crashed a moment ago. The operator is reading its log."""
-    RECOVERED = "Recovered"
-    """The Pod crashed earlier and is ready now."""
-    UNKNOWN_CRASH = "UnknownCrash"
-    """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
-    # Exposed
-    IN_EFFECT = "InEffect"
-    """The objects that the spec asks for exist. Also a reason of Autoscaled and Protected."""
-    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
-    """No Gateway has accepted the HTTPRoute yet."""
-    KIND_NOT_INSTALLED = "KindNotInstalled"
-    """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it. Also a
-    reason of Autoscaled, and of Planned for the CustomResourceDefinition of a preset."""
-    INTEGRATION_DISABLED = "IntegrationDisabled"
-    """The operator may not create an object that the spec asks for. The message names the value of the chart. Also a reason of
-    Autoscaled."""
-    # Autoscaled
-    METRICS_API_MISSING = "MetricsAPIMissing"
-    """The cluster serves no metrics of Pods to autoscalers. The message says how to install an adapter."""
-    AUTOSCALER_EXISTS = "AutoscalerExists"
-    """Another HorizontalPodAutoscaler scales this object. The message names it."""
-    # Ready
-    SERVING = "Serving"
-    """All replicas serve the current spec, and everything else that it asks for is in effect. Also a reason of Available."""
-    NOT_EXPOSED = "NotExposed"
-    """All replicas serve, but the NetworkPolicy, the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
-    NOT_AUTOSCALED = "NotAutoscaled"
-    """All replicas serve, but the autoscaler is not in effect. The condition Autoscaled says why."""
-    NOT_PROTECTED = "NotProtected"
-    """All replicas serve, but the PodDisruptionBudget is not in effect. The condition Protected says why."""
-    NOT_PUBLISHED = "NotPublished"
-    """All replicas serve, but their caches are not in the registry. The condition CachePublished says why."""
-    SCALED_TO_ZERO = "ScaledToZero"
-    """`spec.replicas` is 0. Also a reason of Available."""
-    STOPPED = "Stopped"
-    """Scaled to zero as set in `remediation.onUnrecoverableCrash`, because a restart cannot fix the crash. Also a reason of
-    Progressing."""
-    APPLY_FAILED = "ApplyFailed"
-    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled
-    and Protected."""
-    PERMISSION_MISSING = "PermissionMissing"
-    """The service account of the operator lacks a permission. The message names it. Also a reason of Planned."""
-    OPERATOR_FAILED = "OperatorFailed"
-    """An unexpected error occurred in the operator. The message quotes it. The operator retries."""
-    REPLICAS_NOT_READY = "ReplicasNotReady"
-    """Some replicas are ready, others are not ready yet."""
-    NOT_SERVING = "NotServing"
-    """No replica is ready. A reason of Available."""
+    # status.cache
+    NO_CLAIM = "NoClaim"
+    """The caches are not stored on a volume that outlives the Pod."""
+    COMPILING = "Compiling"
+    """One Pod compiles the kernels, and the others wait for its caches. The message says which Pod and why."""
+    PARTIAL_HIT = "PartialHit"
+    """The engine loaded some artifacts and built others."""
+    QUARANTINED = "Quarantined"
+    """The cache directory was damaged and is no longer used."""
     # Not reported
     VALID = "Valid"
     """All of the spec is in effect."""
     NOT_ACCEPTED = "NotAccepted"
     """There is no plan because the spec was not accepted."""
+    PLANNED = "Planned"
+    """The operator chose a GPU and backends."""
+    GPU_UNKNOWN = "GPUUnknown"
+    """The node labels do not identify the GPUs. vLLM chooses the backends."""
+    HIT = "Hit"
+    """The engine loaded compiled artifacts from the cache."""
+    MISS = "Miss"
+    """The engine built all artifacts, as in the first start with a cache key."""
+    NOT_REPORTED = "NotReported"
+    """No start has reported yet whether it loaded or built artifacts."""
     STARTED = "Started"
     """All replicas have started and serve the current spec. The rollout is complete."""
     NOT_PLANNED = "NotPlanned"
-    """The current spec cannot be rolled out without a plan. See the conditions Accepted and Planned."""
+    """The current spec cannot be rolled out without a plan."""
+
+
+REFUSALS = (
+    Reason.INVALID_SPEC,
+    Reason.VERSION_UNKNOWN,
+    Reason.UNSUPPORTED,
+    Reason.ARTIFACT_NOT_ALLOWED,
+    Reason.NO_MATCHING_GPU,
+    Reason.DOES_NOT_FIT,
+    Reason.MODEL_SIZE_UNKNOWN,
+    Reason.NODES_UNREADABLE,
+    Reason.PRESET_MISSING,
+    Reason.PRESET_INVALID,
+    Reason.REVISION_UNUSABLE,
+    Reason.REVISION_REFUSED,
+    Reason.KIND_NOT_INSTALLED,
+    Reason.PERMISSION_MISSING,
+)
+"""Reasons of Ready while there is no plan for the spec."""
+PROCEEDS = (
+    Reason.NOT_STARTED,
+    Reason.FETCHING_WEIGHTS,
+    Reason.WAITING_FOR_CACHES,
+    Reason.PULLING_IMAGE,
+    Reason.WAITING_FOR_VOLUME,
+    Reason.STARTING,
+    Reason.REPLICAS_NOT_READY,
+    Reason.ROLLING_OUT,
+)
+"""Reasons of Ready while replicas start or the rollout proceeds, so that waiting helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,23 +279,24 @@ class Verdict:
 VALID_SPEC = Verdict(TRUE, Reason.VALID, "The spec is valid.")
 
 
-def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
-    """Return the conditions for verdicts by type, in order. A condition without a verdict is removed; an unchanged one is kept.
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
+    """Return the conditions for verdicts by type, in order. A condition without a verdict is removed.
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
     """
-    conditions = []
-    for type, verdict in verdicts.items():
-        before = find_condition(previous, type)
-        condition = Condition(
+    before = {condition.type: condition for condition in previous}
+    return sort_conditions(
+        Condition(
             type=type,
             status=verdict.status,
-            last_transition_time=(before.last_transition_time if before and before.status == verdict.status else None) or now,
+            observed_generation=generation,
+            last_transition_time=(before[type].last_transition_time if type in before and before[type].status == verdict.status else None)
+            or now,
             reason=verdict.reason,
             message=verdict.message,
         )
-        conditions.append(before if before == condition else condition)
-    return sort_conditions(conditions)
+        for type, verdict in verdicts.items()
+    )
 
 
 def sort_conditions(conditions: Iterable[Condition]) -> list[Condition]:

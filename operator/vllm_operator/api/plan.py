@@ -207,9 +207,12 @@ class ObservedBackend(Model):
 
 
 class PlanSummary(Model):
-    """The current plan in short. The condition Planned says it in words."""
+    """The current plan in short."""
 
     revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
+    message: str | None = optional(
+        "GPU, engine, backends and notes in words. Absent while the condition PlanDrifted says them.", max_length=1024
+    )
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
     architecture: str | None = optional("GPU architecture, for example sm_90. Absent if unknown.", max_length=16)
     resource_name: str | None = optional("Resource that each Pod requests. Absent if it is nvidia.com/gpu.", max_length=256)

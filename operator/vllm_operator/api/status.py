@@ -36,9 +36,7 @@ class Condition(Model):
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = optional(
-        "Generation of the spec that the condition was observed for, if it is not the one of the status.", ge=0
-    )
+    observed_generation: int | None = optional("Generation of the spec that the condition was observed for.", ge=0)
     last_transition_time: Timestamp | None = optional("Time of the last change of `status`.", {"format": "date-time"})
     reason: str = Field(
         min_length=1,
@@ -80,6 +78,10 @@ class CacheStatus(Model):
         "State of the caches: Compiling, Filled (a Pod has served with them), Warm (the log of a start has shown it) or Quarantined. "
         "Absent if they are cold."
     )
+    reason: str | None = optional(
+        "Why starts do not find all caches, as one word in CamelCase. Absent if nothing is in their way.", max_length=64
+    )
+    message: Text | None = optional("What is worth knowing about the caches and their volume. Absent while the condition Ready says it.")
     claim_name: Annotated[str, Field(max_length=253)] | None = optional(
         "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
         "`podTemplate` replaces that one by another kind of volume."
@@ -88,9 +90,10 @@ class CacheStatus(Model):
     cold_start_seconds: int | None = optional("Duration of the last cold start with this key, in seconds.", ge=0)
     warm_start_seconds: int | None = optional("Duration of the last warm start with this key, in seconds.", ge=0)
     cold_stage_seconds: StageSeconds | None = optional(
-        "Durations of the longer stages of the last start, if it was cold, in seconds. The next start is estimated from them.", MAP_ATOMIC
+        "Durations of the longer stages of the last start, if it was cold and the next one is too, which is estimated from them.",
+        MAP_ATOMIC,
     )
-    warm_stage_seconds: StageSeconds | None = optional("The same, if it was warm.", MAP_ATOMIC)
+    warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of the last start, if it was warm.", MAP_ATOMIC)
     quarantined: list[QuarantinedCache] | None = optional(
         "Damaged cache directories that are no longer used, newest last.", list_map("key"), max_length=8
     )
@@ -114,14 +117,14 @@ class StartupStatus(Model):
     stage: str | None = optional("Stage of the Pod that is furthest behind.", max_length=64)
     completed: int | None = optional("Completed units of this stage.", ge=0)
     total: int | None = optional("Total units of this stage.", ge=0)
-    message: Text | None = optional("Progress as a sentence.")
     stage_since: Timestamp | None = optional("Time when that Pod entered this stage.", {"format": "date-time"})
     update_time: Timestamp | None = optional(
-        "Time of the last update. Small progress is written with a delay of some seconds.", {"format": "date-time"}
+        "Time of the last update, if anything is counted or estimated. Small progress is written with a delay of some seconds.",
+        {"format": "date-time"},
     )
     eta_seconds: Annotated[int, Field(ge=0)] | None = optional(
         "Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start with the "
-        "same caches, else from a measurement elsewhere, which the message names. Absent if unknown or exceeded."
+        "same caches, else from a test with another model, which the condition Ready names. Absent if unknown or exceeded."
     )
     pods: list[PodStartup] = repeated("Pods that are starting, at most 16.", list_map("name"), max_length=16)
 
@@ -194,9 +197,7 @@ class VLLMDeploymentStatus(Model):
     replicas: int | None = optional("Number of existing Pods.", ge=0)
     ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
     selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
-    conditions: list[Condition] = repeated(
-        "Conditions, Ready first. Ready and Available are always set, the others while they say more.", list_map("type"), max_length=16
-    )
+    conditions: list[Condition] = repeated("Conditions, Ready first. Ready and Available are always set.", list_map("type"), max_length=16)
     url: str | None = optional(
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ACCEPTED, PLANNED, VALID_SPEC, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import PLAN_DRIFTED, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     if arguments.output:
         made, manifests = (outcome.plan.to_json(), _objects(resource, outcome.plan)) if outcome.plan else (None, [])
-        print_as({"plan": made, "conditions": conditions_of(outcome), "manifests": manifests}, arguments.output)
+        print_as({"plan": made, "result": result_of(outcome), "manifests": manifests}, arguments.output)
     else:
         given = not arguments.filename or arguments.nodes is not None
         _print(_plan_page(resource, outcome, inventory, catalog, nodes_given=given))
@@ -178,12 +178,10 @@ def _print(lines: Sequence[str]) -> None:
     print("\n".join(lines).rstrip())
 
 
-def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
-    """Return the conditions Accepted and Planned as in the status."""
-    return [
-        {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message}
-        for name, verdict in ((ACCEPTED, outcome.accepted), (PLANNED, outcome.planned))
-    ]
+def result_of(outcome: Outcome) -> dict[str, str]:
+    """Return reason and message: of the plan, or why there is none."""
+    verdict = outcome.refusal or outcome.planned
+    return {"reason": verdict.reason, "message": verdict.message}
 
 
 def _read_live(arguments: argparse.Namespace) -> documents.ClusterObjects:
@@ -393,8 +391,8 @@ def _difference_page(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, tod
         return [*lines, "", *wrap(refusal_of(fresh), ""), *wrap("The current plan stays. Running Pods are not affected.", "")]
     lines += ["", "A new plan would differ:" if differences else "A new plan would be the same.", *difference_lines(differences)]
     lines += section("New notes", [note for note in fresh.plan.notes if note not in pinned.notes])
-    planned = find_condition(resource.status.conditions, PLANNED)
-    if planned is not None and planned.reason == Reason.ROLLED_BACK:
+    drifted = find_condition(resource.status.conditions, PLAN_DRIFTED)
+    if drifted is not None and drifted.reason == Reason.ROLLED_BACK:
         lines += ["", *wrap(f"Rolled back: the new plan applies without the annotation {ROLLBACK_ANNOTATION}.", "")]
     elif not is_in_force(pinned, resource):
         lines += ["", *wrap("The spec has changed or a new plan was requested since. The operator applies the new plan.", "")]

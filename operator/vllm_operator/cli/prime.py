@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
+from vllm_operator.api.conditions import CACHE_PUBLISHED, READY, Reason
 from vllm_operator.api.labels import PRIME_ANNOTATION
 from vllm_operator.api.status import FILLED
 from vllm_operator.caches.address import reported_cache_claim
@@ -82,16 +82,16 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
             if requested:
                 print(f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them.")
             else:
-                print(f"{name} has no plan yet, so priming was not requested. For the reason, see its conditions Accepted and Planned.")
+                print(f"{name} has no plan yet, so priming was not requested. For the reason, see its condition Ready.")
             return NOT_FILLED_STATUS
         await asyncio.sleep(look_seconds)
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
-    """Return key and state of the caches, and the message of CacheWarm. Without a shared PVC, caches are warm when they are published."""
+    """Return key and state of the caches, and what is said about them. Without a shared PVC, caches are warm when they are published."""
     key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
     published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
     if key and not reported_cache_claim(resource) and published.get("status") == "True":
         state = "Warm"
-    condition = reading.named(resource, CACHE_WARM, "status", "conditions")
-    return key, state, reading.text(condition, "message") or "Waiting for the operator."
+    ready = reading.text(reading.named(resource, READY, "status", "conditions"), "message")
+    return key, state, reading.text(resource, "status", "cache", "message") or ready or "Waiting for the operator."

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from vllm_operator.api.conditions import ACCEPTED, CRASHED, PLANNED, READY, STALLED, Reason
+from vllm_operator.api.conditions import CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, Reason
 from vllm_operator.api.labels import KIND, REPLAN_ANNOTATION
 from vllm_operator.api.reading import Manifest, mapping, named, text
 from vllm_operator.cli.inputs import InputError, add_namespace, object_name
@@ -62,11 +62,11 @@ def read_selector(written: str) -> Mapping[str, str]:
 
 def would_differ(resource: Manifest) -> bool:
     """Return whether the operator reports that a new plan would differ."""
-    return named(resource, PLANNED, "status", "conditions").get("reason") == Reason.PLAN_DRIFTED
+    return named(resource, PLAN_DRIFTED, "status", "conditions").get("reason") == Reason.PLAN_DRIFTED
 
 
 def _described(resource: Manifest) -> str:
-    message = text(named(resource, PLANNED, "status", "conditions"), "message")
+    message = text(named(resource, PLAN_DRIFTED, "status", "conditions"), "message")
     return "\n".join([_name(resource), *wrap(message, "  ", first="  ")])
 
 
@@ -102,10 +102,10 @@ async def replan(
 def judge(before: Manifest, now: Manifest, token: str) -> bool | None:
     """Return whether an object serves with the plan of this token; None while that is open. `before` is the object before the request."""
     status, status_before = (
-        {name: named(each, name, "status", "conditions").get("status") for name in (ACCEPTED, PLANNED, READY, CRASHED, STALLED)}
-        for each in (now, before)
+        {name: named(each, name, "status", "conditions").get("status") for name in (READY, CRASHED, STALLED)} for each in (now, before)
     )
-    refused = any(status[name] == "False" != status_before[name] for name in (ACCEPTED, PLANNED))
+    reason, reason_before = (named(each, READY, "status", "conditions").get("reason") for each in (now, before))
+    refused = reason in REFUSALS and reason_before not in REFUSALS
     if text(now, "status", "plan", "replanToken") != token:
         return False if refused else None
     if status[READY] == "True":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_operator.api.conditions import PLANNED, TRUE, find_condition
+from vllm_operator.api.conditions import READY, REFUSALS, find_condition
 from vllm_operator.api.labels import ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
@@ -78,15 +78,15 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
 
     `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.
     """
-    name, status, planned = resource.metadata.name, resource.status, find_condition(resource.status.conditions, PLANNED)
+    name, status, ready = resource.metadata.name, resource.status, find_condition(resource.status.conditions, READY)
     by_name = {text(each, "metadata", "name"): each for each in revisions}
     running = status.plan.revision if status.plan is not None else ""
-    if status.observed_generation != resource.metadata.generation or planned is None:
+    if status.observed_generation != resource.metadata.generation or ready is None:
         raise InputError(
             f"the operator has not processed the current spec of {name} yet. Try again, or check that it runs: kubectl vllm check"
         )
-    if planned.status is not TRUE or running not in by_name:
-        raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {planned.message}")
+    if ready.reason in REFUSALS or running not in by_name:
+        raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
     current, names = by_name[running], read_rollback(resource)
     replaced = by_name.get(names[1], current) if names is not None and names[0] == running else current
     earlier = [each for each in revisions if number_of(each) < number_of(current)]

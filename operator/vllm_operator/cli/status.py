@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY
+from vllm_operator.api.conditions import AVAILABLE, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
@@ -133,7 +133,7 @@ _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
 _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
-"""Boundaries between the parts of Planned's message."""
+"""Boundaries between the parts of what is said about the plan."""
 _SEE = re.compile(r" See conditions? (\w+)")
 """Where Ready refers to the condition that says more."""
 _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
@@ -165,8 +165,6 @@ class _StatusPage:
         else:
             self._add("State", "" if is_crashed else _ESTIMATE.sub("", state), style)
             self._add("Serves", self._message(AVAILABLE) if serves else "")
-        if (spec := self._message(ACCEPTED)) != state:
-            self._add("Spec", spec)
         self._add_start()
         if is_crashed:
             self._add_crash()
@@ -229,11 +227,8 @@ class _StatusPage:
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
     def _add_gpu(self) -> None:
-        message = self._message(PLANNED).removeprefix("Planned for ")
-        if not message or message == self._state():
-            return
-        gpu, *parts = _PARTS.split(message)
         plan = mapping(self.status, "plan")
+        gpu, *parts = _PARTS.split((text(plan, "message") or self._message(PLAN_DRIFTED)).removeprefix("Planned for "))
         self._add("GPU", gpu)
         for part in (*parts, text(plan, "memory")):
             self._add("", part, Style.DIM)
@@ -248,7 +243,7 @@ class _StatusPage:
         # the status has no state while the caches are cold or without a PVC
         state = text(cache, "state") or ("Cold" if claim else "")
         facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))
-        self._add("Caches", f"{facts}. {self._message(CACHE_WARM)}")
+        self._add("Caches", f"{facts}. {text(cache, 'message')}".rstrip())
 
     def _add_events(self, events: Iterable[Manifest]) -> None:
         shown = newest(events)[:EVENTS_SHOWN]
@@ -270,11 +265,11 @@ def newest(events: Iterable[Manifest]) -> Sequence[tuple[datetime | None, Manife
 
 def state_of(resource: Manifest) -> tuple[str, Style]:
     """Return the reason of the condition Ready, and a style for its severity."""
-    ready, *bad = (named(resource, name, "status", "conditions") for name in (READY, CRASHED, PLANNED, "Stalled"))
+    ready, *bad = (named(resource, name, "status", "conditions") for name in (READY, CRASHED, STALLED))
     reason = text(ready, "reason") or "Waiting for the operator"
     if ready.get("status") == "True":
         return reason, Style.GREEN
-    is_bad = any(found.get("status") == state for found, state in zip(bad, ("True", "False", "True"), strict=True))
+    is_bad = reason in REFUSALS or any(found.get("status") == "True" for found in bad)
     return reason, Style.RED if is_bad else Style.YELLOW
 
 

@@ -215,7 +215,7 @@ def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:
     """Return the taints of the nodes with the planned GPUs, if a Pod waits for a node."""
     plan, inventory = result.decision.outcome.plan, snapshot.inventory
     if plan is None or not isinstance(inventory, Inventory) or all(pod.node for pod in snapshot.pods):
-        return {}  # if the nodes cannot be read, the condition Planned reports it
+        return {}  # if the nodes cannot be read, the condition Ready reports it
     return inventory.taints_of(plan.resource, plan.architecture)
 
 

@@ -61,7 +61,7 @@ def diagnose_termination(
         return describe(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
     how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
     text = present(ended.message.strip().rpartition("\n")[2], _LINE_LIMIT)
-    remedy = "Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node."
+    remedy = "Read the last lines of the log and the events of the Pod, and check the memory of the node."
     return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)
 
 

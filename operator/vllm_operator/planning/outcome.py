@@ -1,4 +1,4 @@
-"""The result of planning: verdicts for the conditions Accepted and Planned, a plan if both are True, and its differences from another.
+"""The result of planning: verdicts about the spec and the plan, a plan if both are True, and its differences from another.
 
 Differences are in the preset, the GPU and its resource, the image, backends, variables and flags, but not in the wording of reasons.
 """
@@ -49,7 +49,7 @@ class Outcome:
 
 def not_accepted(verdict: Verdict) -> Outcome:
     """Return the outcome for a spec that is not accepted."""
-    message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
+    message = f"There is no plan, because the spec is not accepted ({verdict.reason})."
     return Outcome(verdict, Verdict(FALSE, Reason.NOT_ACCEPTED, message), None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from vllm_operator.api.conditions import PLANNED, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import READY, REFUSALS, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import read_integer
@@ -154,11 +154,11 @@ def digest_of(spec: VLLMDeploymentSpec) -> str:
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView], standing: Standing) -> float | None:
     """Return the maximum age of the inventory for planning, in seconds; None for any age that the cache allows."""
-    planned = find_condition(resource.status.conditions, PLANNED)
-    done = planned is not None and planned.status is TRUE
+    ready = find_condition(resource.status.conditions, READY)
+    is_refused = ready is not None and ready.reason in REFUSALS
     if standing is not Standing.NEW:
-        return PENDING_SECONDS if not done or any(not pod.node for pod in pods) else None
-    tried = planned is not None and not done and resource.status.observed_generation == resource.metadata.generation
+        return PENDING_SECONDS if ready is None or is_refused or any(not pod.node for pod in pods) else None
+    tried = is_refused and resource.status.observed_generation == resource.metadata.generation
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 

@@ -5,7 +5,7 @@ The object's fields take precedence. Fields that exclude or require each other a
 preset.
 
 While a plan is in force, the spec is merged with the content of the preset that the plan has pinned. So editing or deleting the preset does
-not change running Pods; the condition Planned reports that a new plan would differ. A new plan uses the current preset. Because the plan
+not change running Pods; the condition PlanDrifted reports what would differ. A new plan uses the current preset. Because the plan
 pins the preset and not the result, Pods depend on the rules of the merge: a change of them restarts engines at the next upgrade of the
 operator.
 """

@@ -7,13 +7,13 @@ starts            starts whose logs show their caches: durations, estimates, lat
 reaction          remedies, damaged caches, restarts of stalled starts, scale to zero
 cache_damage      whether damaged caches cause a crash
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
-planned           Accepted, Planned, `status.plan`
-caches            CacheWarm, CachePublished, `status.cache`
+planned           `status.plan`
+caches            `status.cache`, CachePublished
 claims            problems with the PVCs of caches and weights
 startup           `status.startup`: the start in progress, and the download of weights
-progressing       Progressing, with advice about Pods that are refused
+progressing       the progress of the rollout, with advice about Pods that are refused
 optional_objects  Exposed, Autoscaled, Protected, `status.url`
-ready             Ready, Crashed, Stalled
+ready             Ready, Available, Crashed, Stalled
 events            the difference to the previous status, as events
 report            the complete report, in order
 """

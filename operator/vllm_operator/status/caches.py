@@ -1,7 +1,7 @@
-"""CacheWarm, CachePublished and `status.cache`: whether starts find their compiled artifacts.
+"""`status.cache` and CachePublished: whether starts find their compiled artifacts.
 
-CacheWarm describes the last start (loaded or built). The state describes what the next start will find. After a first start, the condition
-is Miss and the state is Warm. `status.cache.artifact` describes caches that Pods fetched from a registry, and that were published to it.
+The state describes what the next start will find, the message what somebody should know or do. `status.cache.artifact` describes caches
+that Pods fetched from a registry, and that were published to it.
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import CACHE_PUBLISHED, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
 from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role
@@ -78,8 +78,8 @@ def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | No
     )
 
 
-def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict | None:
-    """Judge CacheWarm: a problem with a PVC, else the Pod that compiles, else the last start. None if there is nothing to say yet."""
+def cache_verdict(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict | None:
+    """Return a problem with a PVC, else the Pod that compiles, else the last start, with notes. None if there is nothing to say."""
     say = observed.messages.say
     if cache is None:
         return None
@@ -94,6 +94,19 @@ def cache_warm(observed: Observation, cache: CacheStatus | None, block: StartupS
     for name, facts in _notes(observed, damage if verdict.status is not TRUE else CacheDamage()):
         text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
     return Verdict(verdict.status, verdict.reason, text) if text else None
+
+
+_ORDINARY = (Reason.HIT, Reason.MISS, Reason.NOT_REPORTED)
+"""Reasons that say no more than the state of the caches and the durations of starts."""
+
+
+def with_message(cache: CacheStatus | None, verdict: Verdict | None, ready: Verdict) -> CacheStatus | None:
+    """Return the status of the caches with what is said about them, unless Ready says it."""
+    if cache is None:
+        return None
+    reason = verdict.reason if verdict is not None and verdict.reason not in _ORDINARY else None
+    is_said = verdict is None or (verdict.reason, verdict.message) == (ready.reason, ready.message)
+    return cache.model_copy(update={"reason": reason, "message": None if verdict is None or is_said else verdict.message})
 
 
 def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -153,30 +166,20 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
 
 
 def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:
-    start, artifact = last_start(observed), _artifact_spec(observed)
-    say = partial(observed.messages.say, place=place.words, key=cache.key, cold=cache.cold_start_seconds, warm=cache.warm_start_seconds)
-    if start is None:
-        reason: str = _remembered(observed, cache, place) or Reason.NOT_REPORTED
-    else:
-        reason = Reason.HIT if start.is_warm else Reason.MISS if start.is_cold else Reason.PARTIAL_HIT
-    if reason == Reason.HIT:
-        return Verdict(TRUE, reason, say("cache.hit"))
-    if reason == Reason.PARTIAL_HIT:
-        return Verdict(FALSE, reason, say("cache.partial", failures=start.state.cache.load_failures if start is not None else 0))
-    if reason == Reason.MISS:
-        is_over = start.seconds is not None if start is not None else observed.serving > 0
-        return Verdict(FALSE, reason, say("cache.miss" if is_over else "cache.building"))
+    """Judge the last start. The state of the caches and the durations tell of one that loaded everything, or built everything."""
+    start, artifact, previous = last_start(observed), _artifact_spec(observed), observed.previous.cache
+    if start is not None and start.is_warm:
+        return Verdict(TRUE, Reason.HIT, "")
+    if start is not None and start.is_cold:
+        return Verdict(FALSE, Reason.MISS, "")
+    if start is not None:
+        text = observed.messages.say("cache.partial", place=place.words, failures=start.state.cache.load_failures)
+        return Verdict(FALSE, Reason.PARTIAL_HIT, text)
+    if previous is not None and previous.reason == Reason.PARTIAL_HIT and previous.key == cache.key:
+        return Verdict(FALSE, Reason.PARTIAL_HIT, observed.messages.say("cache.partial", place=place.words, failures=0))
     repository = artifact.repository if artifact is not None else None
-    return Verdict(UNKNOWN, reason, "" if place.is_shared else say("cache.per_pod", repository=repository))
-
-
-def _remembered(observed: Observation, cache: CacheStatus, place: CacheLocation) -> str | None:
-    previous, before = observed.previous.cache, find_condition(observed.previous.conditions, CACHE_WARM)
-    if before is None or before.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
-        return None
-    # the status of an ordinary object names its PVC only in this message
-    is_about_place = f" {observed.claim_name or place.words} " in f"{before.message} ".replace(". ", " ")
-    return before.reason if is_about_place and previous is not None and previous.key == cache.key else None
+    text = "" if place.is_shared else observed.messages.say("cache.per_pod", place=place.words, repository=repository)
+    return Verdict(UNKNOWN, Reason.NOT_REPORTED, text)
 
 
 _REASONS = {
@@ -252,8 +255,12 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
         return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
     if publication is not None and publication.state in _NOT_ENDED:
         status, reason, message = _NOT_ENDED[publication.state]
-        why = publication.why or why_no_pod(observed, Role.PUBLISHING)
-        return Verdict(status, reason, say(message, why=why, by_primer=observed.claim_name is None))
+        why, metadata = publication.why or why_no_pod(observed, Role.PUBLISHING), observed.resource.metadata
+        return Verdict(
+            status,
+            reason,
+            say(message, why=why, by_primer=observed.claim_name is None, deployment=metadata.name, namespace=metadata.namespace),
+        )
     result = artifact.publish_result if artifact is not None else None
     if publication is None or artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_COMPILED, say("publishing.not_primed"))
@@ -274,7 +281,7 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
 
 
 def _note_about_fetch(observed: Observation) -> tuple[str, dict[str, Any]] | None:
-    """Return the message about the last fetch to append to CacheWarm, and its facts; None if there is none."""
+    """Return the message about the last fetch to append to the message, and its facts; None if there is none."""
     result, spec, plan, start = _newest_fetch(observed), _artifact_spec(observed), observed.outcome.plan, last_start(observed)
     if result is None or spec is None or plan is None or plan.cache_artifact is None or result.result == _PRESENT:
         return None

@@ -1,4 +1,4 @@
-"""Problems with the PVCs of caches and weights, which CacheWarm reports."""
+"""Problems with the PVCs of caches and weights."""
 
 import re
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from vllm_operator.api.conditions import FALSE, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.operation import StorageSpec
 from vllm_operator.api.reading import Manifest
 from vllm_operator.caches.claims import GIBIBYTE, is_terminating, too_small
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import Observation
 from vllm_operator.text import wording
 
@@ -40,12 +41,12 @@ def wrong_claim(observed: Observation) -> Verdict | None:
     """Return why no Pod can start until somebody changes the spec or creates what it names; None if there is no such problem."""
     verdict = claim_verdict(observed)
     if verdict is not None and verdict.reason in WRONG:
-        return Verdict(FALSE, verdict.reason, observed.messages.say("progressing.cache_warm"))
-    judged = ("spec.cache.claimName", "spec.weights.claimName")  # by the condition CacheWarm
+        return verdict
+    judged = ("spec.cache.claimName", "spec.weights.claimName")  # by claim_verdict
     for name, field in observed.missing_claims.items():
         if field not in judged:
             namespace = observed.resource.metadata.namespace
-            text = observed.messages.say("progressing.claim_missing", claim=name, field=field, namespace=namespace)
+            text = observed.messages.say("starting.claim_missing", claim=name, field=field, namespace=namespace)
             return Verdict(FALSE, Reason.CLAIM_MISSING, text)
     return None
 
@@ -104,7 +105,8 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
     if event is not None and event.reason in _NORMAL:
         return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
-    if event is None and created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS):
+    is_new = created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS)
+    if event is None and (is_new or _waits_for_a_node(observed)):
         return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
     storage_class, why = reading.text(live, "spec", "storageClassName"), "no volume has been provisioned for it"
     if event is not None and storage_class and _NO_CLASS.search(event.message):
@@ -125,15 +127,26 @@ def one_node(observed: Observation) -> dict[str, Any] | None:
     return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
 
 
+def _waits_for_a_node(observed: Observation) -> bool:
+    """Return whether a Pod has no node, for a reason other than its PVCs, which may be bound only afterwards."""
+    fetching = observed.activity.fetching
+    waiting = (view.message or "" for view in observed.unhealthy if view.phase is Phase.UNSCHEDULABLE)
+    return any("PersistentVolumeClaim" not in it for it in waiting) or (fetching is not None and fetching.state == "Impossible")
+
+
 def space_verdict(observed: Observation) -> Verdict | None:
-    """Return that the volume of the weights is too small for a start, with the status of Progressing; None if it is not."""
+    """Return that the volume of the weights is too small for a start, with the status of the progress; None if it is not."""
     plan, claim, spec = observed.outcome.plan, observed.weights_claim, observed.resource.spec.weights
     needed = plan.weights.size_bytes if plan is not None and observed.activity.is_short else None
     if plan is None or needed is None or (found := too_small(claim, needed)) is None:
         return None
     facts: dict[str, Any] = {"needed": needed / GIBIBYTE, "size": found[0] / GIBIBYTE, "requested": found[1] / GIBIBYTE}
     facts |= {"claim": observed.weights_claim_name, "storage_class": reading.text(claim, "spec", "storageClassName")}
-    facts |= {"model": plan.model, "is_given": spec is not None and spec.volume is not None and spec.volume.size}
+    facts |= {
+        "namespace": observed.resource.metadata.namespace,
+        "model": plan.model,
+        "is_given": spec is not None and spec.volume is not None and spec.volume.size,
+    }
     text = observed.messages.say("cache.too_small", is_bound=_is_bound(claim), serving=observed.serving, **facts)
     return Verdict(TRUE if found[1] >= needed else FALSE, Reason.CLAIM_TOO_SMALL, text)
 

@@ -74,11 +74,6 @@ class Crashes:
             settled, key=lambda f: (reason_of(f.status.signature) != Reason.UNKNOWN_CRASH, f.status.time or "", f.view.name), default=None
         )
 
-    @property
-    def being_read(self) -> Finding | None:
-        """The latest crash without a name after which a start has already succeeded."""
-        return next((finding for finding in self.findings if finding.settles_at is not None and not finding.in_force), None)
-
 
 def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""

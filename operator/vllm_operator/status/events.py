@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, PROGRESSING, READY, TRUE, Reason, find_condition
+from vllm_operator.api.conditions import CRASHED, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -21,7 +21,8 @@ from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.knowledge import Messages
 from vllm_operator.status.observation import Observation, PodFacts
-from vllm_operator.status.planned import Backends, backends_logged_before, mismatches
+from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
+from vllm_operator.status.ready import ALL_STARTED
 from vllm_operator.status.remedies import current, in_words
 from vllm_operator.status.starts import completed_stages, last_start
 
@@ -29,13 +30,16 @@ LONG_STAGE_SECONDS = 60
 """Minimum seconds of a stage that gets an event."""
 _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 _BY_MESSAGE = (
-    (ACCEPTED, Reason.FIELDS_IGNORED, "ignored", ""),
     # the message may contain a port, an amount or the name of a Pod that differs at each attempt
     (READY, Reason.APPLY_FAILED, "apply", "apply"),
-    (PROGRESSING, Reason.POD_REFUSED, "refused", "refused"),
-    (PLANNED, Reason.ROLLED_BACK, "rollback", ""),
+    (READY, Reason.POD_REFUSED, "refused", "refused"),
+    (PLAN_DRIFTED, Reason.ROLLED_BACK, "rollback", ""),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
+
+
+_COMPLETE = (*ALL_STARTED, *REFUSALS, Reason.SCALED_TO_ZERO, Reason.APPLY_FAILED, Reason.OPERATOR_FAILED)
+"""Reasons of Ready that do not tell of a rollout."""
 
 
 def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes, logged: Backends) -> tuple[EventDraft, ...]:
@@ -79,16 +83,13 @@ def _both(observed: Observation, status: VLLMDeploymentStatus, type: str) -> tup
 
 def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backends) -> Iterator[EventDraft]:
     generation, previous, plan = observed.resource.metadata.generation, observed.previous, observed.outcome.plan
-    for type in (ACCEPTED, PLANNED):
-        now, before = _both(observed, status, type)
-        if now is None or now.status is TRUE:
-            continue
-        if before is None or (before.reason, previous.observed_generation) != (now.reason, generation):
-            yield EventDraft(WARNING, now.reason, now.message, f"{now.reason}-{generation}")
     if plan is None:
+        now, before = _both(observed, status, READY)
+        if now is not None and (before is None or (before.reason, previous.observed_generation) != (now.reason, generation)):
+            yield EventDraft(WARNING, now.reason, now.message, f"{now.reason}-{generation}")
         return
     identity, pinned = _identify(plan), observed.resource.pinned
-    is_new_spec = previous.observed_generation != generation  # the condition reports it
+    is_new_spec = previous.observed_generation != generation  # the status reports it
     if not is_new_spec and (pinned is None or identity != _identify(pinned)):
         message = observed.messages.say("event.planned", why=plan.chosen_again, text=observed.outcome.planned.message)
         yield EventDraft(NORMAL, "Planned", message, f"planned-{_digest(*identity, *((observed.revision,) if plan.chosen_again else ()))}")
@@ -97,6 +98,13 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
     if differences and differences != mismatches(pinned, backends_logged_before(observed), names):
         message = observed.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(WARNING, "BackendMismatch", message, f"mismatch-{_digest(*identity, *differences)}")
+    if (ignored := ignored_fields(observed)) and ignored not in _said_about_plan(previous):
+        yield EventDraft(WARNING, "FieldsIgnored", ignored, f"ignored-{_digest(ignored)}")
+
+
+def _said_about_plan(status: VLLMDeploymentStatus) -> str:
+    drifted = find_condition(status.conditions, PLAN_DRIFTED)
+    return drifted.message if drifted is not None else (status.plan.message or "" if status.plan is not None else "")
 
 
 def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
@@ -140,7 +148,7 @@ def _completed(view: PodFacts, stage: Stage, since: datetime | None) -> Iterator
 
 
 def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, PROGRESSING)
+    now, before = _both(observed, status, READY)
     if now is not None and now.reason == Reason.ROLLOUT_HELD and (before is None or before.reason != now.reason):
         yield EventDraft(WARNING, now.reason, now.message, f"held-{observed.resource.metadata.generation}")
     if now is None or now.reason not in _STUCK or not observed.unhealthy:
@@ -161,20 +169,16 @@ def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, CACHE_WARM)
-    if now is None:
-        return
-    is_new, cache = before is None or before.reason != now.reason, status.cache
-    if is_new and now.reason in CLAIM_PROBLEMS:
-        yield EventDraft(
-            WARNING, now.reason, now.message, f"{now.reason}-{reading.text(observed.claim, 'metadata', 'uid') or observed.claim_name}"
-        )
+    cache, previous, (ready, _) = status.cache, observed.previous.cache, _both(observed, status, READY)
     if cache is None:
         return
-    if is_new and now.reason in (Reason.COMPILING, Reason.QUARANTINED):
-        type = WARNING if now.reason == Reason.QUARANTINED else NORMAL
-        yield EventDraft(type, now.reason, now.message, f"{now.reason}-{cache.key}-{cache.generation}")
-    previous = observed.previous.cache
+    reason = cache.reason if previous is None or previous.reason != cache.reason else None
+    message = cache.message or (ready.message if ready is not None else "")
+    if reason in CLAIM_PROBLEMS:
+        uid = reading.text(observed.claim, "metadata", "uid") or observed.claim_name
+        yield EventDraft(WARNING, reason, message, f"{reason}-{uid}")
+    if reason in (Reason.COMPILING, Reason.QUARANTINED):
+        yield EventDraft(WARNING if reason == Reason.QUARANTINED else NORMAL, reason, message, f"{reason}-{cache.key}-{cache.generation}")
     if cache.priming_skipped and (previous is None or previous.priming_skipped != cache.priming_skipped):
         message = observed.messages.say("event.skipped", why=cache.priming_skipped)
         yield EventDraft(NORMAL, "CachesNotCompiled", message, f"skipped-{cache.key}")
@@ -199,14 +203,12 @@ def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterato
 
 
 def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, PROGRESSING)
+    now, before = _both(observed, status, READY)
     ready = [view for view in observed.pod_facts if view.phase is Phase.READY]
-    crash = find_condition(status.conditions, CRASHED)
-    if crash is not None and crash.status is TRUE:
+    if find_condition(status.conditions, CRASHED) is not None or now is None or now.reason not in ALL_STARTED or not ready:
         return
-    if now is not None or observed.outcome.refusal is not None or not observed.wanted or not ready:
-        return
-    if before is None and (observed.previous.ready_replicas or 0) >= observed.serving:
+    was_complete = before is None or before.reason in _COMPLETE
+    if was_complete and (observed.previous.ready_replicas or 0) >= observed.serving:
         return
     start, last = last_start(observed), max(ready, key=lambda view: (reading.stamp(view.ready_at) or "", view.name))
     seconds: float | None = start.seconds if start is not None else None

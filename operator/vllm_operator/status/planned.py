@@ -1,9 +1,9 @@
-"""Accepted and Planned, the backends in the engine's log, and the summary of the plan in the status."""
+"""The verdict of planning, the backends in the engine's log, and the summary of the plan in the status."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.api.conditions import TRUE, Reason, Verdict
+from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import BackendChoice, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.catalog.backends import LoggedNames
@@ -22,29 +22,28 @@ _WORTH_READING = 60
 """Minimum length to which a verdict is truncated when a mismatch is appended. Events and the plan contain the full text."""
 
 
-def accepted(observed: Observation) -> Verdict:
-    """Judge Accepted: whether planning understood the spec, and which fields have no effect."""
-    verdict = _bounded(observed.outcome.accepted)
-    kept = find_kept_labels(observed.resource.spec.pod_template, selector_of(observed.resource))
-    if verdict.status is not TRUE or not (observed.not_kept or kept):
-        return verdict
-    return Verdict(TRUE, Reason.FIELDS_IGNORED, observed.messages.say("accepted.ignored", fields=observed.not_kept, kept=kept))
-
-
 def planned(observed: Observation, logged: Backends) -> Verdict:
-    """Judge Planned: whether planning chose a GPU and backends, and where the engine chose differently."""
-    verdict, plan = _bounded(observed.outcome.planned), observed.outcome.plan
-    notes = []
-    if plan is not None and (unserved := unserved_adapters(observed)):
-        notes.append(observed.messages.say("planned.adapters", adapters=unserved))
+    """Return the verdict of planning, and what of the plan or the spec is not in effect in the engine."""
+    outcome, say, plan = observed.outcome, observed.messages.say, observed.outcome.plan
+    if plan is None:
+        return _bounded(outcome.refusal or outcome.planned)
+    verdict, notes = _bounded(outcome.planned), list(filter(None, (ignored_fields(observed),)))
+    if unserved := unserved_adapters(observed):
+        notes.append(say("planned.adapters", adapters=unserved))
     if differences := mismatches(plan, logged, observed.knowledge.logged_names):
-        notes.append(observed.messages.say("planned.mismatch", differences="; ".join(differences)))
+        notes.append(say("planned.mismatch", differences="; ".join(differences)))
     if not notes:
         return verdict
     note = wording.clean(" ".join(notes), wording.MESSAGE_LIMIT)
     room = wording.MESSAGE_LIMIT - len(note) - 1
     text = wording.whole_sentences(wording.sentence(verdict.message), room, at_least=_WORTH_READING) if room >= _WORTH_READING else ""
     return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
+
+
+def ignored_fields(observed: Observation) -> str:
+    """Return which fields of `spec.podTemplate` have no effect, as a text; empty if all have one."""
+    kept = find_kept_labels(observed.resource.spec.pod_template, selector_of(observed.resource))
+    return observed.messages.say("planned.ignored", fields=observed.not_kept, kept=kept) if observed.not_kept or kept else ""
 
 
 def logged_backends(observed: Observation) -> Backends:
@@ -78,8 +77,8 @@ def backends_logged_before(observed: Observation) -> Backends:
     return {entry.component: entry.backend for entry in (summary.observed_backends if summary is not None else None) or ()}
 
 
-def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
-    """Return `status.plan`. Without a plan, the previous one is kept while its Deployment exists."""
+def summary(observed: Observation, logged: Backends, message: str | None) -> PlanSummary | None:
+    """Return `status.plan` with this message. Without a plan, the previous one is kept while its Deployment exists."""
     plan, names = observed.outcome.plan, observed.knowledge.logged_names
     if plan is None:
         return observed.previous.plan if observed.deployment is not None else None
@@ -87,6 +86,7 @@ def summary(observed: Observation, logged: Backends) -> PlanSummary | None:
         return None
     return PlanSummary(
         revision=observed.revision,
+        message=message,
         replan_token=plan.replan_token,
         architecture=plan.architecture,
         resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,

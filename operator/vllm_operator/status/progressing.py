@@ -1,4 +1,4 @@
-"""Progressing: whether the rollout of the current spec proceeds or is complete, and the state of the Pod that is furthest behind.
+"""The progress of the rollout: whether it proceeds, is stuck or complete, and the state of the Pod that is furthest behind.
 
 Why the scheduler or an admission plugin refuses a Pod is available as text only: the message of the Pod condition PodScheduled, and of the
 Deployment condition ReplicaFailure. The phrases come from the plugins of kube-scheduler and the admission plugins in Kubernetes 1.35.
@@ -36,8 +36,8 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 }
 
 
-def progressing(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
-    """Judge Progressing, as for a Deployment. `block` and `remediation` are parts of the new status."""
+def progress(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
+    """Judge the progress of the rollout: True if it proceeds or is complete. `block` and `remediation` are parts of the new status."""
     say = observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:
         return fetching
@@ -45,13 +45,13 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
         waits = observed.unhealthy[0].phase in (Phase.WAITING_FOR_VOLUME, Phase.SCHEDULING)
         return (wrong_claim(observed) if waits else None) or _of_pods(observed, block)
     if (refusal := observed.outcome.refusal) is not None:
-        return Verdict(refusal.status, Reason.NOT_PLANNED, say("progressing.not_planned"))
+        return Verdict(refusal.status, Reason.NOT_PLANNED, "")
     if (held := observed.activity.rollout) is not None:
         return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
     if (short := space_verdict(observed)) is not None:
-        return Verdict(short.status, short.reason, say("progressing.cache_warm"))
+        return short
     if observed.wanted == 0:
-        return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("progressing.scaled_to_zero"))
+        return Verdict(TRUE, Reason.SCALED_TO_ZERO, "")
     if remediation is not None and remediation.state == "Stopped":
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if observed.serving >= observed.wanted:
@@ -59,7 +59,11 @@ def progressing(observed: Observation, block: StartupStatus | None, remediation:
     if observed.activity.step == "Elsewhere":
         return Verdict(TRUE, Reason.WAITING_FOR_CACHES, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
-        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
+        return Verdict(
+            FALSE,
+            Reason.POD_REFUSED,
+            say("starting.refused", message=failure, advice=say(refusal_advice(failure), namespace=observed.resource.metadata.namespace)),
+        )
     if observed.activity.limit is not None and observed.serving >= observed.activity.limit:
         volume = one_node(observed) or {}
         return Verdict(FALSE, Reason.UNSCHEDULABLE, say("starting.one_node", serving=observed.serving, wanted=observed.wanted, **volume))
@@ -85,7 +89,7 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
         done = "restarting" if left or (decided and view.name in decided.stalled_pods) else "left" if left == 0 else ""
         facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "is_idle": check.is_idle, "done": done}
         return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
-    text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
+    text = describe(observed, view, block)
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
@@ -142,9 +146,10 @@ def _all_serve(observed: Observation) -> Verdict:
     if activity.held:
         return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.held", serving=observed.serving))
     if not rollout.is_complete:
-        text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, paused=rollout.paused)
+        facts: dict[str, Any] = {"paused": rollout.paused, "namespace": observed.resource.metadata.namespace}
+        text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, **facts)
         return Verdict(TRUE, Reason.ROLLING_OUT, text)
-    return Verdict(TRUE, Reason.STARTED, say("progressing.started"))
+    return Verdict(TRUE, Reason.STARTED, "")
 
 
 _MISFITS = (

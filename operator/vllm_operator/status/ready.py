@@ -1,4 +1,4 @@
-"""Ready, which summarizes the most important problem, Available, Crashed, Stalled, and the choice of reported conditions.
+"""Ready, which summarizes the most important problem, Available, Crashed and Stalled.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.
@@ -9,25 +9,22 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import (
-    ACCEPTED,
     AUTOSCALED,
     CACHE_PUBLISHED,
-    CACHE_WARM,
     CRASHED,
     EXPOSED,
     FALSE,
-    PLANNED,
-    PROGRESSING,
     PROTECTED,
+    READY,
     TRUE,
     Reason,
     Verdict,
 )
 from vllm_operator.api.status import CrashStatus, RemediationStatus
-from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
-from vllm_operator.status.crashes import Crashes, Finding, reason_of
+from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.observation import Observation
+from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
 from vllm_operator.text import wording
@@ -39,19 +36,16 @@ _PARTS = {
     CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
 }
 """Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
-_SAID_BY_READY = {
-    ACCEPTED: (Reason.VALID,),
-    PLANNED: (Reason.NOT_ACCEPTED,),
-    PROGRESSING: (Reason.STARTED, Reason.NOT_PLANNED, Reason.SCALED_TO_ZERO),
-}
-"""Reasons that say no more than Ready, by condition."""
-_SHORT = (100, 30)
-"""Maximum characters of a problem in Ready, and minimum where it is cut at the end of a sentence."""
+ALL_STARTED = (Reason.SERVING, *_PARTS.values())
+"""Reasons of Ready when all replicas serve the current spec."""
 
 
-def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
-    """Judge Ready: whether all replicas serve the current spec; if not, the most important problem. Draining Pods are added."""
-    verdict, pods = _ready(observed, crashes, judged), observed.draining
+def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict], *, progress: Verdict, cache: Verdict | None) -> Verdict:
+    """Judge Ready: whether all of the spec is in effect; if not, the most important problem. Draining Pods are added.
+
+    `judged` are the other conditions, `progress` is the state of the rollout, and `cache` what is said about the caches.
+    """
+    verdict, pods = _ready(observed, crashes, judged, progress, cache), observed.draining
     if not pods or not verdict.message:
         return verdict
     numbers = [pod.requests for pod in pods if pod.requests is not None]
@@ -61,32 +55,25 @@ def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]
     return Verdict(verdict.status, verdict.reason, text)
 
 
-def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
-    say, progress = observed.messages.say, judged[PROGRESSING]
-    for type in (ACCEPTED, PLANNED):
-        if observed.outcome.plan is None and judged[type].status is not TRUE:
-            return _in_short(observed, type, judged[type])
+def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict], progress: Verdict, cache: Verdict | None) -> Verdict:
+    say = observed.messages.say
+    if (refusal := observed.outcome.refusal) is not None:
+        text, kept = wording.clean(refusal.message, VERDICT_LIMIT), say("ready.previous") if observed.serving else ""
+        return Verdict(FALSE, refusal.reason, f"{text} {kept}".strip())
     if observed.apply_error:
         return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
     if progress.reason == Reason.STARTED:
         return _of_parts(observed, judged)
     if progress.reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
-    crash, cache = judged.get(CRASHED), judged.get(CACHE_WARM)
-    if crash is not None and crash.status is TRUE:
+    if (crash := judged.get(CRASHED)) is not None:
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
     if cache is not None and cache.reason in CLAIM_PROBLEMS:
-        return _in_short(observed, CACHE_WARM, cache)
-    reason = Reason.REPLICAS_NOT_READY if observed.serving < observed.wanted else Reason.ROLLING_OUT
-    return _in_short(observed, PROGRESSING, progress, reason if progress.status is TRUE and observed.serving else "")
-
-
-def _in_short(observed: Observation, type: str, problem: Verdict, reason: str = "") -> Verdict:
-    """Summarize a condition that keeps the object from being Ready."""
-    text = wording.whole_sentences(problem.message, _SHORT[0], at_least=_SHORT[1])
-    is_kept = observed.outcome.plan is None and observed.serving > 0
-    said = observed.messages.say("ready.problem", text=text, see=type if text != problem.message else "", is_kept=is_kept)
-    return Verdict(FALSE, reason or problem.reason, said)
+        return Verdict(FALSE, cache.reason, cache.message)
+    if progress.status is TRUE and observed.serving:
+        reason = Reason.REPLICAS_NOT_READY if observed.serving < observed.wanted else Reason.ROLLING_OUT
+        return Verdict(FALSE, reason, progress.message)
+    return Verdict(FALSE, progress.reason, progress.message)
 
 
 def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
@@ -112,19 +99,11 @@ def available(observed: Observation) -> Verdict:
 
 def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
-    if judged[ACCEPTED].status is FALSE:
-        return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted"))
+    if observed.outcome.accepted.status is FALSE:
+        return Verdict(TRUE, judged[READY].reason, observed.messages.say("stalled.not_accepted"))
     if is_unrecoverable:
         return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash"))
     return None
-
-
-def reportable(observed: Observation, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Return the verdicts to report: those that say more than Ready, and Progressing only if it says more than Crashed."""
-    crash, said = judged.get(CRASHED), dict(_SAID_BY_READY)
-    if crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1:
-        said[PROGRESSING] += (Reason.START_FAILED, Reason.STOPPED)
-    return {type: verdict for type, verdict in judged.items() if verdict.reason not in said.get(type, ())}
 
 
 def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
@@ -132,7 +111,7 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     chosen = crashes.most_informative
     crash = chosen.status if chosen is not None else _known_before(crashes) if crashes.in_force else crashes.last
     if crash is None:
-        return _being_read(observed, crashes.in_force[0])
+        return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
     return observed.messages.say("ready.crashed", crash=crash)
 
 
@@ -151,28 +130,21 @@ def service_url(observed: Observation) -> str | None:
 
 
 def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict | None:
-    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and the cause. None if no Pod has crashed."""
+    """Judge Crashed: the cause if a Pod crashed and no later start of it has succeeded; None otherwise."""
     last, chosen, decided = crashes.last, crashes.most_informative, remediation or RemediationStatus()
     if crashes.in_force and chosen is None:
         if (known := _known_before(crashes)) is not None:  # the Pod crashes again and again
             return Verdict(TRUE, reason_of(known.signature), partly(observed, _crash_text(observed, crashes, known, decided)))
-        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, _being_read(observed, crashes.in_force[0])))
+        pod, code = crashes.in_force[0].view, crashes.in_force[0].status.exit_code
+        text = observed.messages.say("crash.unsettled", pod=pod, code=code)
+        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, text))
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
         text = partly(observed, _crash_text(observed, crashes, chosen.status, decided, others=others))
         return Verdict(TRUE, reason_of(chosen.status.signature), text)
     if last is not None and decided.state == "Stopped":
         return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, decided))
-    if (finding := crashes.being_read) is not None:  # the Pod was restarted before its log was read
-        serves = finding.view.phase is Phase.READY
-        return Verdict(FALSE, Reason.RECOVERED if serves else Reason.DIAGNOSING_CRASH, _being_read(observed, finding, serves=serves))
-    if last is None:
-        return None
-    has_remedy = decided.state == "Applied" and any(remedy.signature == last.signature for remedy in decided.applied)
-    done = _done(observed, decided, last) if observed.serving and has_remedy else ""
-    healthy = observed.serving > 0 and not observed.unhealthy
-    text = observed.messages.say("crash.last", crash=last, time=reading.moment(last.time), done=done, healthy=healthy)
-    return Verdict(FALSE, Reason.RECOVERED if observed.serving else Reason.NO_CRASH, text)
+    return None
 
 
 def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, decided: RemediationStatus, *, others: int = 0) -> str:
@@ -195,10 +167,6 @@ def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, dec
         if len(text) <= wording.MESSAGE_LIMIT:
             return text
     return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | {"suggested": ""})
-
-
-def _being_read(observed: Observation, finding: Finding, *, serves: bool = False) -> str:
-    return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:

@@ -1,7 +1,6 @@
 """The report on an observation: status, events, and the time of the next observation.
 
-Conditions are derived from the plan, the cache and the start. Ready summarizes the other conditions. Events are the difference to the
-previous status.
+Ready summarizes the plan, the caches, the start and the other conditions. Events are the difference to the previous status.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ UNREADABLE_SECONDS = 3
 """Interval between attempts to list the nodes for a new plan while the API server fails."""
 _SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
 _RETRIED = (*_SIZED, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
-"""Reasons of Planned that may be resolved without a watch event."""
+"""Reasons for which there is no plan, and that may be resolved without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
 
@@ -72,27 +71,30 @@ def report(observed: Observation) -> Report:
 def _status(
     observed: Observation, crashes: Crashes, reaction: Reaction, logged: planned.Backends, block: StartupStatus | None
 ) -> VLLMDeploymentStatus:
-    summary, cached = planned.summary(observed, logged), caches.cache_status(observed, reaction.cache_damage)
+    remediation, last_crash = to_record(reaction.remediation, crashes.last)
+    verdict = planned.planned(observed, logged)
+    drifted = verdict if verdict.reason in (Reason.PLAN_DRIFTED, Reason.ROLLED_BACK) else None
+    summary = planned.summary(observed, logged, None if drifted is not None else verdict.message)
+    cached = caches.cache_status(observed, reaction.cache_damage)
     if observed.plan is None and summary is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
-    remediation, last_crash = to_record(reaction.remediation, crashes.last)
+    cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
     verdicts = {
-        conditions.ACCEPTED: planned.accepted(observed),
-        conditions.PLANNED: planned.planned(observed, logged),
-        conditions.CACHE_WARM: caches.cache_warm(observed, cached, block, reaction.cache_damage),
-        conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
-        conditions.PROGRESSING: progressing.progressing(observed, block, reaction.remediation),
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
+        conditions.PLAN_DRIFTED: drifted,
         conditions.EXPOSED: optional_objects.exposed(observed),
         conditions.AUTOSCALED: optional_objects.autoscaled(observed),
         conditions.PROTECTED: optional_objects.protected(observed),
+        conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY], judged[conditions.AVAILABLE] = ready.ready(observed, crashes, judged), ready.available(observed)
-    if (verdict := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
-        judged[conditions.STALLED] = verdict
-    if last_crash is not None and (verdict := verdicts[conditions.CRASHED]) is not None and verdict.status is TRUE:
-        last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
+    progress = progressing.progress(observed, block, reaction.remediation)
+    judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict)
+    judged[conditions.AVAILABLE] = ready.available(observed)
+    if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
+        judged[conditions.STALLED] = stalled
+    if last_crash is not None and (crashed := judged.get(conditions.CRASHED)) is not None:
+        last_crash = shorten(last_crash, observed.knowledge.signatures, crashed.message)
     previous, generation, now = observed.previous, observed.resource.metadata.generation, reading.stamp(observed.now) or ""
     return VLLMDeploymentStatus(
         observed_generation=generation,
@@ -100,9 +102,9 @@ def _status(
         ready_replicas=observed.serving,
         selector=_selector(observed),
         url=optional_objects.url(observed),
-        conditions=conditions.set_conditions(previous.conditions, ready.reportable(observed, judged), now=now),
+        conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
         plan=summary,
-        cache=cached,
+        cache=caches.with_message(cached, cache_verdict, judged[READY]),
         startup=block,
         last_crash=last_crash,
         remediation=remediation,
@@ -151,21 +153,17 @@ _UNKNOWN = "The operator could not observe it."
 
 
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
-    """Return the status with Ready=False for this reason, and with Accepted=False and Stalled=True if only a change of the spec helps.
+    """Return the status with Ready=False for this reason, and with Stalled=True if only a change of the spec helps.
 
     Other conditions keep their last observed state. Conditions that are always set are Unknown until they have been observed. `now` is the
     current time as in a condition.
     """
-    failure = Verdict(FALSE, reason, message)
-    verdicts = {READY: failure}
+    verdicts = {READY: Verdict(FALSE, reason, message)}
     if reason == Reason.INVALID_SPEC:
-        verdicts |= {conditions.ACCEPTED: failure, conditions.STALLED: Verdict(TRUE, reason, _STALLED)}
+        verdicts[conditions.STALLED] = Verdict(TRUE, reason, _STALLED)
     kept = {it.type: it for it in previous.conditions if it.type not in (*verdicts, conditions.STALLED)}
-    if previous.observed_generation != generation:
-        seen = {"observed_generation": previous.observed_generation}
-        kept = {type: it if it.observed_generation is not None else it.model_copy(update=seen) for type, it in kept.items()}
     verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in conditions.ALWAYS if type not in (*verdicts, *kept)}
-    made = conditions.set_conditions(previous.conditions, verdicts, now=now)
+    made = conditions.set_conditions(previous.conditions, verdicts, generation=generation, now=now)
     return previous.model_copy(
         update={"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
     )

@@ -58,14 +58,19 @@ def _starts(observed: Observation) -> Iterator[Start]:
 
 
 def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
-    """Return the stage durations of the last start with this plan's caches: if it was cold, and if it was warm. One of them is empty."""
+    """Return the stage durations of the last start with this plan's caches: if it was cold, and if it was warm. One of them is empty.
+
+    Those of a cold start are forgotten if the next one will be warm.
+    """
     previous = observed.previous.cache
     cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
     start = last_start(observed)
     if start is None or start.seconds is None or not (start.is_warm or start.is_cold):
         return cold, warm
     learned = learn(warm if start.is_warm else cold, start.state, shown={*cold, *warm})
-    return ({}, learned) if start.is_warm else (learned, {})
+    if start.is_warm:
+        return {}, learned
+    return {} if next_start_finds(observed, plan) in FILLED else learned, {}
 
 
 def next_start_finds(observed: Observation, plan: Plan) -> CacheState | None:

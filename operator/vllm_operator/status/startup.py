@@ -1,4 +1,4 @@
-"""`status.startup`: the start in progress, in numbers and words; and weights that a Job fetches before a start.
+"""`status.startup`: the start in progress, in numbers; the words about it; and weights that a Job fetches before a start.
 
 A start logs lines far more often than the status should be written. The previous block is kept until another Pod leads, the stage changes,
 5 % more is done after a second, or 10 s have passed. It is kept as a whole, so a report on an unchanged observation equals the previous
@@ -39,8 +39,11 @@ def startup_status(observed: Observation) -> tuple[StartupStatus | None, datetim
     return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
 
 
-def describe(observed: Observation, view: PodFacts, *, briefly: bool = False) -> str:
-    """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times."""
+def describe(observed: Observation, view: PodFacts, block: StartupStatus | None = None, *, briefly: bool = False) -> str:
+    """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times.
+
+    The numbers are those of `block`, if that is about the Pod, so that words are not written more often than numbers.
+    """
     state, words = view.state, observed.messages.stages[view.stage]
     if view.phase is not Phase.STARTING:
         return observed.messages.phases.get(view.phase, words)
@@ -51,8 +54,12 @@ def describe(observed: Observation, view: PodFacts, *, briefly: bool = False) ->
     counted = _progress(state)
     if counted is not None:
         what = wording.clean(counted.label, 80) or words
-        eta = None if briefly or state.silent_stage_inferred else by_count(counted)
-        words = observed.messages.say("startup.counted", limit=200, what=what, completed=counted.completed, total=counted.total, eta=eta)
+        is_written = block is not None and bool(block.pods) and block.pods[0].name == view.name and block.total == counted.total
+        completed, eta = (
+            (block.completed, block.eta_seconds) if block is not None and is_written else (counted.completed, by_count(counted))
+        )
+        eta = None if briefly or state.silent_stage_inferred else eta
+        words = observed.messages.say("startup.counted", limit=200, what=what, completed=completed, total=counted.total, eta=eta)
     if briefly or (counted is not None and not state.silent_stage_inferred):
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
@@ -73,12 +80,12 @@ def _block(observed: Observation) -> StartupStatus | None:
         return _fetching_block(observed)
     lead, *others = observed.starting[:_MAX_PODS]
     state, counted = lead.state if lead.phase is Phase.STARTING else None, _counted(lead)
+    eta = seconds_left(observed, lead.stage, state, counted) if state is not None else None
     return StartupStatus(
         stage=str(lead.stage),
-        message=describe(observed, lead),
         stage_since=reading.stamp(state.stage_since if state is not None else lead.since),
-        update_time=reading.stamp(observed.now),
-        eta_seconds=seconds_left(observed, lead.stage, state, counted) if state is not None else None,
+        update_time=reading.stamp(observed.now) if others or counted is not None or eta is not None else None,
+        eta_seconds=eta,
         pods=[PodStartup(name=lead.name, restarts=lead.restarts or None), *map(_entry, others)],
         **_counts(counted),
     )
@@ -134,7 +141,7 @@ _STUCK = frozenset({Phase.UNSCHEDULABLE, Phase.IMAGE_PULL_FAILED, Phase.CONTAINE
 
 
 def describe_fetching(observed: Observation) -> Verdict | None:
-    """Judge Progressing while a Job fetches weights; None without such a Job."""
+    """Judge the progress while a Job fetches weights; None without such a Job."""
     fetching = observed.activity.fetching
     if fetching is None:
         return None
@@ -184,12 +191,11 @@ def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
 
 
 def _fetching_block(observed: Observation) -> StartupStatus | None:
-    fetching, progress, verdict = observed.activity.fetching, _downloaded(observed), describe_fetching(observed)
-    if fetching is None or fetching.view is None or progress is None or verdict is None:
+    fetching, progress = observed.activity.fetching, _downloaded(observed)
+    if fetching is None or fetching.view is None or progress is None:
         return None
     return StartupStatus(
         stage=str(Stage.WEIGHT_DOWNLOAD),
-        message=verdict.message,
         stage_since=reading.stamp(observed.startups[fetching.view.run].stage_since),
         update_time=reading.stamp(observed.now),
         eta_seconds=progress.eta_seconds,
