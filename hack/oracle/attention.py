@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oracle.answers import Answer, attempt, listed_reasons
+from oracle.tables import without_the_machine
 
 DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
 PREFIX_HEADS = (128, 256)
@@ -17,9 +19,6 @@ PREFIX_HEADS = (128, 256)
 MLA_HEAD = 576
 OTHER_MLA = (192, 64, 256)
 """Sizes of the nope, rope and value heads of GLM-4.7-Flash: some backends are only for those of DeepSeek R1."""
-CACHE_TYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
-SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
-"""Before 0.18 models replace `fp8` by the last one before a selector is asked, later ones if the selector takes FlashMLA."""
 QUERY_HEADS = (16, 128)
 """Of a GPU, after tensor parallelism: selectors of sparse MLA ask whether there are at most 16."""
 ELSEWHERE = re.compile(
@@ -44,15 +43,15 @@ class Case:
     @property
     def name(self) -> str:
         """How a table names it; `planning` names its own questions in the same way."""
-        if self.kind == "Dense":
-            marks = ("/sinks" if self.sinks else "") + ("/prefix" if self.prefix else "")
-            return f"Dense/{self.head_size}/{self.cache}{marks}"
-        heads = "-".join(map(str, self.dims)) if self.dims else self.query_heads
-        return f"{self.kind}/{heads}/{self.cache}"
+        mark = "sinks" if self.sinks else "prefix" if self.prefix else "plain"
+        size = "-".join(map(str, self.dims)) if self.dims else self.head_size if self.kind == "Dense" else self.query_heads
+        return f"{self.kind}/{size}/{mark}/{self.cache}"
 
 
 def all_cases() -> Iterator[Case]:
-    for cache in CACHE_TYPES:
+    from vllm.config.cache import CacheDType
+
+    for cache in typing.get_args(CacheDType):
         for head in DENSE_HEADS:
             yield Case("Dense", head, cache)
         for head in PREFIX_HEADS:
@@ -60,10 +59,8 @@ def all_cases() -> Iterator[Case]:
         yield Case("Dense", 64, cache, sinks=True)
         for heads in QUERY_HEADS:
             yield Case("MLA", MLA_HEAD, cache, heads)
-        yield Case("MLA", MLA_HEAD, cache, 16, dims=OTHER_MLA)
-    for cache in SPARSE_CACHE_TYPES:
-        for heads in QUERY_HEADS:
             yield Case("SparseMLA", MLA_HEAD, cache, heads)
+        yield Case("MLA", MLA_HEAD, cache, 16, dims=OTHER_MLA)
 
 
 class Selector:
@@ -103,11 +100,13 @@ class Selector:
         """Refusals of backends for another kind of attention are left out: why they do not fit needs no table."""
         pins = {backend.name: attempt(partial(self._ask, backend, case), listed_reasons) for backend in self._backends}
         path, _ = attempt(lambda: self._ask(None, case), listed_reasons)
+        refuses = {name: reason for name, (_, reason) in pins.items() if reason is not None and not OTHER_KIND.search(reason)}
+        known = len(without_the_machine(refuses)) == len(refuses)
         return Answer(
-            takes=None if path is None else self._names.get(path, path.rpartition(".")[2]),
+            takes=self._names.get(path, path.rpartition(".")[2]) if path is not None and known else None,
             accepts=tuple(name for name, (taken, _) in pins.items() if taken is not None),
-            refuses={name: reason for name, (_, reason) in pins.items() if reason is not None and not OTHER_KIND.search(reason)},
-            ignores=None,
+            refuses=refuses,
+            raises="No valid attention backend found" if path is None and known else None,
         )
 
     def _dtype(self) -> Any:

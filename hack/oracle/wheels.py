@@ -19,7 +19,7 @@ DATA = HACK.parent / "operator/vllm_operator/catalog/data"
 TABLES = DATA / "selectors"
 COMPONENTS = ("attention", "prefill", "gemm", "moe")
 """Modules of this package; each has a table."""
-TREES = frozenset({"moe"})
+TREES = frozenset({"attention", "moe"})
 """Components whose tables are trees, because their layers have many properties."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 OLDEST = "0.24.0"

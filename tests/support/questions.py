@@ -9,12 +9,12 @@ from typing import Any
 
 from support.backends import chosen, knowledge, notes_of
 from vllm_operator.api.spec import BackendsSpec
-from vllm_operator.catalog.backends import Selection, load_selectors
+from vllm_operator.catalog.backends import Selection, load_questions, load_selectors
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.versions import Release, VersionTable
 from vllm_operator.planning.engine.backends import FIELDS, QUESTIONS, BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
-from vllm_operator.planning.engine.rule_input import SPARSE_CACHE_AS_GIVEN, moe_cases
+from vllm_operator.planning.engine.rule_input import moe_cases
 
 DENSE: Mapping[str, Any] = {"attention": "GQA", "mixture_of_experts": False, "experts": 0}
 R1: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128), "heads_per_rank": 128}
@@ -47,6 +47,11 @@ _EXPERT_CASES = [
         for scheme, model in (("MXFP4", "GptOss"), ("MXFP4DeepSeek", "DeepSeekV4")) * 4
     ),
 ]
+ATTENTION_LAYERS = (
+    *(f"Dense/{size}/plain" for size in (64, 80, 96, 112, 128, 192, 256)),
+    *("Dense/128/prefix", "Dense/256/prefix", "Dense/64/sinks"),
+    *("MLA/16/plain", "MLA/128/plain", "MLA/192-64-256/plain", "SparseMLA/16/plain", "SparseMLA/128/plain"),
+)
 HIDDEN = 2688
 """A hidden size that is no multiple of 512."""
 
@@ -101,17 +106,22 @@ def sample(component: Component, count: int) -> list[Question]:
         for architecture, place in by_architecture.items()
     ]
     dice = random.Random(17)
-    if table.are_trees:
+    if component is Component.MOE:
         drawn = [(*dice.choice(places)[:2], case) for case in dice.choices(_EXPERT_CASES, k=count)]
     else:
         all_of_them = [
             (*place[:2], case)
             for place in places
-            for case in table.cases[place[2]]
+            for case in (_attention_cases(place[0]) if table.are_trees else table.cases[place[2]])
             if _facts(component, case) is not None and _is_posed(place[0], case)
         ]
         drawn = dice.sample(all_of_them, min(count, len(all_of_them)))
     return [_question(component, *each) for each in drawn]
+
+
+def _attention_cases(release: Release) -> list[str]:
+    types = _tables()[release].backends["kvCacheDtype"]
+    return [f"{layer}/{cache_type}" for layer in ATTENTION_LAYERS for cache_type in types]
 
 
 def _question(component: Component, release: Release, architecture: str, case: str) -> Question:
@@ -203,10 +213,10 @@ def _facts(component: Component, case: str) -> dict[str, Any] | None:
 def _attention(component: Component, kind: str, rest: Sequence[str]) -> dict[str, Any] | None:
     if {"Dense": Component.ATTENTION, "MLA": Component.MLA_DECODE, "SparseMLA": Component.SPARSE_ATTENTION}[kind] is not component:
         return None
-    size, cache_type, *marks = rest
+    size, mark, cache_type = rest
     facts: dict[str, Any] = {"quantization": "BF16", "arguments": {} if cache_type == "auto" else {"--kv-cache-dtype": cache_type}}
     if kind == "Dense":
-        return {**DENSE, **facts, "head_size": int(size), "attention_sinks": "sinks" in marks, "image_prefix": "prefix" in marks}
+        return {**DENSE, **facts, "head_size": int(size), "attention_sinks": mark == "sinks", "image_prefix": mark == "prefix"}
     if "-" in size:
         nope, rope, value = map(int, size.split("-"))
         return {**facts, "attention": kind, "heads_per_rank": 20, "mla_dims": (nope, rope, value), "deepseek_heads": False}
@@ -214,8 +224,9 @@ def _attention(component: Component, kind: str, rest: Sequence[str]) -> dict[str
 
 
 def _is_posed(release: Release, case: str) -> bool:
-    """Whether a model poses the question: with sparse MLA before 0.18, `fp8` is replaced before a selector is asked."""
-    return not (release < SPARSE_CACHE_AS_GIVEN and case.startswith("SparseMLA/") and case.endswith(("/fp8", "/fp8_e4m3")))
+    """Whether a model poses the question: with sparse MLA, some types of the cache are replaced before a selector is asked."""
+    replaced = [each.types for each in load_questions().sparse_cache_types if each.since <= release]
+    return not (case.startswith("SparseMLA/") and case.rpartition("/")[2] in replaced[-1])
 
 
 def _experts(scheme: str, setting: str, layout: str, model: str) -> dict[str, Any]:

@@ -32,11 +32,11 @@ TAKEN = [
 ]
 REFUSED = [
     # input, node, words that say why, words that say what to do
-    ("kv-cache-in-checkpoint-sparse", "h200", "the KV cache type fp8_e4m3", "Set --kv-cache-dtype to fp8_ds_mla, or to bfloat16"),
+    ("kv-cache-in-checkpoint-sparse", "h200", "the KV cache type fp8_e4m3", "Set --kv-cache-dtype to bfloat16, fp8 or fp8_ds_mla."),
     ("uneven-blocks", "a100", "not a multiple of the 128x128 blocks", "Set spec.parallelism.expert to Enabled"),
     ("uneven-groups", "a100", "divisible by group_size", "Set spec.parallelism.expert to Enabled"),
     ("gptq-act-order", "h100-sxm", "desc_act=True", "Use a checkpoint without desc_act"),
-    ("kv-cache-wrong-kind", "h100-sxm", "fp8_ds_mla is for sparse MLA", "Remove --kv-cache-dtype fp8_ds_mla"),
+    ("kv-cache-wrong-kind", "h100-sxm", "fp8_ds_mla is for sparse MLA", ", or remove --kv-cache-dtype."),
 ]
 
 

@@ -71,7 +71,8 @@ OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "kv-cache-nvfp4-other-gpus": {"--kv-cache-dtype": "nvfp4"},
     "kv-cache-nvfp4-other-gpus-0.33": {"--kv-cache-dtype": "nvfp4"},
     "kv-cache-fp8-sparse-hopper": {"--kv-cache-dtype": "fp8_e4m3"},
-    "kv-cache-turboquant-head-256": {"--kv-cache-dtype": "turboquant_k8v4"},
+    "kv-cache-turboquant-ends": {"--kv-cache-dtype": "turboquant_k8v4"},
+    "kv-cache-16-bits-of-a-quantized-checkpoint": {"--kv-cache-dtype": "float16"},
     "attention-engine-nvfp4-cache": {"--kv-cache-dtype": "nvfp4"},
     "attention-engine-turboquant-cache": {"--kv-cache-dtype": "turboquant_k8v4"},
     "attention-engine-cache-scaled-by-token": {"--kv-cache-dtype": "int8_per_token_head"},
@@ -79,7 +80,8 @@ OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "nvllm-turboquant-attention": {"--tq": None},
     "nvllm-cute-other-cache": {"--kv-cache-dtype": "auto"},
     "nvllm-cute-cache-forced": {"--kv-cache-dtype": "auto"},
-    "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "bfloat16"},
+    "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "fp8_e5m2"},
+    "sparse-cache-workstation-bfloat16": {"--kv-cache-dtype": "bfloat16"},
 }
 FORCED = {
     "moe-uneven-blocks-forced": {"moe": "DEEPGEMM"},
@@ -177,6 +179,10 @@ OF_FILES = {
     "attention-engine-unequal-heads",
     "attention-engine-unequal-heads-0.24",
     "attention-engine-unequal-heads-other-gpus",
+    "kv-cache-turboquant-two-head-sizes",
+    "kv-cache-triton-two-head-sizes",
+    "kv-cache-flash-two-head-sizes",
+    "kv-cache-flash-two-head-sizes-e5m2",
 }
 """Rules about a fact that only files have (test_kv_cache_types.py, test_plans_of_checkpoints.py)."""
 

@@ -199,7 +199,7 @@ ANY = "*"
 class Selectors:
     """The answers of all versions in the format of `hack/oracle`. Answers are parsed on demand, because a deployment needs only a few.
 
-    `cases` are tables: the index in `answers` by the name of the case, such as `Dense/128/auto`. Of trees (`are_trees`), for layers with
+    `cases` are tables: the index in `answers` by the name of the case, such as `FP8/tensor`. Of trees (`are_trees`), for layers with
     many properties: branches by part of a path, such as `FP8/Unset/Tensor/Llama4`; an index in `cases`, for the last part in `answers`.
     `*` matches all other parts. `versions` has the index in `cases` by version and architecture.
     """
@@ -306,6 +306,13 @@ def load_selectors() -> Mapping[Component, Selectors]:
     return {component: tables[name] for component, name in SELECTOR_TABLES.items()}
 
 
+class ReplacedTypes(Entry):
+    """Types of the KV cache by the type that a model asks for instead, from a version on."""
+
+    since: Since
+    types: Mapping[str, str]
+
+
 class Questions(Entry):
     """The vocabulary of the keys in the tables of selectors: the content of `questions.yaml`, which explains the fields."""
 
@@ -313,11 +320,13 @@ class Questions(Entry):
     head_sizes_with_image_prefix: tuple[int, ...]
     image_prefix_forgotten: Releases
     image_prefix_in_config_since: Since
+    image_prefix_models: frozenset[str]
     head_sizes_with_sinks: tuple[int, ...]
     mla_heads: tuple[tuple[int, int, int], ...]
     attention_flags: frozenset[str]
     own_attention: frozenset[str]
-    cache_types: Mapping[str, str]
+    sparse_cache_types: tuple[ReplacedTypes, ...]
+    cache_types_as_given: frozenset[str]
     expert_schemes: Mapping[str, tuple[str, ...]]
     published: Mapping[str, tuple[str, ...]]
     groups_of_32: frozenset[str] = Field(alias="groupsOf32")

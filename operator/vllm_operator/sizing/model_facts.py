@@ -214,7 +214,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         group_size=group if is_integer else None,
         dense_quantized=_has_quantized_layers(config) if written else None,
         value_head_size=None if read.latent else read.first("v_head_dim"),
-        image_prefix=True if read.text.get("use_bidirectional_attention") == "vision" else None,
+        image_prefix=True if config.get("model_type") == "gemma3" or read.text.get("use_bidirectional_attention") == "vision" else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
 

@@ -17,7 +17,7 @@ from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, Pla
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution, Quantization
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
 from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion
@@ -64,6 +64,8 @@ SELECTORS = {
 }
 """vLLM's selector for each component that has a table."""
 UNANSWERED = Selection(None, (), {})
+CACHE_TYPES = "kvCacheDtype"
+"""The list of a version with the values of `--kv-cache-dtype`."""
 _LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
 _FACTS = {
     "architecture": "the GPU architecture",
@@ -142,6 +144,8 @@ class Pin:
         return text
 
     def __str__(self) -> str:
+        if self.component is Component.KV_CACHE and self.setting:
+            return self.setting
         return f"{LABELS[self.component]} backend {self.backend}"
 
 
@@ -177,7 +181,7 @@ class _Choosing:
         selection = self._selection(component)
         first = next(iter(applying), None)
         if selection.raises and (first is default or (first and first.backend in selection.refuses)):
-            self.unsuited[component] = self._raising(component, selection.raises)
+            self._refuse(component, selection.raises)
         selected = None if self._is_said(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)
         for rule in applying:
@@ -263,7 +267,7 @@ class _Choosing:
         if pin.setting is None and setting is None:
             self.refusals.append(self._not_offered(pin))
             return
-        asks = pin.component in FIELDS or (pin.component is Component.KV_CACHE and self._kernel(pin) is None)
+        asks = pin.component in FIELDS or pin.component is Component.KV_CACHE
         if unsuited := self._unsuited(pin):
             self.unsuited[pin.component] = unsuited
         elif asks and (gap := self._gap(pin)):
@@ -324,6 +328,10 @@ class _Choosing:
         kernels, kernel, version = self.rules.kernels, self._kernel(pin), self.version.version
         working, selection = self._working(pin.component), self._selection(pin.component)
         accepted = advice = pin.advice(self._settable(working, pin))
+        if pin.component is Component.KV_CACHE:
+            if kernel is not None and pin.backend in working:
+                return None
+            accepted = advice = self._cache_advice() or advice
         on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
         if self._is_refused_by_flag(pin):
             return f"vLLM {version} does not accept {pin.setting}. {advice}"
@@ -371,6 +379,10 @@ class _Choosing:
             return "it has no entry for nvLLM, only for vLLM"
         if kernel is None or answered:
             return None
+        if pin.component is Component.KV_CACHE:
+            attention = attention_component(self.rule_input)
+            unknown = not named and attention not in self.by_user and self._selection(attention) is UNANSWERED
+            return "it has no answer about the attention of this model" if unknown else None
         possible = [when for when in kernel.works if when.possible(self.rule_input, self.chosen)]
         if any(when.holds(self.rule_input, self.chosen, {}) for when in possible):
             return None
@@ -424,20 +436,25 @@ class _Choosing:
 
     # --- answers of vLLM's selectors
 
-    def _selection(self, component: Component) -> Selection:
+    def _selection(self, component: Component, cache: str | None = None) -> Selection:
+        """Return the answer for the layers of a component; with `cache`, for another `--kv-cache-dtype`."""
+        known = self._about(component)
+        if cache is not None:
+            known = replace(known, arguments={**known.arguments, KV_CACHE_FLAG: cache})
         if component is Component.MOE:
             # the DeepGEMM variables that pins of other layers set affect experts too
             set_for_others = {name: self.env[name].value or "" for name in DEEP_GEMM if name in self.env}
-            environment = {**set_for_others, **self.rule_input.environment}
-            cases = moe_cases(replace(self.rule_input, environment=environment), self.chosen)
+            cases = moe_cases(replace(known, environment={**set_for_others, **known.environment}), self.chosen)
         elif component in QUESTIONS:
-            cases = QUESTIONS[component](self._about(component))
+            cases = QUESTIONS[component](known)
         else:
             return UNANSWERED
         selectors = self.rules.selectors.get(component, Selectors())
-        found = selectors.find(self.table.release, self.rule_input.architecture or "", cases) or UNANSWERED
-        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in load_questions().mla_heads
-        if found is UNANSWERED or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
+        found = selectors.find(self.table.release, known.architecture or "", cases) or UNANSWERED
+        if component in COMPONENTS.values() and _cache_type(known) not in self.table.backends.get(CACHE_TYPES, ()):
+            return UNANSWERED
+        asked = component is Component.MLA_DECODE and known.mla_dims in load_questions().mla_heads
+        if found is UNANSWERED or asked or known.deepseek_heads is not False or component not in _LATENT:
             return found
         # the MLA questions were asked for the head sizes of DeepSeek R1, with which alone some backends work
         with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
@@ -445,12 +462,45 @@ class _Choosing:
         taken = None if found.takes in without else found.takes
         return replace(found, takes=taken, accepts=tuple(name for name in found.accepts if name not in without))
 
-    def _raising(self, component: Component, reason: str) -> str:
+    def _cache_types(self) -> Sequence[str]:
+        """Return the values of `--kv-cache-dtype` that work for this model here, as far as is known."""
+        return [name for name in self.table.backends.get(CACHE_TYPES, ()) if self._is_readable(name)]
+
+    def _is_readable(self, cache: str) -> bool:
+        component, arguments = attention_component(self.rule_input), {**self.rule_input.arguments, KV_CACHE_FLAG: cache}
+        found, as_if = self._selection(component, cache), replace(self.rule_input, arguments=arguments)
+        pin, kernel = self.by_user.get(component), self.rules.kernels.find(Component.KV_CACHE, cache.upper())
+        works = kernel is None or any(when.possible(as_if, self.chosen) for when in kernel.works)
+        backends = {pin} if pin else {found.takes, self.chosen.get(component)}
+        chosen = [{**self.chosen, component: backend or ""} for backend in backends]
+        refusing = [rule for rule in self.rules.others if rule.refuse]
+        refused = any(rule.when.holds(as_if, each, self.by_user) for rule in refusing for each in chosen)
+        return works and not refused and not found.raises and pin not in found.refuses
+
+    def _cache_advice(self) -> str:
+        """Return a sentence with the types of the KV cache that work here; empty if none is known."""
+        types, given = self._cache_types(), KV_CACHE_FLAG in self.rule_input.arguments
+        known = self.rule_input
+        narrow = known.quantization == Quantization.FP16 or (known.architecture or "").startswith("sm_7")
+        names = [name for name in types if name != AUTOMATIC and (narrow or name != "float16")]  # else the weights need not be in it
+        ways = [f"set {KV_CACHE_FLAG} to {listed(names, 'or')}"] if names else []
+        ways += [f"remove {KV_CACHE_FLAG}"] if given and AUTOMATIC in types else []
+        advice = ", or ".join(ways)
+        return f"{advice[:1].upper()}{advice[1:]}." if advice else ""
+
+    def _refuse(self, component: Component, reason: str) -> None:
+        """Refuse to plan because vLLM raises without a pin."""
+        cache, version, on = _cache_type(self.rule_input), self.version.version, self.rule_input.architecture
+        if component in COMPONENTS.values() and cache != AUTOMATIC and (advice := self._cache_advice()):
+            by = (
+                f"{KV_CACHE_FLAG} {cache}" if KV_CACHE_FLAG in self.rule_input.arguments else f"the KV cache type {cache} of the checkpoint"
+            )
+            self.unsuited[Component.KV_CACHE] = say("cache.unread", version=version, by=by, model=self.model, on=on, advice=advice)
+            return
         use = "Use another vLLM version, other GPUs, or a model with another quantization."
         if component is Component.MOE and self.rule_input.exchanges_tokens:
             use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
-        on = self.rule_input.architecture
-        return f"vLLM {self.version.version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
+        self.unsuited[component] = f"vLLM {version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
 
     def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
         """Return whether the rule about vLLM's default names the selector's result, or is more exact about the model."""
@@ -459,7 +509,8 @@ class _Choosing:
         if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
             possible = default.backend in selection.others and selection.takes in default.alternatives
             return default.backend == selection.takes or possible
-        asked = component in COMPONENTS.values() and (self.rule_input.attention_sinks or self.rule_input.image_prefix)
+        known = self.rule_input
+        asked = component in COMPONENTS.values() and (known.attention_sinks or known.image_prefix or _cache_type(known) != AUTOMATIC)
         if "family" in default.when.members and not asked:
             return True
         said = (default.backend,) if component is Component.GEMM else (default.backend, *default.alternatives)
@@ -501,6 +552,7 @@ class _Choosing:
             "architecture": known.architecture or "this GPU",
             "class": known.model_class,
             "since": since,
+            "cacheTypes": self._cache_advice() if "{cacheTypes}" in text else None,
         }
         for name, value in values.items():
             text = text.replace(f"{{{name}}}", value or "")
@@ -520,6 +572,10 @@ class _Choosing:
             if name in theirs and ours[name] != theirs[name]:
                 yours, would = f"{name} to {theirs[name]}" if theirs[name] else name, f"use {ours[name]}" if ours[name] else "set it"
                 self.notes.append(Note(_severity(kind), say("backend.overridden", yours=yours, would=would, reason=reason)))
+
+
+def _cache_type(known: RuleInput) -> str:
+    return known.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
 
 
 def _severity(kind: RuleKind) -> Severity:

@@ -30,7 +30,6 @@ WIDTH_OF_EXCHANGE = 128
 DEEPSEEK_HEADS = (128, 64, 128)
 FEW_HEADS = 16
 """Maximum number of query heads on a GPU that selectors of sparse MLA treat as few."""
-SPARSE_CACHE_AS_GIVEN = (0, 18, 0)
 COMPONENTS = {
     Attention.MHA: Component.ATTENTION,
     Attention.GQA: Component.ATTENTION,
@@ -119,7 +118,8 @@ def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
 def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
     """Return whether this version of vLLM knows that attention to images is bidirectional."""
     known = load_questions()
-    late = facts.sources.get("image_prefix") == FROM_CONFIG and release < known.image_prefix_in_config_since
+    by_mark = facts.sources.get("image_prefix") == FROM_CONFIG and facts.model_type not in known.image_prefix_models
+    late = by_mark and release < known.image_prefix_in_config_since
     return False if facts.image_prefix and (late or known.image_prefix_forgotten.contains(release)) else facts.image_prefix
 
 
@@ -144,27 +144,28 @@ def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's layers, the likeliest first; none if the table cannot answer."""
     kind, known = Attention(rule_input.attention) if rule_input.attention else None, load_questions()
-    given = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
-    cache = known.cache_types.get(given)
-    if kind is None or attention_component(rule_input) is not component or cache is None or rule_input.family in known.own_attention:
+    if kind is None or attention_component(rule_input) is not component or rule_input.family in known.own_attention:
         return ()
     if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys() or rule_input.unequal_heads:
         return ()
+    cache = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
     if component is Component.ATTENTION:
-        sizes, mark = known.head_sizes, ""
+        sizes, mark = known.head_sizes, "plain"
         if rule_input.attention_sinks:
-            sizes, mark = known.head_sizes_with_sinks, "/sinks"
+            sizes, mark = known.head_sizes_with_sinks, "sinks"
         elif rule_input.image_prefix:
-            sizes, mark = known.head_sizes_with_image_prefix, "/prefix"
-        return [f"Dense/{size}/{cache}{mark}" for size in sizes if rule_input.head_size in (None, size)]
-    if component is Component.SPARSE_ATTENTION:
-        # models before 0.18 replace `fp8` beforehand
-        cache = cache if cache == AUTOMATIC else given if rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"
+            sizes, mark = known.head_sizes_with_image_prefix, "prefix"
+        return [f"Dense/{size}/{mark}/{cache}" for size in sizes if rule_input.head_size in (None, size)]
+    if (
+        component is Component.SPARSE_ATTENTION and rule_input.family not in known.cache_types_as_given
+    ):  # models replace these types before a selector is asked
+        replaced = [each.types for each in known.sparse_cache_types if each.since <= rule_input.release]
+        cache = replaced[-1].get(cache, cache) if replaced else cache
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
-        return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
+        return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/plain/{cache}"]
     heads = rule_input.heads_per_rank
     counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
-    return [f"{kind.value}/{count}/{cache}" for count in counts]
+    return [f"{kind.value}/{count}/plain/{cache}" for count in counts]
 
 
 def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]:
