@@ -1,5 +1,6 @@
 """Deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
 
+import json
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -315,7 +316,7 @@ def test_the_service_and_the_rollout_of_a_deployment_are_kept(tmp_path: Path, ru
     spec, report = imported(run, tmp_path, manifest, service)
     assert spec["rollout"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert spec["service"] == {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "loadBalancerClass": "x/y"}
-    assert "Deployment.minReadySeconds: it has no counterpart here" in report
+    assert "spec.minReadySeconds: a Pod counts as available once it is ready" in report
     assert "progressDeadlineSeconds" not in report
     manifest["spec"]["strategy"] = {"type": "Recreate"}
     assert imported(run, tmp_path, manifest)[0]["rollout"] == {"strategy": "Recreate"}
@@ -444,10 +445,87 @@ def test_any_values_and_objects_of_other_tools_are_imported_or_refused(values: d
 
 
 @pytest.mark.parametrize(
-    ("image", "version"),
-    [("vllm/vllm-openai-rocm:v0.28.0", "0.28.0"), ("rocm/vllm:latest", None), ("vllm/vllm-openai-cpu:v0.28.0", "0.28.0")],
+    ("image", "devices"),
+    [("vllm/vllm-openai-rocm:v0.28.0", "AMD GPUs"), ("rocm/vllm:latest", "AMD GPUs"), ("vllm/vllm-openai-cpu:v0.28.0", "CPUs")],
 )
-def test_an_image_for_other_devices_is_replaced(image: str, version: str | None, tmp_path: Path, run: Run) -> None:
-    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "Qwen/Qwen3-8B", image=image))
-    assert spec["engine"] == {"version": version or load_catalog().versions.newest.version}
-    assert f"The image {image}: it is for" in report
+def test_an_image_for_other_devices_is_refused(image: str, devices: str, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "Qwen/Qwen3-8B", image=image)), "utf-8")
+    status, out, report = run(tmp_path / "a.yaml")
+    assert (status, out) == (2, "")
+    assert f"the image {image} is for {devices}. The operator supports NVIDIA GPUs only" in report
+
+
+def test_the_cache_that_kserve_offloads_and_its_traces_become_flags(tmp_path: Path, run: Run) -> None:
+    spec = {
+        "model": {"uri": "hf://a/b"},
+        "kvCacheOffloading": {"cpu": "8Gi", "evictionPolicy": "lru", "secondary": [{"fileSystem": {"emptyDir": {"size": "1Gi"}}}]},
+        "tracing": {"exporterEndpoint": "http://collector:4317", "sampler": "always_on"},
+        "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1},
+        "template": {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0"}]},
+    }
+    found, report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": {"name": "n"}, "spec": spec})
+    flags = {each["name"]: each.get("value") for each in found["engine"]["args"]}
+    offloading = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8 << 30, "eviction_policy": "lru"}
+    assert json.loads(flags["kv-transfer-config"])["kv_connector_extra_config"] == offloading
+    assert (flags["otlp-traces-endpoint"], flags["collect-detailed-traces"]) == ("http://collector:4317", "all")
+    assert found["rollout"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert "spec.kvCacheOffloading.secondary: mount the volume with spec.podTemplate" in report
+    assert "spec.tracing.sampler: set the variable OTEL_TRACES_SAMPLER in spec.engine.env" in report
+
+
+def test_what_llmkube_sets_for_vllm_is_kept(tmp_path: Path, run: Run) -> None:
+    spec = {
+        "runtime": "vllm",
+        "modelRef": "m",
+        "image": "vllm/vllm-openai:v0.25.1",
+        "parallelSlots": 8,
+        "contextSize": 4096,
+        "podLabels": {"team": "a"},
+        "extraVolumes": [{"name": "templates", "configMap": {"name": "templates"}}],
+        "extraVolumeMounts": [{"name": "templates", "mountPath": "/templates"}],
+        "vllmConfig": {"kvCacheCustomDtype": "fp8_e5m2", "speculative": {"enabled": True, "model": "a/draft"}},
+    }
+    model: dict[str, Any] = {
+        "kind": "Model",
+        "metadata": {"name": "m"},
+        "spec": {"source": "a/b", "hardware": {"gpu": {"resourceName": "nvidia.com/mig-1g.10gb"}}},
+    }
+    engine = {"kind": "InferenceService", "apiVersion": "inference.llmkube.dev/v1alpha1", "metadata": {"name": "n"}, "spec": spec}
+    found, report = imported(run, tmp_path, engine, model)
+    flags = {each["name"]: each.get("value") for each in found["engine"]["args"]}
+    assert (flags["max-num-seqs"], flags["kv-cache-dtype"]) == ("8", "fp8_e5m2")
+    assert json.loads(flags["speculative-config"]) == {"model": "a/draft"}
+    assert found["podTemplate"]["metadata"]["labels"] == {"team": "a"}
+    assert found["podTemplate"]["spec"]["volumes"] == spec["extraVolumes"]
+    assert found["accelerator"]["mig"] == {"profile": "1g.10gb"}
+    assert "Dropped" not in report
+    assert "Unread" not in report
+    model["spec"]["hardware"]["gpu"] = {"vendor": "amd"}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump_all([engine, model]), "utf-8")
+    assert "the Model m is for GPUs of amd. The operator supports NVIDIA GPUs only" in run(tmp_path / "a.yaml")[2]
+
+
+def test_settings_of_newer_charts_of_the_production_stack(tmp_path: Path, run: Run) -> None:
+    model = {
+        "name": "m",
+        "repository": "lmcache/vllm-openai",
+        "tag": "v0.4.2",
+        "modelURL": "a/b",
+        "modelRevision": "v2",
+        "podLabels": {"team": "a"},
+        "pvcExistingClaimName": "weights",
+        "pvcStorage": "50Gi",
+        "lmcacheConfig": {"enabled": True, "cpuOffloadingBufferSize": 20, "kvRole": "kv_producer", "enablePD": True},
+    }
+    found, report = imported(run, tmp_path, {"servingEngineSpec": {"env": [{"name": "A", "value": "b"}], "modelSpec": [model]}})
+    assert found["model"] == {"uri": "hf://a/b", "revision": "v2"}
+    assert found["weights"] == {"claimName": "weights"}
+    assert found["podTemplate"]["metadata"]["labels"] == {"team": "a"}
+    assert {each["name"]: each["value"] for each in found["engine"]["env"]} == {
+        "A": "b",
+        "LMCACHE_LOCAL_CPU": "True",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": "20",
+    }
+    assert '"kv_role": "kv_producer"' in found["engine"]["args"][0]["value"]
+    assert "lmcacheConfig.enablePD: an engine does both prefill and decode here" in report
+    assert "offloads its KV cache with LMCache" in report

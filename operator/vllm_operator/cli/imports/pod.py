@@ -9,17 +9,11 @@ from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, re
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
 from vllm_operator.catalog.gpus import Images
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError
+from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-_KEPT_OF_POD = (
-    *("serviceAccountName", "imagePullSecrets", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"),
-    *("securityContext", "hostNetwork", "hostIPC", "hostAliases", "dnsPolicy", "dnsConfig", "schedulerName"),
-    *("automountServiceAccountToken", "enableServiceLinks", "hostPID", "hostUsers", "hostname", "nodeName", "overhead"),
-    *("preemptionPolicy", "readinessGates", "schedulingGates", "setHostnameAsFQDN", "shareProcessNamespace", "subdomain"),
-)
-_KEPT_OF_CONTAINER = ("securityContext", "imagePullPolicy", "envFrom", "workingDir", "stdin", "tty")
 _DEFAULTS: Mapping[str, Any] = {
     "dnsPolicy": "ClusterFirst",
     "schedulerName": "default-scheduler",
@@ -30,14 +24,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 """What the API server adds to every Pod template, and what it means if a field is absent. The default of other fields is false or empty."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-POD_FIELDS = (
-    *(*_KEPT_OF_POD, "containers", "initContainers", "nodeSelector", "resourceClaims", "runtimeClassName"),
-    *("terminationGracePeriodSeconds", "volumes"),
-)
-CONTAINER_FIELDS = (
-    *(*_KEPT_OF_CONTAINER, *PROBES, "args", "command", "env", "image", "lifecycle", "name", "ports", "resources", "volumeMounts"),
-)
-"""Fields of a Pod and of a container about which the translation or the report says something."""
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
 _OUR_VOLUMES = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
 
@@ -50,7 +36,8 @@ class PodParts:
         self.report, self.metadata, self.images = engine.report, engine.metadata, images
         self.gpus = 0
         self.accelerator: dict[str, Any] = {}
-        self.pod, self.container = _kept(pod, _KEPT_OF_POD), _kept(container, _KEPT_OF_CONTAINER)
+        pod = {"serviceAccountName": pod.get("serviceAccount"), **pod}  # the old name
+        self.pod, self.container = _kept(pod, load_tables()["Pod"].kept), _kept(container, load_tables()["container"].kept)
         self.mounts: list[Manifest] = []
         self.unneeded: list[Manifest] = []  # mounts of the model and of adapters, which the operator mounts itself
         self.shared_memory: dict[str, Any] = {}

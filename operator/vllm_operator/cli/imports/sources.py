@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_integer, sequence, text
+from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, put, split_words, words_of_settings
-from vllm_operator.cli.imports.pod import CONTAINER_FIELDS, POD_FIELDS, PROBES
+from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.inventory.pools import GPU_RESOURCE
+from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _KINDS = (
@@ -15,25 +16,10 @@ _KINDS = (
 )
 _EXPOSING = "of KServe. See the page about exposing a model."
 _ROUTER = "The router of the production stack finds engines by labels. Point it at the Services of the VLLMDeployments."
+_TO_ZERO = "minReplicas is 0, and the VLLMDeployment has one replica. To scale to zero, see the page about autoscaling."
+_LMCACHE = "The engine offloads its KV cache with LMCache. Check that the image contains it."
 _NEW_SERVICE = "Clients reach the engine by a new Service, which has the name of the VLLMDeployment and port 8000 by default."
 _PUBLISHED = "Newer versions of KServe also serve the model by the name publishers/NAMESPACE/models/NAME. Clients must not use this name."
-_LLMKUBE = ("modelRef", "runtime", "image", "skipModelInit", "replicas", "vllmConfig", "extraArgs", "env", "endpoint", "resources")
-_WAYS = {
-    "modelSpec.chatTemplate": "mount it with spec.podTemplate, and name its path in the flag --chat-template",
-    "modelSpec.keda": "see spec.autoscaling",
-    "modelSpec.lmcacheConfig": "write it as the flag --kv-transfer-config and variables LMCACHE_* of spec.engine",
-    "modelSpec.pdbEnabled": "the operator protects replicas with a PodDisruptionBudget of its own",
-    "servingEngineSpec.maxUnavailablePodDisruptionBudget": "the operator has a PodDisruptionBudget of its own",
-    "spec.baseRefs": "KServe adds the settings of these presets. Add those that you need",
-    "spec.predictor.scaleMetric": "see spec.autoscaling",
-    "spec.predictor.scaleTarget": "see spec.autoscaling",
-    "spec.predictor.workerSpec": "an engine runs on one node here. Choose a machine with as many GPUs as the model needs",
-    "spec.prefill": "an engine does both prefill and decode here. Its Pods for prefill are not imported",
-    "spec.scaling": "see spec.autoscaling",
-    "spec.worker": "an engine runs on one node here. Choose a machine with as many GPUs as the model needs",
-    "vllmConfig.speculative": "write it as the flag --speculative-config",
-}
-"""What the user can do about fields without a counterpart."""
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
 """KServe's templates for LLMInferenceService append the value of this variable to the command line."""
 _LORA = {"maxRank": "maxLoraRank", "maxAdapters": "maxLoras", "maxCpuAdapters": "maxCpuLoras"}
@@ -57,38 +43,6 @@ _WAYS_OUT = {
     "other": "Found: {}. ",
 }
 _SIZES = ("tensor", "pipeline", "data")
-_STACK_COMMON = {
-    **{name: f"pod.{name}" for name in ("nodeSelector", "runtimeClassName", "schedulerName", "securityContext")},
-    **{name: f"container.{name}" for name in ("imagePullPolicy", *PROBES)},
-    "containerSecurityContext": "container.securityContext",
-    "labels": "metadata.labels",
-    **dict.fromkeys(("configs", "containerPort", "enableEngine", "modelSpec", "sidecar", "strategy", "tolerations", "vllmApiKey"), ""),
-}
-_STACK_MODEL = {
-    **{name: f"pod.{name}" for name in ("nodeSelector", "runtimeClassName", "affinity", "nodeName", "serviceAccountName")},
-    "priorityClassName": "pod.priorityClassName",
-    "imagePullSecret": "pod.imagePullSecrets[].name",
-    "initContainer": "pod.initContainers[]",
-    "extraVolumes": "pod.volumes",
-    "requestCPU": "container.resources.requests.cpu",
-    "requestMemory": "container.resources.requests.memory",
-    "limitCPU": "container.resources.limits.cpu",
-    "limitMemory": "container.resources.limits.memory",
-    "envFromSecret": "container.envFrom[].secretRef",
-    "extraVolumeMounts": "container.volumeMounts",
-    "podAnnotations": "metadata.annotations",
-    "pvcStorage": "spec.weights.volume.size",
-    "storageClass": "spec.weights.volume.storageClassName",
-    **dict.fromkeys(("name", "enabled", "repository", "tag", "modelURL", "replicaCount", "resources", "requestGPU", "requestGPUType"), ""),
-    **dict.fromkeys(("vllmConfig", "env", "hf_token", "enableLoRA", "enableTool", "toolCallParser", "pvcAccessMode", "shmSize"), ""),
-    **dict.fromkeys(("nodeSelectorTerms", "tolerations", "tolerationsPolicy"), ""),
-}
-"""Settings of the production stack for all models and for one, as in its chart (templates/deployment-vllm-multi.yaml).
-
-Each has the part of the engine that it becomes; those without one are read by the function.
-"""
-_OF_API_SERVER = ("restartPolicy", "serviceAccount", "terminationMessagePath", "terminationMessagePolicy")
-"""Fields of Pods and containers that the API server adds."""
 
 
 def find_engines(given: Iterable[Manifest]) -> list[Engine]:
@@ -148,8 +102,10 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     name, old = text(manifest, "metadata", "name"), text(service, "metadata", "name")
     renamed = [f"Clients used the Service {old}. The new one has the name of the VLLMDeployment, {name}."] if old != name else []
     report = Report(advice=renamed if service else [_NEW_SERVICE])
-    defaults = {"progressDeadlineSeconds"} if spec.get("progressDeadlineSeconds") == 600 else ()
-    engine = _engine(
+    given = {name: value for name, value in spec.items() if (name, value) != ("progressDeadlineSeconds", 600)}  # the API server's default
+    report.dropped += load_tables()["Deployment"].dropped_from({"spec": given})
+    report.dropped += load_tables()["container"].dropped_from(container, "container.")
+    return _engine(
         manifest,
         "Deployment {}",
         report,
@@ -162,10 +118,6 @@ def _of_deployment(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
             "service": _service(integer(next(objects(service, "spec", "ports"), {}), "port"), text(service, "spec", "type"), service),
         },
     )
-    report.dropped += _unread("Deployment", spec, defaults, ("replicas", "revisionHistoryLimit", "selector", "strategy", "template"))
-    report.dropped += _unread("Pod", pod, POD_FIELDS, _OF_API_SERVER)
-    report.dropped += _unread("container", container, CONTAINER_FIELDS, _OF_API_SERVER)
-    return engine
 
 
 def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
@@ -175,10 +127,12 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
     runtimes = {text(each, "metadata", "name"): each for each in others if text(each, "kind").endswith("ServingRuntime")}
     runtime = mapping(runtimes.get(text(model, "runtime"), {}), "spec")
     base, own = next(objects(runtime, "containers"), {}), model or _container(predictor)
-    image = text(own, "image") or text(base, "image")
+    image, version = text(own, "image") or text(base, "image"), text(model, "runtimeVersion")
+    if image and version:  # KServe replaces the tag of the runtime's image
+        image = f"{split_image(image)[0]}:{version}"
     words = [word.replace("{{.Name}}", text(manifest, "metadata", "name")) for word in [*_words(base), *_words(own)]]
-    minimum, maximum = integer(predictor, "minReplicas") or 1, integer(predictor, "maxReplicas")
-    report = Report(advice=[f"Requests went through the gateway {_EXPOSING}"])
+    minimum, maximum = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas")
+    report = Report(advice=[f"Requests went through the gateway {_EXPOSING}", *([_TO_ZERO] if minimum == 0 else [])])
     container = {
         **base,
         **own,
@@ -189,7 +143,8 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
         **{field: [*objects(base, field), *objects(own, field)] for field in ("env", "volumeMounts")},
     }
     # as KServe merges the Pod of the runtime and the predictor's
-    inherited = {field: value for field, value in runtime.items() if field in POD_FIELDS}
+    table = load_tables()["Pod"]
+    inherited = {field: value for field, value in runtime.items() if field in (*table.kept, *table.becomes)}
     merged = {field: [*objects(runtime, field), *objects(predictor, field)] for field in ("containers", "volumes", "imagePullSecrets")}
     selector = {**mapping(runtime, "nodeSelector"), **mapping(predictor, "nodeSelector")}
     engine = _engine(
@@ -200,13 +155,11 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
         pod={**inherited, **predictor, **merged, "nodeSelector": selector},
         metadata=_pod_metadata(report, manifest, runtime, mapping(manifest, "metadata"), predictor),
         model=text(model, "storageUri") or text(named(own, "STORAGE_URI", "env", key="name"), "value"),
-        spec={"replicas": max(1, minimum)},
+        spec={"replicas": max(1, minimum or 1), "rollout": _rollout(mapping(predictor, "deploymentStrategy"))},
     )
-    given = mapping(manifest, "spec")
-    report.dropped += [f"spec.{part}: the operator runs engines only." for part in ("transformer", "explainer") if part in given]
-    report.dropped += _unread("spec.predictor", predictor, POD_FIELDS, ("model", "minReplicas", "maxReplicas", "labels", "annotations"))
-    report.dropped += _unread("spec.predictor.model", model, CONTAINER_FIELDS, ("modelFormat", "runtime", "storageUri"))
-    if maximum is not None and maximum > minimum:
+    report.dropped += load_tables()["InferenceService of KServe"].dropped_from(manifest)
+    report.dropped += load_tables()["ServingRuntime"].dropped_from({"spec": runtime}, "ServingRuntime: ")
+    if maximum is not None and maximum > (minimum or 1):
         report.dropped.append(f"maxReplicas {maximum}: autoscaling needs metrics of the engines, which may be missing here.")
         report.advice.append(f"To scale up to {maximum} replicas, set spec.autoscaling.maxReplicas. See the page about autoscaling.")
     return engine
@@ -221,6 +174,11 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
     settings = {f"{name}ParallelSize": value for name, value in parallelism.items() if name in _SIZES}
     settings |= {setting: lora.get(name) for name, setting in _LORA.items()}
     settings |= {"enableExpertParallel": parallelism.get("expert") is True or None}
+    settings |= {
+        "kvTransferConfig": _offloading(mapping(spec, "kvCacheOffloading")),
+        "otlpTracesEndpoint": (traces := text(spec, "tracing", "exporterEndpoint")),
+    }
+    settings |= {"collectDetailedTraces": "all" if traces else None}
     report = Report(advice=[f"Requests went through the router {_EXPOSING}"] if spec.get("router") else [])
     report.advice += [] if container.get("command") else [_PUBLISHED]
     engine = _engine(
@@ -233,14 +191,18 @@ def _of_llm_inference_service(manifest: Manifest) -> Engine:
         model=text(spec, "model", "uri"),
         served_name=text(spec, "model", "name") or ("" if container.get("command") else name),
         adapters=[{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(lora, "adapters")],
-        spec={"replicas": integer(spec, "replicas")},
+        spec={"replicas": integer(spec, "replicas"), "rollout": _rollout({"rollingUpdate": spec.get("rolloutStrategy")})},
     )
-    report.dropped += _unread("spec", spec, ("model", "replicas", "parallelism", "router", "template", "labels", "annotations"))
-    report.dropped += _unread("spec.model", mapping(spec, "model"), ("uri", "name", "lora"))
-    report.dropped += _unread("spec.model.lora", lora, ("adapters",), _LORA)
-    report.dropped += _unread("spec.parallelism", parallelism, _SIZES, ("expert",))
-    report.dropped += _unread("spec.template", pod, POD_FIELDS)
+    report.dropped += load_tables()["LLMInferenceService"].dropped_from(manifest)
     return engine
+
+
+def _offloading(given: Manifest) -> dict[str, Any] | None:
+    """Return the value of `--kv-transfer-config` that KServe makes of `spec.kvCacheOffloading`, without secondary tiers."""
+    size = read_bytes(given.get("cpu"))
+    more = {"eviction_policy": policy} if (policy := text(given, "evictionPolicy")) else {}
+    extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": size, **more}
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra} if size else None
 
 
 def _with_more_arguments(container: Manifest) -> tuple[Manifest, list[str]]:
@@ -263,23 +225,35 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     model = next((each for each in others if text(each, "kind") == "Model" and text(each, "metadata", "name") == wanted), None)
     if model is None:
         raise ImportRefusedError(f"the InferenceService {name} names the Model {wanted}, which is not in the file. Add it to the file")
-    config, resources = mapping(spec, "vllmConfig"), mapping(spec, "resources")
-    requests = {name: resources[name] for name in ("cpu", "memory") if resources.get(name)}
-    flags = words_of_settings(config, without=("hfTokenSecretRef", "speculative", "extraArgs"))
-    gpus = integer(resources, "gpu") or integer(model, "spec", "hardware", "gpu", "count") or 1
-    report = Report(dropped=[*_unread("vllmConfig", config, config.keys() - {"speculative"}), *_unread("spec", spec, POD_FIELDS, _LLMKUBE)])
+    config, gpu = mapping(spec, "vllmConfig"), mapping(model, "spec", "hardware", "gpu")
+    if (vendor := text(gpu, "vendor") or "nvidia") != "nvidia":
+        raise ImportRefusedError(f"the Model {wanted} is for GPUs of {vendor}. The operator supports NVIDIA GPUs only")
+    parts: dict[str, Any] = {"container": {}, "pod": {}, "metadata": {}}
+    for kind, source in (("InferenceService", manifest), ("Model", model)):
+        load_tables()[f"{kind} of LLMKube"].place(source, parts)
+    container, draft, extra = parts["container"], mapping(config, "speculative"), _listed(spec, "extraArgs")
+    speculates, number = draft.get("enabled") is True and draft.get("model"), draft.get("numSpeculativeTokens")
+    tokens = {"num_speculative_tokens": number} if number else {}
+    settings = {
+        **config,
+        "kvCacheDtype": text(config, "kvCacheCustomDtype") or config.get("kvCacheDtype"),
+        "maxNumSeqs": None if any(word.startswith("--max-num-seqs") for word in extra) else spec.get("parallelSlots"),
+        # LLMKube passes flags that vLLM no longer has
+        "speculativeConfig": {"model": draft["model"], **tokens} if speculates else None,
+    }
+    flags = words_of_settings(settings, without=("hfTokenSecretRef", "speculative", "extraArgs", "kvCacheCustomDtype"))
+    words = [*_listed(container, "command"), *flags, *_listed(config, "extraArgs"), *extra]
+    count = integer(spec, "resources", "gpu") or integer(gpu, "count") or 1
+    put(container, "resources.limits", {text(gpu, "resourceName") or GPU_RESOURCE: count})
+    report = Report(dropped=load_tables()["InferenceService of LLMKube"].dropped_from(manifest))
+    report.dropped += load_tables()["Model of LLMKube"].dropped_from(model, f"Model {wanted}: ")
     return _engine(
         manifest,
         "InferenceService {} of LLMKube",
         report,
-        container={
-            "image": text(spec, "image"),
-            "args": [*flags, *_listed(config, "extraArgs"), *_listed(spec, "extraArgs")],
-            "env": list(objects(spec, "env")),
-            "resources": {"requests": requests, "limits": {GPU_RESOURCE: gpus}},
-        },
-        pod=spec,
-        metadata=_pod_metadata(report, manifest),
+        container={**container, "args": words, "command": []},
+        pod=parts["pod"],
+        metadata=_pod_metadata(report, manifest, parts["metadata"]),
         model=text(model, "spec", "source"),
         token=mapping(config, "hfTokenSecretRef"),
         spec={
@@ -292,15 +266,13 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
 def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> Engine:
     """Return the engine of one model of the production stack. Its settings come before those of all models."""
     common, config, token = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig"), model.get("hf_token")
-    report = Report(advice=[_ROUTER] if "routerSpec" in values else [])
-    parts: dict[str, Any] = {"container": {"resources": {"limits": {}}}, "pod": {}, "metadata": {}, "spec": {}}
-    report.dropped += [*_unread("modelSpec", model, _STACK_MODEL), *_unread("servingEngineSpec", common, _STACK_COMMON)]
-    report.dropped += _unread("values", values, ("servingEngineSpec", "routerSpec", "loraAdapters", "loraController"))
-    for settings, fields in ((common, _STACK_COMMON), (model, _STACK_MODEL)):
-        for name, path in fields.items():
-            if path and settings.get(name):
-                put(parts, path, settings[name])
-    container, pod, spec = parts["container"], parts["pod"], parts["spec"]
+    report, cache = Report(advice=[_ROUTER] if "routerSpec" in values else []), mapping(model, "lmcacheConfig")
+    report.advice += [_LMCACHE] if cache.get("enabled") else []
+    parts: dict[str, Any] = {"container": {"resources": {"limits": {}}}, "pod": {}, "metadata": {}}
+    alone, table = {**values, "servingEngineSpec": {**common, "modelSpec": [model]}}, load_tables()["values of the production stack"]
+    table.place(alone, parts)
+    report.dropped += table.dropped_from(alone)
+    container, pod, spec = parts["container"], parts["pod"], dict[str, Any]()
     container["resources"]["limits"][text(model, "requestGPUType") or GPU_RESOURCE] = model.get("requestGPU") or 0
     container["resources"] = mapping(model, "resources") or container["resources"]
     if repository := text(model, "repository"):
@@ -310,11 +282,20 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
         "enableLora": model.get("enableLoRA") is True or None,
         "enableAutoToolChoice": model.get("enableTool") is True or None,
         "toolCallParser": text(model, "toolCallParser"),
+        "revision": text(model, "modelRevision"),
+        "kvTransferConfig": {"kv_connector": "LMCacheConnectorV1", "kv_role": text(cache, "kvRole") or "kv_both"}
+        if cache.get("enabled")
+        else None,
     }
     words = [*words_of_settings(config, without=("v1", "extraArgs", "v0")), *words_of_settings(flags)]
     container["args"] = [*words, *_listed(config, "extraArgs")]
     env: list[Manifest] = [{"name": name, "value": str(value)} for name, value in mapping(common, "configs").items()]
-    env += [*objects(model, "env"), *(_variable("HF_TOKEN", token) if isinstance(token, str) else [])]
+    env += [
+        *objects(common, "env"),
+        *objects(model, "env"),
+        *_cache_variables(cache),
+        *(_variable("HF_TOKEN", token) if isinstance(token, str) else []),
+    ]
     container["env"] = [*env, *_variable("VLLM_API_KEY", common.get("vllmApiKey"))]
     is_own = model.get("tolerationsPolicy") == "override" and model.get("tolerations")
     pod["tolerations"] = [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]
@@ -324,8 +305,14 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     if size := text(model, "shmSize"):
         container["volumeMounts"] = [*objects(container, "volumeMounts"), {"name": "shm", "mountPath": "/dev/shm"}]
         pod["volumes"] = [*objects(pod, "volumes"), {"name": "shm", "emptyDir": {"sizeLimit": size}}]
-    modes = sequence(model.get("pvcAccessMode"))
-    if modes and modes[0] != "ReadWriteOnce":
+    modes, storage = sequence(model.get("pvcAccessMode")), model.get("pvcStorage")
+    if claim := text(model, "pvcExistingClaimName"):
+        put(spec, "weights.claimName", claim)
+    elif isinstance(storage, str):
+        put(spec, "weights.volume", {"size": storage})
+        if storage_class := text(model, "storageClass"):
+            put(spec, "weights.volume.storageClassName", storage_class)
+    if modes and modes[0] != "ReadWriteOnce" and not claim:
         put(spec, "weights.volume.accessMode", modes[0])
     return Engine(
         source=f"model {text(model, 'name')} of the production stack",
@@ -339,6 +326,18 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
         spec={"replicas": read_integer(model.get("replicaCount")), "rollout": _rollout(mapping(common, "strategy")), **spec},
         report=report,
     )
+
+
+def _cache_variables(cache: Manifest) -> list[Manifest]:
+    """Return the variables by which the chart configures LMCache; none if it is off."""
+    cpu, disk = cache.get("cpuOffloadingBufferSize"), cache.get("diskOffloadingBufferSize")
+    values = {
+        "LMCACHE_LOG_LEVEL": cache.get("logLevel"),
+        "LMCACHE_LOCAL_CPU": "True" if cpu else None,
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": cpu,
+        "LMCACHE_MAX_LOCAL_DISK_SIZE": disk,
+    }
+    return [{"name": name, "value": str(value)} for name, value in values.items() if cache.get("enabled") and value]
 
 
 def _adapters_of_stack(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> list[Manifest]:
@@ -388,12 +387,6 @@ def _pod_metadata(report: Report, manifest: Manifest, *sources: Manifest, select
 
 def _without_tools(values: Mapping[str, str], lost: Collection[str] = ()) -> dict[str, str]:
     return {name: value for name, value in values.items() if name not in lost and not name.startswith(_OF_TOOLS)}
-
-
-def _unread(where: str, source: Manifest, *known: Collection[str]) -> list[str]:
-    """Return a sentence for each field that has a value and is not translated."""
-    unread = (name for name, value in source.items() if value and not any(name in names for names in known))
-    return [f"{where}.{name}: {_WAYS.get(f'{where}.{name}', 'it has no counterpart here')}." for name in unread]
 
 
 def _container(pod: Manifest) -> Manifest:

@@ -99,11 +99,8 @@ class _Translation:
         version = version_of_image(image) if image else None
         repository = split_image(image)[0]
         if (devices := self.catalog.images.other_devices(image)) is not None:
-            engine["version"] = version or self.catalog.versions.newest.version
-            self.table = self.catalog.versions.resolve(engine["version"]).table
-            self.report.dropped.append(f"The image {image}: it is for {devices}, and the operator runs engines on NVIDIA GPUs.")
-            self.report.advice.append(f"spec.engine.version is {engine['version']}, in vLLM's image for NVIDIA GPUs. Check it.")
-        elif version is not None:
+            raise ImportRefusedError(f"the image {image} is for {devices}. The operator supports NVIDIA GPUs only")
+        if version is not None:
             version = self.catalog.versions.complete(version) or version
             self.table = self.catalog.versions.resolve(version).table
             engine["version"] = version

@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_operator.api.reading import Manifest, text
 from vllm_operator.cli.imports.pod import PROBES
+from vllm_operator.cli.imports.tables import load_tables
 
 _LIMIT = 2000
 """Maximum imports for this check; each takes some milliseconds."""
@@ -19,9 +20,8 @@ _SERVER = (
     *("terminationMessagePath", "terminationMessagePolicy"),
 )
 _DESCRIBED = ("command", "enableEngine", "name", "ports", "spec.template.metadata", "type", "v0", "v1", *PROBES)
-_FORMATS = ("format", "modelFormat", "skipModelInit", "supportedModelFormats")
-_NEUTRAL = {*_IDENTITY, *_SERVER, *_DESCRIBED, *_FORMATS}
-"""Fields whose loss nobody notices: identity, what the API server adds, parts of what is read together, and formats."""
+_NEUTRAL = {*_IDENTITY, *_SERVER, *_DESCRIBED}
+"""Fields whose loss nobody notices: identity, what the API server adds, and parts of what is read together. The tables have more."""
 _DEFAULTS: dict[str, Any] = {
     "maxSurge": "25%",
     "maxUnavailable": "25%",
@@ -86,9 +86,10 @@ def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_neutral(path: Path, value: Any) -> bool:
-    name, full = str(path[-1]), ".".join(map(str, path[1:]))
+    name, full = str(path[-1]), ".".join(each for each in path[1:] if isinstance(each, str))
+    neutral = _NEUTRAL.union(*(table.ignored for table in load_tables().values()))
     is_off = value is False or value in (None, "", [], {}) or (isinstance(value, dict) and value.get("enabled") is False)
-    return is_off or name in _NEUTRAL or full in _NEUTRAL or _DEFAULTS.get(name) == value or name.startswith(_OF_TOOLS)
+    return is_off or name in _NEUTRAL or full in neutral or _DEFAULTS.get(name) == value or name.startswith(_OF_TOOLS)
 
 
 def _other(value: Any) -> list[Any]:
