@@ -193,13 +193,12 @@ def test_command_lines_in_their_forms(words: list[str], model: str | None, flags
     assert (line.model, dict(line.flags)) == (model, flags)
 
 
-def test_names_of_the_model_that_are_lost_are_told(tmp_path: Path, run: Run) -> None:
+def test_all_names_of_the_model_are_kept(tmp_path: Path, run: Run) -> None:
     spec, report = imported(
         run, tmp_path, deployment("vllm", "serve", "a/b", "--served-model-name", "x", "y", "--served-model-name", "p", "q")
     )
-    assert spec["model"]["servedName"] == "p"
-    assert "The names q of the model" in report
-    assert "replace it by p" in report
+    assert (spec["model"]["servedName"], spec["model"]["aliases"]) == ("p", ["q"])
+    assert "The other name q of the model is spec.model.aliases." in report
 
 
 @pytest.mark.parametrize("flag", ["--api-key", "--hf-token"])

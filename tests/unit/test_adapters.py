@@ -139,8 +139,10 @@ def test_another_source_has_another_path_so_that_a_change_replaces_the_pods(chan
 
 
 def test_an_adapter_with_the_name_of_the_model_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"The adapter llama in spec\.adapters has the name of the model\."):
+    with pytest.raises(SpecError, match=r"The adapter llama in spec\.adapters has a name of the model\."):
         check_adapters(resource({**SQL, "name": "llama"}, servedName="llama").spec)
+    with pytest.raises(SpecError, match=r"change spec\.model\.aliases"):
+        check_adapters(resource({**SQL, "name": "llama"}, servedName="chat", aliases=["llama"]).spec)
 
 
 def test_adapters_take_more_memory_with_each_slot_and_rank_and_less_with_more_gpus() -> None:

@@ -44,6 +44,15 @@ def test_the_model_as_the_engine_takes_it(uri: str, model: dict[str, Any], want:
     assert (got.model, args(got).get("--served-model-name")) == (want, served)
 
 
+def test_a_model_with_several_names_answers_to_all_of_them() -> None:
+    def names(**model: Any) -> list[str] | None:
+        got = made(deployment("hf://meta-llama/Llama-3.1-8B", model=model), real_node("h200"))
+        return next(each.values for each in got.args if each.name == "--served-model-name")
+
+    assert names(aliases=["old", "older"]) == ["meta-llama/Llama-3.1-8B", "old", "older"]
+    assert names(servedName="llama", aliases=["old", "llama"]) == ["llama", "old"]
+
+
 def test_parallelism_becomes_flags() -> None:
     parallelism = {"tensor": 2, "pipeline": 2, "data": 2, "expert": "Enabled"}
     got = made(deployment(DEEPSEEK, parallelism=parallelism), real_node("h200"))

@@ -23,7 +23,7 @@ def _rule(expression: str, message: str, field: str = "") -> dict[str, str]:
 
 OWNED = {
     ("model", "model-tag"): "use model.uri",
-    ("served-model-name",): "use model.servedName",
+    ("served-model-name",): "use model.servedName and model.aliases",
     ("revision",): "use model.revision",
     ("host", "port", "uds"): "use service.port; the engine itself always listens on port 8000 of its Pod",
     ("tensor-parallel-size", "tp"): "use parallelism.tensor, which also requests the GPUs",

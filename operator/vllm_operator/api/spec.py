@@ -172,6 +172,9 @@ class ModelSpec(Model):
     served_name: str | None = optional(
         "Model name in client requests. Default: the part of `uri` after the scheme.", min_length=1, max_length=256
     )
+    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = optional(
+        "Further model names in client requests. Answers contain `servedName`. Default: none.", LIST_SET, min_length=1, max_length=16
+    )
     token_secret_ref: SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
     facts: ModelFacts | None = optional("Facts about the model, for models that the operator cannot look up on the hub.")
 

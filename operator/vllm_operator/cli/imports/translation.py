@@ -207,15 +207,9 @@ class _Translation:
         return is_known
 
     def _served_name(self, names: Sequence[str]) -> str:
-        """Return the first name for clients, by which vLLM also answers, and report the others."""
-        if others := ", ".join(names[1:]):
-            self.report.dropped.append(
-                f"The names {others} of the model: a VLLMDeployment has one, spec.model.servedName. Requests for others get the answer 404."
-            )
-            self.report.advice.append(
-                f"Before clients of {others} move over, change the name in their requests, or let the router or gateway before the engine "
-                f"replace it by {names[0]}."
-            )
+        """Return the first name for clients, which answers contain. The others become aliases."""
+        if others := [name for name in dict.fromkeys(names[1:]) if name != names[0]]:
+            self._put(f"The other {'names' if len(others) > 1 else 'name'} {', '.join(others)} of the model", "model.aliases", others)
         return names[0]
 
     def _model(self, named: str | None, served: str) -> None:

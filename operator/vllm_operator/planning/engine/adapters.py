@@ -43,8 +43,11 @@ class Adapters:
 def check_adapters(spec: VLLMDeploymentSpec) -> None:
     """Refuse an adapter with the name of the model. Raises SpecError, which names the adapter."""
     of_model = served_name(spec.model) or model_name(spec.model)
-    if any(adapter.name == of_model for adapter in spec.adapters or ()):
-        raise SpecError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
+    names = (of_model, *(spec.model.aliases or ()))
+    taken = next((adapter.name for adapter in spec.adapters or () if adapter.name in names), None)
+    if taken is not None:
+        field = "servedName" if taken == of_model else "aliases"
+        raise SpecError(f"The adapter {taken} in spec.adapters has a name of the model. Rename it, or change spec.model.{field}")
 
 
 def plan_adapters(spec: VLLMDeploymentSpec, files: Mapping[str, ModelFiles], table: VersionTable | None, in_force: Plan | None) -> Adapters:

@@ -69,11 +69,12 @@ def engine_arguments(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool, length: int | None
 ) -> list[PlannedArgument]:
     """Return the flags of this version that follow from the spec. `chosen`: whether the operator chose the parallel sizes."""
+    aliases = spec.model.aliases or ()
     name, revision, many = served_name(spec.model), spec.model.revision, CHOSEN if chosen else "From spec.parallelism or spec.accelerator."
     shortened = spec.sizing is None or spec.sizing.context_length is None
     wanted = (
         (True, "--port", str(PORT), "Port of the probes and the Service."),
-        (name is not None, "--served-model-name", name, "Model name for clients."),
+        (name is not None and not aliases, "--served-model-name", name, "Model name for clients."),
         (revision is not None, "--revision", revision, "From spec.model.revision."),
         (parallel.tensor > 1, "--tensor-parallel-size", str(parallel.tensor), many),
         (parallel.pipeline > 1, "--pipeline-parallel-size", str(parallel.pipeline), "From spec.parallelism.pipeline."),
@@ -82,6 +83,9 @@ def engine_arguments(
         (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
     )
     args = [PlannedArgument(name=flag, value=value, reason=reason) for is_set, flag, value, reason in wanted if is_set]
+    if aliases:
+        names = list(dict.fromkeys((name or spec.model.uri.removeprefix("hf://"), *aliases)))
+        args.insert(1, PlannedArgument(name="--served-model-name", values=names, reason="Model names for clients."))
     return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 
