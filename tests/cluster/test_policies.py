@@ -32,7 +32,7 @@ async def test_free_gpus_decide_and_the_status_says_why(served: Cluster, gpu_nod
         await operator.until_ready(within=60)
         product, compared = await chosen("free", "MostFree")
         assert product == "NVIDIA-H100-80GB-HBM3"
-        assert compared[0] == "1 x NVIDIA H100 80GB (sm_90): chosen; room for 8 replicas"
+        assert compared[0] == "1 x NVIDIA H100 80GB (sm_90): chosen; free for 8 replicas"
         assert (await chosen("small", "SmallestThatFits"))[0] == "NVIDIA-H100-80GB-HBM3"
         assert "Traceback" not in operator.log, operator.log
 
@@ -59,7 +59,7 @@ async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_be
         plan = await pinned_plan(served, first)
         assert plan["product"] == "NVIDIA-H100-80GB-HBM3"
         assert any("no NVIDIA L40S (sm_89) was free" in note for note in plan["notes"])
-        assert ("1 x NVIDIA L40S (sm_89)", "fits, but none is free") in [(each["gpu"], each["verdict"]) for each in plan["candidates"]]
+        assert ("1 x NVIDIA L40S (sm_89)", "fits, but none was free") in [(each["gpu"], each["verdict"]) for each in plan["candidates"]]
         await served.delete("Pod", "other")
         await served.wait_until_gone("Pod", "other")
         assert (await pinned_plan(served, await planned("second")))["product"] == "NVIDIA-L40S"
@@ -88,5 +88,5 @@ async def test_plan_live_sees_what_the_operator_sees(served: Cluster, gpu_nodes:
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     page, _ = await process.communicate()
     assert process.returncode == 0
-    assert "1 x NVIDIA L40S (sm_89): fits, but none is free" in page.decode()
+    assert "1 x NVIDIA L40S (sm_89): fits, but none was free" in page.decode()
     assert "fits; node pool spot would add a node" in page.decode()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.fleet import Fleet
+from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
 from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
@@ -290,6 +291,18 @@ async def test_an_operator_that_ends_between_the_deployment_and_the_status_makes
     assert bench.plan_verdict().reason == "Planned"
     assert bench.deployment() == deployment
     assert in_force(bench) == applied(bench) != first
+
+
+async def test_nodes_that_change_before_the_status_is_written_change_no_plan(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.reconciler.reconcile(KEY)
+    first, deployment = applied(bench), bench.deployment()
+    assert bench.status().plan is None
+    bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("b300")})
+    bench.pass_time(60)
+    await bench.settle()
+    assert (in_force(bench), bench.deployment()) == (first, deployment)
+    assert len(revisions(bench)) == 1
 
 
 async def test_a_forged_plan_with_a_fitting_digest_never_comes_into_force(bench: Bench, fleet: Fleet) -> None:

@@ -337,7 +337,7 @@ def test_fewer_slices_than_replicas_come_after_whole_gpus() -> None:
     assert made(deployment(replicas=1), *nodes).mig_profile == "3g.40gb"  # there is one
     plan = made(deployment(replicas=2), *nodes)
     assert plan.mig_profile is None
-    assert "fits, but too few are free for all replicas" in [each.verdict for each in plan.candidates or ()]
+    assert "fits, but too few were free for all replicas" in [each.verdict for each in plan.candidates or ()]
     assert made(deployment(replicas=2), nodes[0]).mig_profile == "3g.40gb"
 
 

@@ -21,7 +21,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import read_rollback, roll_back
+from vllm_operator.planning.pinning import is_in_force, read_rollback, roll_back
 from vllm_operator.rendering.revision import (
     RevisionError,
     is_recorded,
@@ -46,17 +46,21 @@ class PlanStore:
     client: ClusterClient
     count: Callable[[str, str], None]
     _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
+    _latest: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
+    """By uid of the VLLMDeployment: the plan that was persisted last. The status names it one reconciliation later."""
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
         """Return the object with its current plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.
 
         An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
         """
-        summary = resource.status.plan
+        summary, latest = resource.status.plan, self._latest.get(resource.metadata.uid)
+        is_new = latest is not None and is_in_force(latest, resource)
         if summary is None:
-            return resource
+            return resource.with_pinned(latest) if is_new else resource
         try:
-            return resource.with_pinned(await self._find(resource, summary.revision))
+            plan = await self._find(resource, summary.revision)
+            return resource.with_pinned(latest if is_new and not is_in_force(plan, resource) else plan)
         except Forbidden as error:
             message = (
                 f"The operator may not {error.verb} {error.resource}, so it cannot read the current plan. Allow it in its ClusterRole."
@@ -105,6 +109,7 @@ class PlanStore:
             if name not in existing and (refusal := await self._create(resource, revision)) is not None:
                 return refusal
         self._plans.put((uid, name), plan)
+        self._latest.put(uid, plan)
         return name
 
     async def record(self, revision: Manifest, *, served: bool, now: datetime) -> None:
