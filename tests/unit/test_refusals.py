@@ -291,12 +291,12 @@ def test_a_tag_of_another_project_is_no_version_of_vllm(capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert "Set spec.engine.version to its" in captured.err
     (tmp_path / "made.yaml").write_text(captured.out, "utf-8")
-    accepted = plan_of(capsys, tmp_path, "-f", str(tmp_path / "made.yaml"))["conditions"][0]
+    accepted = plan_of(capsys, tmp_path, "-f", str(tmp_path / "made.yaml"))["result"]
     assert (accepted["reason"], "lmcache/vllm-openai:v0.4.2 is not a vLLM release" in accepted["message"]) == ("VersionUnknown", True)
 
 
 def test_an_image_for_cpus_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    accepted = plan_of(capsys, tmp_path, "-f", str(INPUTS / "plan-cpu-image.yaml"))["conditions"][0]
+    accepted = plan_of(capsys, tmp_path, "-f", str(INPUTS / "plan-cpu-image.yaml"))["result"]
     assert (accepted["reason"], "is for CPUs and has no CUDA build" in accepted["message"]) == ("Unsupported", True)
 
 
