@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.account import ACCOUNT
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
@@ -150,16 +151,22 @@ async def test_the_check_says_what_is_missing(served: Cluster, operator: Operato
     status, said = await kubectl_vllm(served, "check")
     assert (status, "No operator is installed" in said) == (1, True), said
     labels = {"app.kubernetes.io/name": "vllm-operator", "app.kubernetes.io/version": __version__}
-    variables = [{"name": "VLLM_OPERATOR_LEASE", "value": "vllm-operator"}]
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "operator", "image": "operator", "env": variables}]}}
+    settings = {"LEASE": "vllm-operator", "NAMESPACES": served.namespace}
+    variables = [{"name": f"VLLM_OPERATOR_{name}", "value": value} for name, value in settings.items()]
+    container = {"name": "operator", "image": "operator", "env": variables}
+    template = {"metadata": {"labels": labels}, "spec": {"serviceAccountName": ACCOUNT, "containers": [container]}}
     spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
     metadata = {"name": "vllm-operator", "namespace": served.namespace, "labels": labels}
     await served.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     await served.wait_for("Deployment", "vllm-operator", has("Available", "True"))
     found = json.loads((await kubectl_vllm(served, "check", "-o", "json"))[1])
     results = {(each["check"], each["result"]) for each in found}
-    assert {("CRDs", "OK"), ("operator", "OK"), ("permissions", "OK"), ("GPU nodes", "OK")} <= results
-    assert "TO DO" not in {each["result"] for each in found if each["check"] in ("CRDs", "operator", "permissions")}
+    fine = {"CRDs", "operator", "permissions", "operator's permissions", "GPU nodes"}
+    assert {(name, "OK") for name in fine} <= results
+    assert "TO DO" not in {each["result"] for each in found if each["check"] in fine - {"GPU nodes"}}
+    await served.patch("Deployment", "vllm-operator", {"spec": {"template": {"spec": {"serviceAccountName": "default"}}}})
+    _, said = await kubectl_vllm(served, "check")
+    assert "vllm-operator may not list nodes, so no GPU can be chosen. Allow it in the ClusterRole of its ServiceAccount default" in said
     await operator.kill()
     await served.patch("Lease", "vllm-operator", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
     _, said = await kubectl_vllm(served, "check")

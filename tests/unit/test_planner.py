@@ -426,3 +426,19 @@ def test_the_volume_of_the_weights_follows_a_config() -> None:
     }
     got = made(deployment("hf://acme/large", engine={"version": "0.33.0"}), real_node("h200"), files=ModelFiles(config=config))
     assert got.weights.volume_size == "170Gi"
+
+
+def test_other_products_are_offered_by_what_they_can_do_and_not_by_how_they_are_spelled() -> None:
+    asked = deployment(accelerator={"products": ["NVIDIA-GB200"], "count": 4})
+    message = planned(asked, real_node("gb10"), real_node("h100-sxm"), real_node("b200"), real_node("rtx-pro-6000")).planned.message
+    assert "(label nvidia.com/gpu.product: NVIDIA-B200, NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition, NVIDIA-H100-80GB-HBM3)" in message
+    misspelled = deployment(accelerator={"products": ["NVIDIA-H100-80GB-HBM"]})
+    message = planned(misspelled, real_node("gb10"), real_node("h100-sxm"), real_node("b200")).planned.message
+    assert "(label nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, NVIDIA-B200, NVIDIA-GB10)" in message
+
+
+def test_more_gpus_than_a_node_has_are_not_to_be_added() -> None:
+    asked = deployment("hf://meta-llama/Llama-3.3-70B-Instruct", parallelism={"tensor": 16})
+    message = planned(asked, real_node("h100-sxm")).planned.message
+    assert "A replica runs on one node, so it has at most as many GPUs as a node" in message
+    assert "add nodes with 16" not in message

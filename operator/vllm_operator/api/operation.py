@@ -98,7 +98,7 @@ class ArtifactSpec(Model):
     )
     publish: Literal["Never", "WhenPrimed"] | None = optional(
         "WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Caches that no Job can mount "
-        "(EmptyDir, ClaimPerReplica, HostPath) are pushed by a primer before a rollout. Default: Never."
+        "(EmptyDir, ClaimPerReplica, HostPath) are pushed by a helper Pod before a rollout. Default: Never."
     )
     policy: Literal["Preferred", "Required"] | None = optional(
         "Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred."

@@ -4,8 +4,11 @@ Exit status: 0, or 1 if something must be done, or 2 if the cluster cannot be re
 """
 
 import argparse
+import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import product
 
 from vllm_operator import __version__
 from vllm_operator.api.crd import custom_resource_definition, preset_definition
@@ -18,6 +21,7 @@ from vllm_operator.cli.inputs import add_namespace, add_output, print_as
 from vllm_operator.cli.live import OPERATOR, find_if_there, named_by, namespace_of, setting_of, with_client
 from vllm_operator.cli.terminal import table
 from vllm_operator.controller.inventory_reader import has_gpu_sign
+from vllm_operator.controller.preconditions import REQUIRED, Permission
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, Forbidden
@@ -109,6 +113,28 @@ async def _permissions(client: ClusterClient, namespace: str) -> Findings:
     return [(OK, f"You may {what}") if allowed else (TO_DO, f"You may not {what}. The ClusterRole edit allows it")]
 
 
+async def _operators_permissions(client: ClusterClient, _: str) -> Findings:
+    found: Findings = []
+    for operator in await client.find(kube.DEPLOYMENT, labels=OPERATOR):
+        namespace, name = (text(operator, "metadata", field) for field in ("namespace", "name"))
+        account = text(operator, "spec", "template", "spec", "serviceAccountName") or "default"
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        subject = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+        places = [place.strip() for place in setting_of(operator, "NAMESPACES").split(",")]  # empty: all
+        answers = await asyncio.gather(*(_may(client, subject, permission, place) for permission in REQUIRED for place in places))
+        denied = dict.fromkeys(it for (it, _), allowed in zip(product(REQUIRED, places), answers, strict=True) if not allowed)
+        way = f"Allow it in the ClusterRole of its ServiceAccount {account}, as the chart does"
+        found += [(TO_DO, f"{name} may not {it}, so {it.effect}. {way}") for it in denied]
+        found += [] if denied else [(OK, f"{name} has the permissions that it always needs")]
+    return found
+
+
+async def _may(client: ClusterClient, subject: Mapping[str, object], permission: Permission, namespace: str) -> bool:
+    review = {"apiVersion": kube.SUBJECT_REVIEW.api_version, "kind": kube.SUBJECT_REVIEW.kind, "metadata": {}}
+    spec = {**subject, "resourceAttributes": permission.attributes(namespace)}
+    return mapping(await client.create({**review, "spec": spec}), "status").get("allowed") is True
+
+
 async def _integrations(client: ClusterClient, _: str) -> Findings:
     groups, found = {text(each, "name") for each in objects(await client.get_path("/apis"), "groups")}, []
     operators = await find_if_there(client, kube.DEPLOYMENT, labels=OPERATOR)
@@ -148,6 +174,7 @@ CHECKS = {
     "CRDs": _definitions,
     "operator": _operators,
     "permissions": _permissions,
+    "operator's permissions": _operators_permissions,
     "integrations": _integrations,
     "storage": _storage,
     "GPU nodes": _nodes,

@@ -64,7 +64,7 @@ def add_signatures_option(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="YAML file with your own crash signatures, in the form of the built-in ones; can be repeated",
+        help="YAML file with custom crash signatures, in the form of the built-in ones; can be repeated",
     )
 
 

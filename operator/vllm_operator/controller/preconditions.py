@@ -39,6 +39,12 @@ class Permission:
         resource = self.kind.plural + (f"/{self.subresource}" if self.subresource else "")
         return f"{self.verb} {resource}" + (f" in API group {self.kind.group}" if self.kind.group else "")
 
+    def attributes(self, namespace: str) -> dict[str, str]:
+        """Return `resourceAttributes` of an access review; in all namespaces if `namespace` is empty."""
+        attributes = {"verb": self.verb, "group": self.kind.group, "resource": self.kind.plural}
+        attributes |= {"subresource": self.subresource, "namespace": namespace if self.kind.namespaced else ""}
+        return {name: value for name, value in attributes.items() if value or name == "group"}
+
 
 def _all(verbs: str, *kinds: Kind, effect: str = "", subresource: str = "") -> tuple[Permission, ...]:
     return tuple(Permission(verb, kind, subresource, effect) for kind in kinds for verb in verbs.split())
@@ -187,14 +193,10 @@ class Preconditions:
                 self.readiness.clear_missing(name)
 
     async def _may(self, permission: Permission) -> bool:
-        kind = permission.kind
-        for namespace in (self.namespaces if kind.namespaced else ()) or ("",):
-            attributes = {"verb": permission.verb, "group": kind.group, "resource": kind.plural}
-            attributes |= {"subresource": permission.subresource, "namespace": namespace}
-            given = {name: value for name, value in attributes.items() if value or name == "group"}
+        for namespace in (self.namespaces if permission.kind.namespaced else ()) or ("",):
             review = {"apiVersion": kube.ACCESS_REVIEW.api_version, "kind": kube.ACCESS_REVIEW.kind, "metadata": {}}
             try:
-                answer = await self.client.create({**review, "spec": {"resourceAttributes": given}})
+                answer = await self.client.create({**review, "spec": {"resourceAttributes": permission.attributes(namespace)}})
             except Forbidden:
                 return True  # unknown: a request will show it
             if not (answer.get("status") or {}).get("allowed"):

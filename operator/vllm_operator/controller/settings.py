@@ -71,8 +71,8 @@ class Settings:
     """Maximum number of container logs that are open at the same time. Each needs a connection to the API server, which takes 70 to 140
     KiB of memory. If more logs are wanted, they take turns of some seconds; the namespace with the fewest open logs is next."""
     priming_patience_seconds: int = 60
-    """Maximum time that a primer may wait for a free GPU before a rollout. After it, the rollout continues without priming. The
-    scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""
+    """Maximum time that the helper Pod that compiles before a rollout may wait for a free GPU. After it, the rollout starts without warm
+    caches. The scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""
     artifact_repositories: tuple[str, ...] = ()
     """Repositories from which caches may be fetched and to which they may be published, separated by commas, each with everything below
     it: `registry.example/team`. All if empty. An artifact is code that runs in engines."""

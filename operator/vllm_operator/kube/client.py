@@ -86,6 +86,7 @@ DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "custom
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False)
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
+SUBJECT_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False)
 
 KINDS = tuple(value for value in vars().values() if isinstance(value, Kind))
 

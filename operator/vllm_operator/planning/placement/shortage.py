@@ -100,15 +100,25 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
     return sorted(found, key=lambda name: (gpus.rank(name), name))
 
 
-def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
+_MISSPELLED = 0.9
+"""Minimum likeness of a misspelled product and the right one. That of NVIDIA-GB200 and NVIDIA-GB10, which are nothing alike, is 0.87."""
+
+
+def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int) -> str:
 
     def likeness(name: str) -> float:
         one, others = name.lower(), [other.lower() for other in wanted.products or [""]]
-        return max(difflib.SequenceMatcher(None, one, other).ratio() + (other in one) for other in others)
+        found = max(difflib.SequenceMatcher(None, one, other).ratio() + (other in one) for other in others)
+        return found if found >= _MISSPELLED else 0
 
-    names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
-    ordered = sorted(names, key=lambda name: (-likeness(name), name))[:4]
+    pools = [it.pool for it in rejections if it.obstacle is Obstacle.PRODUCT and it.pool.product]
+    memory = {pool.product or "": pool.memory_mebibytes or 0 for pool in pools if pool.count >= count or likeness(pool.product or "")}
+    ordered = sorted(memory, key=lambda name: (-likeness(name), -memory[name], name))[:4]
     return f" to what nodes have (label nvidia.com/gpu.product: {', '.join(ordered)})" if ordered else ""
+
+
+_MOST_IN_A_NODE = 8
+"""GPUs in the largest common servers (HGX H100 to B300)."""
 
 
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
@@ -122,7 +132,7 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.UNKNOWN:
             return say("remedy.unknown", label=ARCHITECTURE_LABEL, example=(wanted.architectures or ["sm_90"])[0])
         case Obstacle.PRODUCT:
-            return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or remove it."
+            return f"Correct spec.accelerator.products{_products(rejections, wanted, count)}, or remove it."
         case Obstacle.ALLOCATION:
             return say("remedy.allocation-dra") if wanted.allocation == "DRA" else say("remedy.allocation")
         case Obstacle.SLICED if count > 1:
@@ -147,6 +157,8 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.HOST:
             return say("remedy.host", host=pool.host)
         case Obstacle.COUNT:
-            return say("remedy.count", available=pool.count, count=count, devices="MIG slices" if wanted.sliced else "GPUs")
+            devices = "MIG slices" if wanted.sliced else "GPUs"
+            name = "remedy.count" if wanted.sliced or count <= _MOST_IN_A_NODE else "remedy.count-of-a-node"
+            return say(name, available=pool.count, count=count, devices=devices)
         case _:
             return say("remedy.problem")
