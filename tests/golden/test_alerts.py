@@ -83,6 +83,14 @@ def beside_one_that_serves(minute: int) -> Observation:
     return o.observe(*pods, replicas=2, states={X1: state}, **now(minute))
 
 
+def hanging(minute: int) -> Observation:
+    return o.observe(o.unready_pod(seconds=0), pod_events=(o.hang_event(seconds=0),), **now(minute))
+
+
+def ended_for_a_hang(minute: int) -> Observation:
+    return o.observe(o.crashed_pod(code=0, reason="Completed", seconds=120, message=o.HANG), **now(minute))
+
+
 def unschedulable(minute: int) -> Observation:
     return o.observe(o.unschedulable_pod(), **now(minute))
 
@@ -179,6 +187,14 @@ def not_planned(type: str, status: str, reason: str) -> dict[str, Sequence[Firin
     return {"VLLMDeploymentNotPlanned": [Firing(labels, f"models/vllm-a is not deployed as its spec says: {reason}.")]}
 
 
+HANGS: dict[str, Sequence[Firing]] = {
+    "VLLMDeploymentHung": [
+        Firing(
+            {**OBJECT, "type": "Hung", "status": "True", "reason": "EngineHung"},
+            "An engine of models/vllm-a has work and makes no progress.",
+        )
+    ]
+}
 IS_STALLED: dict[str, Sequence[Firing]] = {"VLLMDeploymentStartStalled": [Firing(STALLED, "A start of models/vllm-a makes no progress.")]}
 
 STORIES = {
@@ -213,6 +229,11 @@ STORIES = {
         20,
         until(6, crashed, until(12, lambda minute: crashed(minute, restarts=1, signature="HfGatedRepo"), lambda m: serving(m, since=12))),
         {0: {}, 4: has_crashed("MigUuidNotInteger"), 10: has_crashed("HfGatedRepo"), 16: {}},
+    ),
+    "an engine that hangs and is restarted": Story(
+        12,
+        until(2, hanging, until(6, ended_for_a_hang, lambda minute: serving(minute, since=6))),
+        {0: HANGS, 1: HANGS, 4: has_crashed("EngineHung"), 10: {}},
     ),
     "a crash that only the user's signatures know": Story(
         5, lambda minute: crashed(minute, signature="OurLicenceServer"), {3: has_crashed("Other")}

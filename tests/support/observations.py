@@ -112,6 +112,12 @@ def ready_pod(
     return pod(name, containers=[state], conditions=conditions)
 
 
+def unready_pod(name: str = "vllm-a-x1", *, seconds: float = -5) -> dict[str, Any]:
+    """A Pod that was ready, and whose readiness probe fails since this time."""
+    conditions = [condition("PodScheduled", "True"), *(condition(type, "False", seconds) for type in ("ContainersReady", "Ready"))]
+    return pod(name, containers=[container(running(-500), started=True)], conditions=conditions)
+
+
 def crashed_pod(
     name: str = "vllm-a-x1", *, code: int = 1, reason: str = "Error", restarts: int = 0, seconds: float = -30, message: str = ""
 ) -> dict[str, Any]:
@@ -129,6 +135,14 @@ def pending_pod(reason: str, message: str = "", name: str = "vllm-a-x1", **more:
     return pod(
         name, phase="Pending", containers=[container(waiting(reason, message), **more)], conditions=[condition("PodScheduled", "True")]
     )
+
+
+HANG = "Engine hangs: 3 requests are running, no token since 14:02:10 UTC; /health answers 200. VLLM::Worker_TP1: stopped."
+"""What the readiness probe says about an engine that hangs."""
+
+
+def hang_event(name: str = "vllm-a-x1", *, seconds: float = -5) -> dict[str, Any]:
+    return event("Unhealthy", f"Readiness probe failed: {HANG}\n", name=name, seconds=seconds)
 
 
 def event(

@@ -110,7 +110,7 @@ async def test_the_secret_for_pushing_is_not_in_the_pods_of_the_engine(fleet: Fl
 
 async def test_without_an_artifact_nothing_is_different(fleet: Fleet, bench: Bench) -> None:
     await fleet.serve()
-    assert set(init_containers(fleet)) == {"prepare-cache"}
+    assert set(init_containers(fleet)) == {"copy-tools", "prepare-cache"}
     assert bench.plan().cache_artifact is None
     assert "CachePublished" not in {condition.type for condition in bench.status().conditions}
 

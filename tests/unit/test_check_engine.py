@@ -74,7 +74,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subproce
 
 def silent(seconds: float, server: Server) -> State:
     """The state 15 s after a probe, when the engine had been silent for this time."""
-    state, said = check_engine.check(State(), server.url, "/nowhere", restarts=True)
+    state, said = check_engine.check(State(), server.url, "/nowhere", "/nowhere", restarts=True)
     assert said == ""
     state.time -= 15
     for rank in state.ranks.values():
@@ -83,14 +83,14 @@ def silent(seconds: float, server: Server) -> State:
 
 
 def test_an_engine_with_work_is_ready_at_first(server: Server, folder: str) -> None:
-    state, said = check_engine.check(State(), server.url, folder, restarts=True)
+    state, said = check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)
     assert (said, progress.silence(state)) == ("", 0)
     assert server.asked == ["/health", "/metrics", "/load"]
 
 
 def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     engine.send_signal(signal.SIGSTOP)
-    state, said = check_engine.check(silent(90, server), server.url, folder, restarts=True)
+    state, said = check_engine.check(silent(90, server), server.url, folder, "/nowhere", restarts=True)
     assert said.startswith("Engine hangs: 1 request is running, no token since ")
     assert said.endswith(" UTC; /health answers 200. VLLM::EngineCore: stopped.")
     (kept,) = Path(folder).iterdir()
@@ -99,14 +99,14 @@ def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engin
     assert engine.poll() is None
 
     state.time -= 15
-    assert check_engine.check(state, server.url, folder, restarts=True)[1] == said, "the text of an event must not change"
+    assert check_engine.check(state, server.url, folder, "/nowhere", restarts=True)[1] == said, "the text of an event must not change"
     assert len(list(Path(folder).iterdir())) == 1
 
 
 def test_an_engine_that_goes_on_hanging_is_ended_and_writes_its_stacks(
     server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    state, said = check_engine.check(silent(150, server), server.url, folder, restarts=True)
+    state, said = check_engine.check(silent(150, server), server.url, folder, "/nowhere", restarts=True)
     assert engine.wait(10) == -signal.SIGABRT
     assert engine.stderr is not None
     assert b"most recent call first" in engine.stderr.read()
@@ -117,19 +117,19 @@ def test_an_engine_that_goes_on_hanging_is_ended_and_writes_its_stacks(
 def test_a_stopped_process_is_killed(server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "WRITE_SECONDS", 0.2)
     engine.send_signal(signal.SIGSTOP)
-    check_engine.check(silent(150, server), server.url, folder, restarts=True)
+    check_engine.check(silent(150, server), server.url, folder, "/nowhere", restarts=True)
     assert engine.wait(10) == -signal.SIGKILL
 
 
 def test_an_engine_is_only_reported_if_users_want_that(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
-    said = check_engine.check(silent(1000, server), server.url, folder, restarts=False)[1]
+    said = check_engine.check(silent(1000, server), server.url, folder, "/nowhere", restarts=False)[1]
     assert said.startswith("Engine hangs: ")
     assert engine.poll() is None
 
 
 def test_a_paused_engine_does_not_hang(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     server.answers["/is_paused"] = (200, '{"is_paused":true}')
-    assert check_engine.check(silent(1000, server), server.url, folder, restarts=True)[1] == ""
+    assert check_engine.check(silent(1000, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
 
 
 def test_a_compiler_in_the_container_is_no_hang(
@@ -139,17 +139,17 @@ def test_a_compiler_in_the_container_is_no_hang(
         monkeypatch.setattr(hang, "_numbers", lambda: iter([compiler.pid]))
         while Path(f"/proc/{compiler.pid}/comm").read_text().strip() != "nvcc":
             time.sleep(0.01)
-        assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] == ""
+        assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
         compiler.kill()
 
 
 def test_new_files_in_the_caches_show_that_kernels_are_compiled(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     kernels = Path(folder).parent / "triton" / "KERNEL"
     kernels.mkdir(parents=True)
-    assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] == ""
+    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
     for path in (kernels, kernels.parent):
         os.utime(path, (time.time() - 100, time.time() - 100))
-    assert check_engine.check(silent(95, server), server.url, folder, restarts=True)[1] != ""
+    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] != ""
 
 
 def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
@@ -182,11 +182,13 @@ def test_what_hangs_is_named(processes: list[tuple[str, str, int]], expected: st
 @pytest.mark.parametrize("status", [503, 500])
 def test_a_server_that_is_not_healthy_is_not_ready(server: Server, folder: str, status: int) -> None:
     server.answers["/health"] = (status, "")
-    assert check_engine.check(State(), server.url, folder, restarts=True)[1] == f"/health answers {status}"
+    assert check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)[1] == f"/health answers {status}"
 
 
 def test_a_server_that_is_gone_is_not_ready(folder: str) -> None:
-    assert check_engine.check(State(), "http://127.0.0.1:1", folder, restarts=True)[1].startswith("The server cannot be reached: ")
+    assert check_engine.check(State(), "http://127.0.0.1:1", folder, "/nowhere", restarts=True)[1].startswith(
+        "The server cannot be reached: "
+    )
 
 
 def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
@@ -196,14 +198,14 @@ def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(check_engine, "ask", late)
     state, said = State(), []
     for _ in range(3):
-        state, text = check_engine.check(state, "http://127.0.0.1:1", folder, restarts=True)
+        state, text = check_engine.check(state, "http://127.0.0.1:1", folder, "/nowhere", restarts=True)
         said.append(text)
     assert said == ["", "", "The server does not answer /health"]
 
 
 def test_metrics_that_cannot_be_read_decide_nothing(server: Server, folder: str) -> None:
     server.answers["/metrics"] = (500, "")
-    assert check_engine.check(silent_of_nothing(), server.url, folder, restarts=True)[1] == ""
+    assert check_engine.check(silent_of_nothing(), server.url, folder, "/nowhere", restarts=True)[1] == ""
 
 
 def silent_of_nothing() -> State:
@@ -214,13 +216,13 @@ def silent_of_nothing() -> State:
 
 def test_the_load_of_several_servers_on_one_port_is_not_asked_for(server: Server, folder: str) -> None:
     server.answers["/metrics"] = (200, METRICS.replace("process_start_time_seconds", "other"))
-    check_engine.check(State(), server.url, folder, restarts=True)
+    check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)
     assert "/load" not in server.asked
 
 
 @pytest.mark.parametrize("run", [1, 2])
 def test_the_program_keeps_its_state_between_probes(server: Server, folder: str, tmp_path: Path, run: int) -> None:
-    words = command("check-engine", server.url, str(tmp_path / "state"), folder, "Report")
+    words = command("check-engine", server.url, str(tmp_path / "state"), folder, "/nowhere", "Report")
     for _ in range(run):
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -230,7 +232,7 @@ def test_the_program_keeps_its_state_between_probes(server: Server, folder: str,
 
 
 def test_the_program_says_why_it_fails(tmp_path: Path, folder: str) -> None:
-    words = command("check-engine", "http://127.0.0.1:1", str(tmp_path / "state"), folder, "Restart")
+    words = command("check-engine", "http://127.0.0.1:1", str(tmp_path / "state"), folder, "/nowhere", "Restart")
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("The server cannot be reached: ")
@@ -250,5 +252,5 @@ def test_a_server_with_tls_is_asked_over_tls(server: Server, folder: str, certif
     context.load_cert_chain(certificate)
     server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
     url = server.url.replace("http://", "https://")
-    state, said = check_engine.check(State(), url, folder, restarts=True)
+    state, said = check_engine.check(State(), url, folder, "/nowhere", restarts=True)
     assert (said, state.ranks["0"].is_busy) == ("", True)

@@ -203,7 +203,7 @@ async def test_pods_mark_their_directory_and_the_claim_records_it(bench: Bench, 
     await fleet.serve()
     assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations()
     template = bench.deployment()["spec"]["template"]["spec"]
-    [marker] = template["initContainers"]
+    [_, marker] = template["initContainers"]
     [mount] = marker["volumeMounts"]
     assert (mount["mountPath"], mount["subPath"]) == ("/cache", fleet.key())
     assert marker["securityContext"] == template["containers"][0]["securityContext"]
@@ -238,4 +238,4 @@ async def test_a_folder_that_no_annotation_can_name_is_not_recorded(bench: Bench
         fleet.ready(fleet.start())
         await fleet.settle()
         assert [name for name in fleet.annotations() if name.partition("/")[2] in ("", "a/b")] == []
-        assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]
+        assert [each["name"] for each in bench.deployment()["spec"]["template"]["spec"]["initContainers"]] == ["copy-tools"]

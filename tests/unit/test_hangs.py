@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.hang_traces import RECORDINGS, SimulatedEngine, recorded
+from vllm_operator.pods.tools import CHECK_PERIOD_SECONDS, HANG_PREFIX
 from vllm_operator.tools import progress
 from vllm_operator.tools.progress import Metrics, Sample, State, judge
 
@@ -172,3 +173,7 @@ def test_each_rank_and_its_sleep_are_read() -> None:
 def test_any_text_can_be_read_as_metrics_and_as_a_state(text: str) -> None:
     progress.read_metrics(text)
     progress.load(text)
+
+
+def test_the_operator_recognizes_the_words_and_the_period_of_the_probe() -> None:
+    assert (HANG_PREFIX, CHECK_PERIOD_SECONDS) == (progress.PREFIX, progress.PERIOD_SECONDS)

@@ -22,7 +22,7 @@ async def test_an_engine_gets_the_uri_of_an_object_store_and_no_volume_for_weigh
     [engine] = pod(fleet)["containers"]
     assert engine["command"] == ["vllm", "serve", uri]
     assert engine["args"][engine["args"].index("--served-model-name") + 1] == "models/llama"
-    assert [volume["name"] for volume in pod(fleet)["volumes"]] == ["cache", "shared-memory", "temporary"]
+    assert [volume["name"] for volume in pod(fleet)["volumes"]] == ["cache", "shared-memory", "temporary", "operator-tools"]
     assert "runai-model-streamer" not in str(bench.plan().notes)
 
 

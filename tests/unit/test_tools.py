@@ -49,8 +49,7 @@ def test_a_program_needs_no_other_package_and_reports_a_failure(tmp_path: Path, 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_name_runs_a_program(program: str) -> None:
     done = subprocess.run([sys.executable, "-S", *command(program)[1:]], env={}, capture_output=True, text=True, timeout=60)
-    needs = ("ADAPTERS", "CLEAN_ROOT", "not enough values to unpack")
-    assert program in VARIABLES or any(each in done.stderr for each in needs)
+    assert "ADAPTERS" in done.stderr or "CLEAN_ROOT" in done.stderr or program in VARIABLES
     assert "ModuleNotFoundError" not in done.stderr
 
 

@@ -25,6 +25,8 @@ AVAILABLE = "Available"
 """At least one replica serves requests, possibly with the previous spec."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. The message has the cause and what to do."""
+HUNG = "Hung"
+"""An engine has work and makes no progress, although its server answers."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. For kstatus, and so for Flux, the object has failed."""
 PLAN_DRIFTED = "PlanDrifted"
@@ -41,7 +43,7 @@ CACHE_PUBLISHED = "CachePublished"
 
 ALWAYS = (READY, AVAILABLE)
 """Normal-true conditions that are set on every object that the operator has seen."""
-WHILE_TRUE = (CRASHED, STALLED, PLAN_DRIFTED)
+WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED)
 """Abnormal-true conditions: set only while they are True."""
 WHILE_ASKED = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
@@ -166,6 +168,10 @@ class Reason:
     """The Pod crashed a moment ago. The operator is reading its log."""
     UNKNOWN_CRASH = "UnknownCrash"
     """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
+    # Hung
+    ENGINE_HUNG = "EngineHung"
+    """The engine has work and has made no progress for two minutes. The message has the numbers. Also a reason of Ready, and of Crashed
+    after a restart for this reason."""
     # PlanDrifted
     PLAN_DRIFTED = "PlanDrifted"
     """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""

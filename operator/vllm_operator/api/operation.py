@@ -37,6 +37,8 @@ Storage = Literal["SharedClaim", "ClaimPerReplica", "HostPath", "EmptyDir"]
 """Kind of volume that stores files between starts."""
 ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]
 """What of an engine is compared with the target."""
+OnHang = Literal["Restart", "Report"]
+"""What to do about an engine that hangs."""
 PresetKind = Literal["VLLMPreset", "ClusterVLLMPreset"]
 """Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
 
@@ -305,6 +307,11 @@ class RemediationSpec(Model):
         "Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest."
     )
     max_attempts: int | None = optional("Maximum number of remedies for one spec. Default: 2.", ge=1, le=10)
+    on_hang: OnHang | None = optional(
+        "What to do about an engine that has work and makes no progress. After 120 seconds its Pod is reported and gets no more requests. "
+        "Restart: after 180 seconds the container also restarts. Report: nothing else. A `readinessProbe` in `podTemplate` replaces the "
+        "check. Default: Restart."
+    )
     on_unrecoverable_crash: Literal["KeepRestarting", "ScaleToZero"] | None = optional(
         "What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. KeepRestarting: "
         "nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting."

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vllm_operator.api.base import LIST_ATOMIC, OPEN_MAP, Model, Text, list_map, optional, repeated
-from vllm_operator.api.operation import PresetKind
+from vllm_operator.api.operation import OnHang, PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
 ChosenBy = Literal["Rule", "User", "Engine"]
@@ -160,6 +160,9 @@ class Plan(Model):
     drain_seconds: int = Field(default=0, ge=0, description="Seconds that requests in progress have to finish when a Pod stops.")
     endpoint_seconds: int | None = optional(
         "Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.", ge=0
+    )
+    on_hang: OnHang | None = optional(
+        "What the readiness probe does about an engine that hangs, besides failing. Absent if the plan was made before this check existed."
     )
     deadline_seconds: int = Field(ge=0, description="Time limit of a start, in seconds.")
     requests: PlannedRequests = Field(default_factory=PlannedRequests, description="CPU and memory that the engine container requests.")

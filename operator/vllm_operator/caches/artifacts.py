@@ -51,7 +51,9 @@ FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _NOT_IN_PORTABILITY_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
-_NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
+_NO_SETTINGS = frozenset(
+    {"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout", "--enable-server-load-tracking", "--watchdog-config"}
+)
 """Flags that do not affect compilation."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -113,8 +115,8 @@ def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request that tells whether an engine is ready; empty if its readiness probe is not an HTTP request."""
-    request = reading.mapping(engine, "readinessProbe", "httpGet")
+    """Return the request that tells whether an engine is ready, of its readiness probe or its startup probe; empty if both have none."""
+    request = reading.mapping(engine, "readinessProbe", "httpGet") or reading.mapping(engine, "startupProbe", "httpGet")
     port = request.get("port")
     number = port if isinstance(port, int) else reading.integer(reading.named(engine, str(port), "ports", key="name"), "containerPort")
     if not request or number is None:

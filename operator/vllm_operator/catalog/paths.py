@@ -6,6 +6,10 @@ start. Caches differ in the mounted directory of the volume, never in the path.
 
 CACHE_ROOT = "/cache"
 """Compiled files of an engine; also the home directory of its user."""
+HANGS_ROOT = f"{CACHE_ROOT}/hangs"
+"""Evidence of the last hangs of an engine."""
+STACKS_ROOT = "/tmp/vllm-operator-stacks"
+"""Stacks that an engine writes when it makes no progress."""
 PACKED_ROOT = "/packed"
 """Packed caches, in the containers that pack and push them."""
 WEIGHTS_ROOT = "/weights"

@@ -8,6 +8,7 @@ no other source answers, not for a new object, and not again within seconds:
 
 * a Pod on a node without a container: does the image or a volume keep it waiting?
 * a container that ended with a signal: was it a probe?
+* a container that has started and is not ready: does its probe say that the engine hangs?
 * a PersistentVolumeClaim that is not bound: why?
 * a Job without a Pod: was the Pod refused?
 """
@@ -40,6 +41,8 @@ MIN_AGE_SECONDS = 5.0
 MIN_CACHE_SECONDS = 5.0
 MAX_CACHE_SECONDS = 60.0
 """Bounds of the cache time, which is a quarter of the age of the object."""
+UNREADY_SECONDS = 10.0
+"""Cache time for a Pod whose readiness probe fails. Its event may come after its condition."""
 MAX_CACHED = 256
 KILLED = (0, 137, 143)
 """Exit codes of a container that a probe may have ended, with SIGTERM or SIGKILL. A server may exit with 0 on SIGTERM."""
@@ -181,6 +184,8 @@ class EventReader:
         return events
 
     def _cache_seconds(self, item: Manifest) -> float:
+        if any(map(_is_unready, reading.objects(item, "status", "containerStatuses"))):
+            return UNREADY_SECONDS
         return min(MAX_CACHE_SECONDS, max(MIN_CACHE_SECONDS, self._age(item) / 4))
 
     def _age(self, item: Manifest) -> float:
@@ -198,13 +203,20 @@ def needs_explanation(pod: Manifest) -> bool:
     containers = [*reading.objects(status, "initContainerStatuses"), *reading.objects(status, "containerStatuses")]
     if not containers:
         return reading.text(status, "phase") == "Pending"
-    return any(_is_waiting_or_killed(container) for container in containers)
+    return any(_needs_explanation(container) for container in containers)
 
 
-def _is_waiting_or_killed(container: Mapping[str, Any]) -> bool:
+def _needs_explanation(container: Mapping[str, Any]) -> bool:
     if reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing"):
         return True
     if reading.flag(container, "ready"):
         return False
+    if _is_unready(container):
+        return True
     ends = (reading.mapping(container, state, "terminated") for state in ("state", "lastState"))
     return any(end.get("exitCode") in KILLED and end.get("reason") != "OOMKilled" for end in ends)
+
+
+def _is_unready(container: Mapping[str, Any]) -> bool:
+    is_running = bool(reading.mapping(container, "state", "running"))
+    return is_running and reading.flag(container, "started") and not reading.flag(container, "ready")

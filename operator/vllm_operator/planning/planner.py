@@ -377,7 +377,8 @@ class _FreshPlan:
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
         of_caches = self.catalog.caches.variables_of(version.version, version.distribution)
-        env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *serving.plan_patience(deadline, version.table)])
+        of_start = [*serving.plan_patience(deadline, version.table), serving.plan_stacks()]
+        env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
@@ -431,6 +432,7 @@ class _FreshPlan:
             cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
+            on_hang=(resource.spec.remediation and resource.spec.remediation.on_hang) or "Restart",
             deadline_seconds=deadline,
             requests=serving.plan_requests(target.shape.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,

@@ -21,6 +21,7 @@ from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import Manifest, RunKey
+from vllm_operator.pods.tools import HANG_PREFIX
 
 
 class Phase(StrEnum):
@@ -43,6 +44,8 @@ class Phase(StrEnum):
     """The Pod is on a node, but its container does not exist yet: image pull or volume mount."""
     STARTING = "Starting"
     """The engine runs and is not ready yet."""
+    HUNG = "Hung"
+    """The Pod was ready, and its readiness probe says that the engine has work and makes no progress."""
     NOT_RESPONDING = "NotResponding"
     """The Pod was ready, and its readiness probe fails now."""
     TERMINATING = "Terminating"
@@ -121,6 +124,8 @@ _STEPS = {
 _BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
 _PROBE_KILL_WINDOW = timedelta(minutes=5)
 """Maximum time between the event of a kill by a probe and the end of the container: the grace period of the Pod."""
+_PROBE_EVENT_WINDOW = timedelta(minutes=1)
+"""Maximum time from the event of a failed probe to the condition of the Pod that follows from it."""
 _PULL_FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
 )
@@ -294,7 +299,9 @@ class EventLog:
 
 
 def refine(view: PodView, log: EventLog) -> PodView:
-    """Refine the state of a Pod whose container is being created, with the step that it waits for."""
+    """Refine the state of a Pod: which step a container that is being created waits for, and whether an engine hangs."""
+    if view.phase is Phase.NOT_RESPONDING:
+        return _hung(view, log) or view
     if view.phase is not Phase.CREATING:
         return view
     latest = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons=_STEPS)
@@ -303,6 +310,15 @@ def refine(view: PodView, log: EventLog) -> PodView:
     if latest.reason == "Pulling":
         return replace(view, phase=Phase.IMAGE_PULLING, reason=latest.reason, message="", since=latest.time)
     return replace(view, phase=_STEPS[latest.reason], reason=latest.reason, message=latest.message)
+
+
+def _hung(view: PodView, log: EventLog) -> PodView | None:
+    """Return the state of a Pod whose readiness probe has failed because the engine hangs; None if it has failed for another reason."""
+    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Unhealthy"})
+    _, is_hang, what = event.message.partition(HANG_PREFIX) if event is not None else ("", "", "")
+    if event is None or not is_hang or (event.time and view.since and event.time < view.since - _PROBE_EVENT_WINDOW):
+        return None
+    return replace(view, phase=Phase.HUNG, reason="EngineHung", message=what.strip())
 
 
 def killed_by_probe(view: PodView, log: EventLog) -> str | None:

@@ -6,16 +6,17 @@ only the user's is passed.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
-from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
+from vllm_operator.catalog.paths import HANGS_ROOT, STACKS_ROOT, TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS
+from vllm_operator.pods.tools import CHECK_PERIOD_SECONDS, CHECK_PROGRAM, tool_command
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
 
@@ -40,6 +41,9 @@ LOG_ENVIRONMENT = (
 )
 """Variables that make the progress of a start visible in its log."""
 HEALTH_PATH = "/health"
+CHECK_STATE = "/tmp/.vllm-operator-engine"
+"""File in which the readiness probe keeps its state."""
+TLS_FLAGS = frozenset({"--ssl-certfile", "--ssl-keyfile"})
 STARTUP_PERIOD_SECONDS = 5
 """Period of the startup probe, and the maximum delay until a finished start is noticed. A warm start takes half a minute."""
 
@@ -58,7 +62,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_credentials(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
-        **render_probes(plan.deadline_seconds, PORT_NAME),
+        **render_probes(plan, arguments),
         **({"lifecycle": {"preStop": hook}} if plan.drain_seconds else {}),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # On an error the kubelet puts the last lines of the log into the termination message.
@@ -119,17 +123,25 @@ def _words(argument: Argument) -> list[str]:
     return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
 
 
-def render_probes(deadline: int, port: str) -> dict[str, Any]:
-    """Render the three probes of the engine container. `deadline` is the deadline of a start in seconds, `port` the name of the port."""
+def render_probes(plan: Plan, arguments: Iterable[str]) -> dict[str, Any]:
+    """Render the three probes of the engine container. `arguments` are those of the engine."""
+    flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    scheme = "HTTPS" if plan.on_hang and not flags.isdisjoint(TLS_FLAGS) else "HTTP"
 
-    def probe(period: int, timeout: int, failures: int) -> dict[str, Any]:
-        get = {"path": HEALTH_PATH, "port": port}
-        return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
+    def probe(period: int, timeout: int, failures: int, handler: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        get = {"path": HEALTH_PATH, "port": PORT_NAME, **({"scheme": scheme} if scheme != "HTTP" else {})}
+        return {**(handler or {"httpGet": get}), "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
 
+    readiness = probe(5, 10, 3)
+    if plan.on_hang:
+        url = f"{scheme.lower()}://127.0.0.1:{PORT}"
+        check = tool_command(CHECK_PROGRAM, url, CHECK_STATE, HANGS_ROOT, STACKS_ROOT, plan.on_hang)
+        # the program itself decides after how many failures, and when an engine hangs
+        readiness = probe(CHECK_PERIOD_SECONDS, CHECK_PERIOD_SECONDS - 1, 1, {"exec": {"command": check}})
     return {
-        "startupProbe": probe(STARTUP_PERIOD_SECONDS, 5, math.ceil(deadline / STARTUP_PERIOD_SECONDS)),
-        "readinessProbe": probe(5, 10, 3),
-        # An engine that fails exits. This probe is for an engine that hangs. It fails after ten minutes without a response, so that it does
-        # not kill a busy engine.
+        "startupProbe": probe(STARTUP_PERIOD_SECONDS, 5, math.ceil(plan.deadline_seconds / STARTUP_PERIOD_SECONDS)),
+        "readinessProbe": readiness,
+        # An engine that fails exits. This probe is for a server that hangs. It fails after ten minutes without a response, so that it does
+        # not kill a busy one.
         "livenessProbe": probe(30, 30, 20),
     }

@@ -30,7 +30,7 @@ from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROOT
 from vllm_operator.planning.engine.adapters import adapter_path
 from vllm_operator.planning.engine.serving import grace_seconds
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
-from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
+from vllm_operator.pods.tools import CHECK_PROGRAM, TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
@@ -58,6 +58,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = merge_pod_template(rendered, resource.spec.pod_template)
     pod = PodBuilder(merged["spec"], plan.tools_image)
+    check_engine(pod)
     mark_cache(pod, plan)
     fetch_caches(pod, resource, plan)
     fetch_adapters(pod, resource)
@@ -110,6 +111,12 @@ class PodBuilder:
         """Return the engine's mounts at these paths."""
         return [mount for mount in reading.objects(self.engine, "volumeMounts") if mount["mountPath"] in paths]
 
+    def add_tools_to_engine(self) -> None:
+        """Mount the operator's programs in the engine container."""
+        self.engine = {**self.engine, "volumeMounts": [*reading.objects(self.engine, "volumeMounts"), dict(TOOLS_MOUNT)]}
+        containers = [self.engine if each.get("name") == CONTAINER else each for each in self.spec["containers"]]
+        self.spec = with_tools({**self.spec, "containers": containers}, self._tools_image)
+
     def add_init_container(
         self, name: str, command: Sequence[str], mounts: Sequence[Mapping[str, Any]], env: Sequence[Mapping[str, Any]] = (), **more: Any
     ) -> None:
@@ -145,6 +152,12 @@ class PodBuilder:
         self.add_init_container(name, tool_command(name), [*mounts, TOOLS_MOUNT], [*variables, *env, *proxies_of(self.engine)], **more)
         self.spec["volumes"] = [*(self.spec.get("volumes") or ()), *volumes]
         self.spec = with_tools(self.spec, self._tools_image)
+
+
+def check_engine(pod: PodBuilder) -> None:
+    """Add what the readiness probe needs, unless the user has replaced it (`tools/check_engine.py`)."""
+    if CHECK_PROGRAM in (reading.mapping(pod.engine, "readinessProbe", "exec").get("command") or ()):
+        pod.add_tools_to_engine()
 
 
 def mark_cache(pod: PodBuilder, plan: Plan) -> None:

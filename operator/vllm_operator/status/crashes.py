@@ -36,7 +36,7 @@ MESSAGES_READ = 16
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain some seconds later."""
 _PENDING, _UNREAD, _NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(7)
-_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
+_HAS_SERVED = (Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CRASHED, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
+from vllm_operator.api.conditions import CRASHED, HUNG, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -34,6 +34,7 @@ _BY_MESSAGE = (
     (READY, Reason.APPLY_FAILED, "apply", "apply"),
     (READY, Reason.POD_REFUSED, "refused", "refused"),
     (PLAN_DRIFTED, Reason.ROLLED_BACK, "rollback", ""),
+    (HUNG, Reason.ENGINE_HUNG, "hung", "hung"),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
 
@@ -212,7 +213,7 @@ def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Ev
         return
     start, last = last_start(observed), max(ready, key=lambda view: (reading.stamp(view.ready_at) or "", view.name))
     seconds: float | None = start.seconds if start is not None else None
-    was_ready = before is not None and before.reason == Reason.NOT_RESPONDING
+    was_ready = before is not None and before.reason in (Reason.NOT_RESPONDING, Reason.ENGINE_HUNG)
     if seconds is None and not was_ready and last.started_at is not None and last.ready_at is not None:
         seconds = (last.ready_at - last.started_at).total_seconds()  # the log says nothing
     caches = "" if start is None else "warm" if start.is_warm else "cold"

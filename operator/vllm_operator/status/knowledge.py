@@ -9,7 +9,7 @@ a refusal by the kubelet. `vllm_operator.logs.termination` evaluates the log, th
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
 from functools import cache, cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.logs.termination import diagnose_termination
+from vllm_operator.pods.tools import HANG_PREFIX
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.text import wording
 from vllm_operator.text.wording import clean, sentence
@@ -103,6 +104,7 @@ class TerminationRule(Entry):
     reason: str = ""
     exit_codes: tuple[int, ...] = ()
     probe: str = ""
+    message: str = ""  # begin of the termination message
     is_weak: bool = False  # a later event may be more informative
 
     def has_reason(self, reason: str) -> bool:
@@ -173,6 +175,8 @@ def explain_end(
 
     `log_crash`, `stage` and `unread` as in `diagnose_termination`. None if nothing explains it, for example an unknown exit code.
     """
+    if ended.message.startswith(HANG_PREFIX) and (hung := match_container(knowledge.terminations, view, ended, probe)) is not None:
+        return replace(hung, excerpt=log_crash.excerpt) if log_crash is not None else hung
     container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
     limit = reading.text(container, "resources", "limits", "memory") or "none"
     found = diagnose_termination(knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit)
@@ -185,6 +189,7 @@ def match_container(rules: TerminationRules, view: PodView, ended: Termination, 
     """Name the cause of a container's end from its status and the kubelet's message about a probe; None if no rule matches."""
     for rule in rules.containers:
         fits = not rule.exit_codes or ended.exit_code in rule.exit_codes
+        fits = fits and ended.message.startswith(rule.message)
         if fits and rule.has_reason(ended.reason) and (not rule.probe or f"{rule.probe} probe" in probe):
             return _crash(rule, view, ended)
     return None
@@ -197,6 +202,7 @@ def match_pod(rules: TerminationRules, view: PodView) -> Crash:
 
 def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Crash:
     values = {
+        "said": clean(ended.message.removeprefix(rule.message), 600) if ended is not None else "",
         "pod": pod.name,
         "in_kubectl": pod.in_kubectl,
         "node": pod.node or "its node",

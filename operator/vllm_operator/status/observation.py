@@ -44,7 +44,7 @@ BUSY_FACTOR = 2
 """Factor of the allowed silence for a start that uses CPU."""
 RECHECK_SECONDS = 60
 """Interval between reads of the CPU use of a silent start. Metrics can be a minute old."""
-_NOT_STARTING = (Phase.CRASHED, Phase.FAILED, Phase.NODE_LOST, Phase.NOT_RESPONDING, Phase.TERMINATING, Phase.READY)
+_NOT_STARTING = (Phase.CRASHED, Phase.FAILED, Phase.NODE_LOST, Phase.HUNG, Phase.NOT_RESPONDING, Phase.TERMINATING, Phase.READY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
     Phase.SCHEDULING: (TRUE, Reason.STARTING),
     Phase.CREATING: (TRUE, Reason.STARTING),
     Phase.STARTING: (TRUE, Reason.STARTING),
+    Phase.HUNG: (FALSE, Reason.ENGINE_HUNG),
     Phase.NOT_RESPONDING: (FALSE, Reason.NOT_RESPONDING),
 }
 
@@ -91,6 +92,8 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
         return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
     text = describe(observed, view, block)
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
+    if view.phase is Phase.HUNG:
+        facts = {"on_hang": observed.plan.on_hang if observed.plan is not None else None}
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
 

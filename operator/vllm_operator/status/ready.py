@@ -21,11 +21,12 @@ from vllm_operator.api.conditions import (
     Verdict,
 )
 from vllm_operator.api.status import CrashStatus, RemediationStatus
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
-from vllm_operator.status.progressing import partly
+from vllm_operator.status.progressing import partly, pod_text
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
 from vllm_operator.text import wording
 
@@ -127,6 +128,17 @@ def service_url(observed: Observation) -> str | None:
     name = reading.text(service, "metadata", "name")
     port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)
     return f"http://{name}.{observed.resource.metadata.namespace}.svc:{port}" if name and port else None
+
+
+def hung(observed: Observation) -> Verdict | None:
+    """Judge Hung: whether an engine has work and makes no progress. None if none does."""
+    views = [view for view in observed.pod_facts if view.phase is Phase.HUNG]
+    if not views:
+        return None
+    text = pod_text(observed, views[0])
+    if len(views) > 1:
+        text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=len(views) - 1)
+    return Verdict(TRUE, Reason.ENGINE_HUNG, text)
 
 
 def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict | None:

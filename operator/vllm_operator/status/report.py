@@ -81,6 +81,7 @@ def _status(
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
     verdicts = {
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
+        conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
         conditions.EXPOSED: optional_objects.exposed(observed),
         conditions.AUTOSCALED: optional_objects.autoscaled(observed),

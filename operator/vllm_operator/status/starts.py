@@ -46,7 +46,7 @@ def last_start(observed: Observation) -> Start | None:
 def _starts(observed: Observation) -> Iterator[Start]:
     plan = observed.outcome.plan
     for view in (*observed.pod_facts, *observed.primer_facts):
-        is_alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
+        is_alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING, Phase.HUNG)
         if view.state is None or not is_alive or not (plan is None or view.has_caches_of(plan)):
             continue
         state, cache = view.state, view.state.cache

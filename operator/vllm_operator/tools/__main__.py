@@ -1,12 +1,12 @@
-"""Runs one of the programs: `python3 -I -B tools.pyz PROGRAM`, with arguments if the program takes some.
+"""Runs one of the programs: `python3 -I -B tools.pyz PROGRAM`.
 
-`copy FOLDER` copies the archive itself, from the operator's image to a volume that the other containers of a Pod mount.
+`copy FOLDER` copies the archive itself, from the operator's image to a volume that the other containers of a Pod mount. `check-engine` is
+the readiness probe of the engine (`check_engine.py`).
 """
 
 import sys
 
 PROGRAMS = {
-    "check-engine": ("check_engine", "main"),
     "fetch-caches": ("fetch", "main"),
     "pack-caches": ("pack", "main"),
     "publish-caches": ("publish", "main"),
@@ -25,12 +25,18 @@ def main() -> int:
 
             shutil.copy(sys.argv[0], folder)
             return 0
-        case [name, *_] if name in PROGRAMS:
+        case ["check-engine", url, file, folder, stacks, action]:  # runs every 15 s, so it imports as little as it can
+            from vllm_operator.tools.check_engine import run
+
+            return run(url, file, folder, stacks, restarts=action == "Restart")
+        case [name] if name in PROGRAMS:
             module, function = PROGRAMS[name]
-            found = __import__(f"vllm_operator.tools.{module}", fromlist=[function])  # the module importlib is slow to import
-            status: int = getattr(found, function)()
+            from importlib import import_module
+
+            status: int = getattr(import_module(f"vllm_operator.tools.{module}"), function)()
             return status
-    print(f"usage: {sys.argv[0]} copy FOLDER | {' | '.join(PROGRAMS)}", file=sys.stderr)
+    names = ("copy FOLDER", "check-engine URL FILE FOLDER STACKS Restart|Report", *PROGRAMS)
+    print(f"usage: {sys.argv[0]} {' | '.join(names)}", file=sys.stderr)
     return 2
 
 

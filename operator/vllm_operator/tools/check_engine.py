@@ -1,17 +1,17 @@
 """Readiness probe of the engine: fails if the server does not answer, or if the engine hangs (`progress.py`). Runs in its container.
 
-    check-engine URL FILE FOLDER Restart|Report
+    check-engine URL FILE FOLDER STACKS Restart|Report
 
-URL is that of the server, FILE keeps the state between probes, FOLDER the evidence of the last hangs. The program sends only requests that
-the server answers without the engine, needs no key, and connects only to its own container. When a hang is found, it keeps metrics, states
-of processes, and stacks if the image has py-spy. With `Restart` it ends the engine's processes one minute later, by SIGABRT, so that Python
-writes the stacks of all threads into the log (the operator sets PYTHONFAULTHANDLER), and then by SIGKILL. The server exits when its engine
-has ended, and the kubelet restarts the container. The termination message says what hung.
+URL is that of the server, FILE keeps the state between probes, FOLDER the evidence of the last hangs, and the engine writes its stacks to
+STACKS if it can (vLLM 0.33 and later). The program sends only requests that the server answers without the engine and without a key, and
+connects only to its own container. When a hang is found, it keeps metrics, states of processes, and the engine's stacks. With `Restart` it
+ends the engine's processes one minute later, by SIGABRT, so that Python writes the stacks of all threads into the log (the operator sets
+PYTHONFAULTHANDLER), and then by SIGKILL. The server exits when its engine has ended, and the kubelet restarts the container. The
+termination message says what hung.
 """
 
 import os
 import socket
-import sys
 import time
 from contextlib import suppress
 
@@ -27,13 +27,12 @@ SUSPICIOUS_SECONDS = 60
 """Silence after which the program looks for reasons for it, which costs more than a usual probe."""
 
 
-def main() -> int:
+def run(url: str, file: str, folder: str, stacks: str, *, restarts: bool) -> int:
     """Run the probe; return its exit status."""
-    url, file, folder, action = sys.argv[2:6]
     text = ""
     with suppress(OSError), open(file) as opened:
         text = opened.read(MAX_BYTES)
-    state, said = check(progress.load(text), url, folder, restarts=action == "Restart")
+    state, said = check(progress.load(text), url, folder, stacks, restarts=restarts)
     with suppress(OSError):
         with open(f"{file}.new", "w") as opened:
             opened.write(progress.dump(state))
@@ -43,7 +42,7 @@ def main() -> int:
     return 1 if said else 0
 
 
-def check(state: State, url: str, folder: str, *, restarts: bool) -> tuple[State, str]:
+def check(state: State, url: str, folder: str, stacks: str, *, restarts: bool) -> tuple[State, str]:
     """Return the new state, and why the probe fails; empty if it does not."""
     try:
         status = ask(url, "/health")[0]
@@ -72,7 +71,7 @@ def check(state: State, url: str, folder: str, *, restarts: bool) -> tuple[State
         judged.told = ""
         return judged, ""
     if not judged.told:
-        judged.told = hang.record(folder, progress.describe(judged, sample), metrics)
+        judged.told = hang.record(folder, stacks, progress.describe(judged, sample), metrics)
     if restarts and progress.needs_restart(judged):
         hang.end_engine(judged.told)
         judged.ranks.clear()

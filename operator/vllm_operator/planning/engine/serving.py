@@ -15,6 +15,7 @@ The engine container requests CPU and memory, so that it is not the first to be 
 two cores and one for each GPU (docs/configuration/optimization.md). An engine process takes 4 to 6 GiB of host memory, partly shared.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedRequests, Plann
 from vllm_operator.api.reading import MEBIBYTE, mapping, named
 from vllm_operator.api.spec import ModelSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.notes import Note, note
+from vllm_operator.catalog.paths import STACKS_ROOT
 from vllm_operator.catalog.versions import VersionTable, load_engine_facts
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import Overrides
@@ -63,6 +65,10 @@ OPEN_LISTENER_SECONDS = 20
 EXIT_SECONDS = 10
 """Time in seconds for the engine to exit after its last request."""
 SHUTDOWN_FLAG = "--shutdown-timeout"
+LOAD_FLAG, WATCHDOG_FLAG = "--enable-server-load-tracking", "--watchdog-config"
+WATCHDOG_CONFIG = json.dumps({"dump_dir": STACKS_ROOT, "timeout": 60})
+STACKS_VARIABLE = "PYTHONFAULTHANDLER"
+"""Makes Python write the stacks of all threads when a process is ended by SIGABRT or by an error in native code."""
 
 
 def engine_arguments(
@@ -81,6 +87,8 @@ def engine_arguments(
         (parallel.data > 1, "--data-parallel-size", str(parallel.data), "From spec.parallelism.data."),
         (length is not None, "--max-model-len", str(length), SHORTENED if shortened else WANTED),
         (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
+        (True, LOAD_FLAG, None, "Shows requests that do not reach an engine that hangs."),
+        (True, WATCHDOG_FLAG, WATCHDOG_CONFIG, "Writes the stacks of an engine that hangs."),
     )
     args = [PlannedArgument(name=flag, value=value, reason=reason) for is_set, flag, value, reason in wanted if is_set]
     if aliases:
@@ -138,6 +146,11 @@ def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVari
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
     return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason="Same time limit as the startup probe.")]
+
+
+def plan_stacks() -> PlannedVariable:
+    """Return the variable for the stacks of an engine that crashes or hangs."""
+    return PlannedVariable(name=STACKS_VARIABLE, value="1", reason="Writes the stacks of all threads into the log of a crash.")
 
 
 @dataclass(frozen=True, slots=True)
