@@ -35,6 +35,32 @@ def test_a_line_means_what_the_catalog_says(meaning: LineMeaning, sample: str) -
     assert state.crash is None
 
 
+TILELANG = """\
+(Worker pid=9) INFO 11-21 09:30:00 [monitor.py:81] torch.compile took 13.01 s in total
+(Worker pid=9) 2025-11-21 09:30:21  [TileLang:tilelang.jit.kernel:INFO]: TileLang begins to compile kernel `hc_head` with `out_idx=None`
+(Worker pid=9) 2025-11-21 09:30:23  [TileLang:tilelang.jit.kernel:INFO]: TileLang completes to compile kernel `hc_head`
+(Worker pid=9) INFO 11-21 09:30:23 [monitor.py:81] Initial profiling/warmup run took 23.05 s
+(Worker pid=9) Warning: T.vectorized loop over `i` with extent 4 is lowered as a serial loop: TileLang found no valid plan.
+(Worker pid=9) INFO 11-21 09:30:30 [gpu_worker.py:359] Available KV cache memory: 41.72 GiB
+(Worker pid=9) INFO 11-21 09:30:31 [deepseek_v4_mhc_warmup.py:197] Warming up DeepSeek V4 mHC TileLang kernels for token sizes: [1, 2]
+(Worker pid=9) 2025-11-21 09:30:32  [TileLang:tilelang.jit.kernel:INFO]: TileLang begins to compile kernel `mhc_pre` with `out_idx=None`
+(Worker pid=9) INFO 11-21 09:31:01 [breakable_cudagraph.py:294] Breakable CUDA graph enabled
+(Worker pid=9) \rCapturing CUDA graphs (mixed prefill-decode, PIECEWISE):  10%|#         | 2/20 [00:01<00:09,  2.0it/s]
+(Worker pid=9) INFO 11-21 09:31:11 [gpu_model_runner.py:6516] Graph capturing finished in 10 secs, took 1.87 GiB"""
+
+
+def test_kernels_of_tilelang_are_compiled_while_memory_is_profiled_and_in_the_warm_up() -> None:
+    state = parsed(TILELANG).state
+    stages = [(stage.value, since and since.strftime("%M:%S")) for stage, since in state.entered[1:]]
+    assert stages == [
+        ("TorchCompile", "30:00"),
+        ("MemoryProfiling", "30:00"),
+        ("KernelWarmup", "30:31"),
+        ("CUDAGraphCapture", "31:01"),
+    ]
+    assert state.crash is None
+
+
 def test_words_with_which_many_lines_begin_have_anchors() -> None:
     by_word: dict[str, list[LineMeaning]] = {}
     for meaning in KNOWLEDGE.stages.lines:
