@@ -4,7 +4,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -134,7 +133,7 @@ def keep(folder: str, evidence: dict[str, str]) -> None:
     os.makedirs(folder, exist_ok=True)
     for name in sorted(os.listdir(folder))[: -(MAX_HANGS - 1)]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    target = os.path.join(folder, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{socket.gethostname()}")
+    target = os.path.join(folder, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.uname().nodename}")
     os.mkdir(target)
     for name, text in evidence.items():
         if text:
