@@ -229,7 +229,7 @@ SITUATIONS = {
         o.observe(o.ready_pod()), "Available", "True", "Serving", ("The replica serves", "http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")
     ),
     "some replicas serve": Situation(
-        o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), replicas=2), "Available", "True", "Serving", ("1 of 2 replicas serve model",)
+        o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), replicas=2), "Available", "True", "Serving", ("1 of 2 replicas serves model",)
     ),
     "no replica serves": Situation(o.observe(o.starting_pod()), "Available", "False", "NotServing", ("No replica is ready.",)),
     "the former spec serves while the new one is refused": Situation(

@@ -39,7 +39,7 @@ def diagnose_termination(
     by_id = {signature.id: signature for signature in knowledge.signatures}
     exit_code, reason = ended.exit_code, ended.reason
     number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
-    said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
+    said = f"exit code {exit_code}" + (f", {reason}" if reason not in ("", "Error") else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
         return describe(by_id[_OOM], said, (("stage", stage), ("limit", limit)))
     if log_crash is not None and _is_specific(log_crash, by_id):

@@ -53,6 +53,10 @@ def not_accepted(verdict: Verdict) -> Outcome:
     return Outcome(verdict, Verdict(FALSE, Reason.NOT_ACCEPTED, message), None)
 
 
+NOTES_COMMAND = "kubectl vllm plan NAME"
+"""The command that shows all notes, for any object."""
+
+
 def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     """Return GPU and engine as a sentence."""
     devices = count(made.count, "GPU") if made.mig_profile is None else f"{count(made.count, 'MIG slice')} {made.mig_profile}"
@@ -69,7 +73,7 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
-            sentences.append(f"({count(more, 'more note')}: kubectl vllm plan NAME.)")
+            sentences.append(f"({count(more, 'more note')}: {NOTES_COMMAND}.)")
     if chosen := ", ".join(f"{each.component} {each.backend}" for each in made.backends if each.chosen_by != "Engine"):
         sentences.append(f"Backends: {chosen}.")
     return " ".join(sentences)

@@ -404,11 +404,11 @@ class _FreshPlan:
             *about_choice,
             *premises.shape.notes,
             *version.notes,
-            *((target.fit.note,) if target.fit.note else ()),
             *model_facts.notes_about(facts, self.files),
             *self.translation.notes,
             *overridden,
             *notes_of(Severity.INFO, about_unknown_size(resource, weights, weight_bytes)),
+            *((target.fit.note,) if target.fit.note else ()),  # nearly every plan has it, and nothing is to be done about it
         ]
         made = Plan(
             observed_generation=resource.metadata.generation,

@@ -50,7 +50,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_changed_messages(observed, status),
         *_long_stages(observed),
         *_stuck(observed, status),
-        *_crash(observed, crashes),
+        *_crash(observed, status, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
         *_started(observed, status),
@@ -160,12 +160,13 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
         yield EventDraft(WARNING, now.reason, now.message, f"{series}-{worst.restarts}-{worst.stage}", series)
 
 
-def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
+def _crash(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash, runs, reason = crashes.last, crashes.last.restarts or 0, reason_of(crashes.last.signature)
     uid = next((view.uid for view in observed.pod_facts if view.name == crash.pod), crash.pod)
-    message = observed.messages.say("event.crashed", crash=crash, times=runs + 1)
+    in_force = find_condition(status.conditions, CRASHED) is not None
+    message = observed.messages.say("event.crashed", crash=crash, times=runs + 1, in_force=in_force)
     yield EventDraft(WARNING, reason, message, f"crash-{uid}-{runs}", series=f"crash-{uid}-{reason}")
 
 

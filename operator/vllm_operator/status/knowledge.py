@@ -210,5 +210,5 @@ def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Cr
         "message": clean(pod.message, 250),
     }
     # The values are untrusted: insert them, never parse them as a template.
-    cause, remedy = (sentence(template.format_map(values)) for template in (rule.cause, rule.remedy))
+    cause, remedy = (sentence(template.format_map(values).rstrip(": ")) for template in (rule.cause, rule.remedy))
     return Crash(signature=rule.id, cause=cause, remedy=remedy, reference=None, line="")

@@ -9,6 +9,7 @@ from vllm_operator.api.resource import selector_of
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
+from vllm_operator.planning.outcome import NOTES_COMMAND
 from vllm_operator.planning.pod_template import find_kept_labels
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.observation import Observation
@@ -27,7 +28,9 @@ def planned(observed: Observation, logged: Backends) -> Verdict:
     outcome, say, plan = observed.outcome, observed.messages.say, observed.outcome.plan
     if plan is None:
         return _bounded(outcome.refusal or outcome.planned)
-    verdict, notes = _bounded(outcome.planned), list(filter(None, (ignored_fields(observed),)))
+    metadata, notes = observed.resource.metadata, list(filter(None, (ignored_fields(observed),)))
+    said = outcome.planned.message.replace(NOTES_COMMAND, f"kubectl vllm plan {metadata.name} -n {metadata.namespace}")
+    verdict = _bounded(Verdict(outcome.planned.status, outcome.planned.reason, said))
     if unserved := unserved_adapters(observed):
         notes.append(say("planned.adapters", adapters=unserved))
     if differences := mismatches(plan, logged, observed.knowledge.logged_names):

@@ -146,14 +146,13 @@ def crashed(observed: Observation, crashes: Crashes, remediation: RemediationSta
     last, chosen, decided = crashes.last, crashes.most_informative, remediation or RemediationStatus()
     if crashes.in_force and chosen is None:
         if (known := _known_before(crashes)) is not None:  # the Pod crashes again and again
-            return Verdict(TRUE, reason_of(known.signature), partly(observed, _crash_text(observed, crashes, known, decided)))
+            return Verdict(TRUE, reason_of(known.signature), _crash_text(observed, crashes, known, decided))
         pod, code = crashes.in_force[0].view, crashes.in_force[0].status.exit_code
         text = observed.messages.say("crash.unsettled", pod=pod, code=code)
-        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, partly(observed, text))
+        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, text)
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
-        text = partly(observed, _crash_text(observed, crashes, chosen.status, decided, others=others))
-        return Verdict(TRUE, reason_of(chosen.status.signature), text)
+        return Verdict(TRUE, reason_of(chosen.status.signature), _crash_text(observed, crashes, chosen.status, decided, others=others))
     if last is not None and decided.state == "Stopped":
         return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, decided))
     return None
@@ -171,7 +170,7 @@ def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, dec
         "remedy": "" if decided.state == "Applied" else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
         "suggested": f"status.{field}.command" if decided.command else "",
-        "reference": (crash.reference or "")[:120],
+        "reference": (crash.reference or "")[:120] if (crash.reference or "").startswith("https://") else "",
     }
     # the remedy is more important than the reference, which is also in status.lastCrash
     for less in ({}, {"reference": ""}):
