@@ -107,7 +107,19 @@ def test_the_kv_cache_of_the_checkpoint_is_a_fact_of_the_plan() -> None:
 
 
 PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
+ONE_GROUP = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "channel"}}},
+}
 ACTIVATIONS = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "taken"), [("0.29.0", "sm_80", "ALLSPARK"), ("0.33.0", "sm_80", "MARLIN"), ("0.29.0", "sm_90", "MACHETE")]
+)
+def test_eight_bits_with_one_scale_for_each_output(version: str, architecture: str, taken: str) -> None:
+    assert backend(plan(GPTQ, version, architecture, {"quantization_config": ONE_GROUP}), "GEMM") == taken
 
 
 @pytest.mark.parametrize(("architecture", "weights_only"), [("sm_80", "MARLIN"), ("sm_90", "MACHETE")])

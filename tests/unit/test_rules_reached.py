@@ -173,6 +173,7 @@ OF_FILES = {
     "moe-uneven-groups",
     "moe-uneven-groups-engine",
     "class-of-a-newer-version",
+    "gemm-8-bits-one-group-engine",
     "gemm-small-groups-engine",
     "gemm-small-groups-engine-0.32",
     "gemm-small-groups-engine-hopper",

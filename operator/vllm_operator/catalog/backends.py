@@ -313,6 +313,13 @@ class ReplacedTypes(Entry):
     types: Mapping[str, str]
 
 
+class OneGroup(Entry):
+    """Where weights in 8 bits with one group have a kernel of their own."""
+
+    before: Since
+    architectures: frozenset[str]
+
+
 class Questions(Entry):
     """The vocabulary of the keys in the tables of selectors: the content of `questions.yaml`, which explains the fields."""
 
@@ -339,6 +346,7 @@ class Questions(Entry):
     gemm_schemes: Mapping[str, tuple[str, ...]]
     gemm_weights_only: Mapping[str, str]
     gemm_groups: frozenset[int]
+    gemm_one_group: OneGroup
     gemm_flags: frozenset[str]
     gemm_variables: frozenset[str]
 

@@ -193,7 +193,8 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     written = read_quantization(config)
     quantization, scheme = _read_format(read.text, written)
     unordered = written.get("desc_act") is not True or written.get("group_size") == -1  # with a single group, vLLM ignores the mark
-    group = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size")) or None
+    one_group = -1 if _weights(written).get("strategy") == "channel" else None
+    group = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size")) or one_group
     is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(

@@ -237,6 +237,9 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     if quantization is Quantization.MXFP4:  # the dense layers of gpt-oss and DeepSeek V4 have other formats
         return ("MXFP4/compressed",) if known == "compressed" else ()
     if known is not None and quantization is Quantization.INT8 and known in questions.gemm_weights_only:
+        own = questions.gemm_one_group
+        if rule_input.group_size == -1 and rule_input.release < own.before and rule_input.architecture in own.architectures:
+            return ()
         return (questions.gemm_weights_only[known],)
     schemes = questions.gemm_schemes.get(quantization, ())
     return [f"{quantization.value}/{scheme}" for scheme in ((known,) if known in schemes else schemes)]
