@@ -148,10 +148,10 @@ def _columns() -> list[dict[str, Any]]:
         ("Stage", "string", ".status.startup.stage", "Stage of the start.", 0),
         ("URL", "string", ".status.url", "URL of the engine for clients in the cluster.", 0),
         ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
-        ("Message", "string", f"{READY}.message", "Message of the condition Ready.", 1),
         ("Cache", "string", ".status.cache.state", "State of the caches.", 1),
         ("Image", "string", ".status.plan.image", "Container image.", 1),
         ("Crash", "string", ".status.lastCrash.signature", "Name of the last crash.", 1),
+        ("Message", "string", f"{READY}.message", "Message of the condition Ready, which may be long.", 1),
     )
     return [
         {"name": name, "type": kind, "description": description, "jsonPath": path, **({"priority": priority} if priority else {})}
