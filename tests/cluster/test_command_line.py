@@ -1,15 +1,13 @@
 """`kubectl vllm` on a real API server: NAME is the live object, rollbacks, waves of new plans, the check, and volumes that nobody uses."""
 
-import asyncio
 import json
-import os
-import sys
 from typing import Any
 
 import pytest
 
 from support.account import ACCOUNT
 from support.cluster import Cluster, Manifest, Simulator
+from support.kubectl_vllm import as_json, kubectl_vllm
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.verdicts import has_plan, plan_verdict
@@ -17,29 +15,6 @@ from vllm_operator import __version__
 from vllm_operator.api.labels import ROLLBACK_ANNOTATION, UNUSED_ANNOTATION
 
 pytestmark = pytest.mark.cluster
-
-PROGRAM = "import sys; from vllm_operator.__main__ import kubectl_plugin; sys.exit(kubectl_plugin())"
-
-
-async def kubectl_vllm(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    """Run a command with the kubeconfig as an option, in the namespace of the test; return the exit status and what it said."""
-    scope = ("--kubeconfig", str(cluster.kubeconfig), *(() if "-A" in arguments else ("-n", cluster.namespace)))
-    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, *arguments, *scope),
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
-
-
-async def as_json(cluster: Cluster, *arguments: str) -> Any:
-    status, said = await kubectl_vllm(cluster, *arguments, "-o", "json")
-    assert status == 0, said
-    return json.loads(said)
 
 
 async def version(cluster: Cluster) -> str:

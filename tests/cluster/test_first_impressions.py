@@ -1,0 +1,104 @@
+"""What people met first, on a real API server: the words of common crashes, versions in short, what is imported, and who is away."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.cluster import Cluster, Simulator, the_pod
+from support.kubectl_vllm import as_json, kubectl_vllm
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from support.stories import LOADING, RUNNING
+from support.verdicts import has_plan
+
+pytestmark = pytest.mark.cluster
+
+OFFLINE = (
+    b"huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder for the specified revision on the "
+    b"local disk and outgoing traffic has been disabled. To enable repo look-ups and downloads online, set 'HF_HUB_OFFLINE=0' as "
+    b"environment variable.\n"
+)
+NOT_INITIALIZED = (
+    b"(EngineCore pid=7) ERROR 11-21 12:00:09 [core.py:1] RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for "
+    b"details)\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 802 'system not yet initialized'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "signature", "words"),
+    [(OFFLINE, "HfOfflineOrUnreachable", ("HF_HUB_OFFLINE", "HF_ENDPOINT")), (NOT_INITIALIZED, "CudaSystemNotInitialized802", ("802",))],
+    ids=["no hub", "no fabric manager"],
+)
+async def test_a_common_crash_is_named_and_nothing_that_the_operator_says_is_masked(
+    served: Cluster, sim: Simulator, operator: OperatorProcess, last: bytes, signature: str, words: tuple[str, ...]
+) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
+    await served.create(llama(served.namespace))
+    pod = await the_pod(served)
+    log = sim.log(pod)
+    log.write(RUNNING + LOADING + last)
+    log.exit()
+    await sim.change(pod, crash_after="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", signature), within=30)
+    message = condition(told, "Crashed")["message"]
+    assert all(word in message for word in words), message
+    assert "***" not in message
+
+
+async def test_a_version_without_its_last_number_is_the_newest_release_of_it(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, engine={"version": "0.33"}))
+    told = await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
+    plan = await pinned_plan(served, told)
+    assert plan["image"].startswith("vllm/vllm-openai:v0.33.0")
+    assert any("0.33 is not the full number of a release" in note for note in plan["notes"])
+
+
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llama}
+spec:
+  selector: {matchLabels: {app: llama}}
+  template:
+    metadata: {labels: {app: llama}}
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.20.1
+        args: ["--model", "Qwen/Qwen3-8B", "--api-key", "$(KEY)"]
+        env: [{name: KEY, valueFrom: {secretKeyRef: {name: keys, key: api}}}]
+"""
+
+
+async def test_a_deployment_with_an_api_key_is_imported_without_the_key_and_planned(
+    served: Cluster, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "old.yaml").write_text(DEPLOYMENT, "utf-8")
+    status, said = await kubectl_vllm(served, "import", str(tmp_path / "old.yaml"))
+    assert status == 0, said
+    made = yaml.safe_load(said)
+    assert made["spec"]["auth"]["apiKeySecretRef"] == {"name": "keys", "key": "api"}
+    await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
+    await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
+
+
+async def test_gpus_of_a_cordoned_node_are_not_free(served: Cluster, gpu_nodes: Callable[..., list[str]]) -> None:
+    [node] = gpu_nodes("h200")
+    [row] = [row for row in (await as_json(served, "gpus"))["devices"] if row["node"] == node]
+    assert row["free"] == row["total"] == 8
+    await served.patch("Node", node, {"spec": {"unschedulable": True}})
+    _, said = await kubectl_vllm(served, "gpus")
+    assert f"Unavailable: {node} (it is cordoned). To use it: kubectl uncordon {node}" in said
+
+
+async def test_the_age_of_what_is_shown_is_told_while_no_operator_works(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    for command in (("status", "llama"), ("top", "--once")):
+        assert "has not renewed its Lease" not in (await kubectl_vllm(served, *command))[1]
+    await operator.kill()
+    labels = {"app.kubernetes.io/name": "vllm-operator"}
+    await served.patch("Lease", "vllm-operator", {"metadata": {"labels": labels}, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
+    for command in (("status", "llama"), ("top", "--once")):
+        assert "The operator has not renewed its Lease since 2026-01-01 00:00:00 UTC" in (await kubectl_vllm(served, *command))[1]
