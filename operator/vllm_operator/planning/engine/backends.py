@@ -371,7 +371,7 @@ class _Choosing:
         kernel, selection = self._kernel(pin), self._selection(pin.component)
         answered = pin.backend in selection.accepts or pin.backend in selection.refuses
         if kernel is None and not answered and not self._is_covered(pin):
-            return "it has no entry for this backend"
+            return f"it has no entry for this {'value' if pin.component is Component.KV_CACHE else 'backend'}"
         if not self.version.is_known:
             return f"it has no entry for this version, only for {self.table.version}"
         named = kernel is not None and any("distribution" in when.members for when in kernel.works)
@@ -382,7 +382,7 @@ class _Choosing:
         if pin.component is Component.KV_CACHE:
             attention = attention_component(self.rule_input)
             unknown = not named and attention not in self.by_user and self._selection(attention) is UNANSWERED
-            return "it has no answer about the attention of this model" if unknown else None
+            return "it has no entry for the attention of this model" if unknown else None
         possible = [when for when in kernel.works if when.possible(self.rule_input, self.chosen)]
         if any(when.holds(self.rule_input, self.chosen, {}) for when in possible):
             return None
@@ -471,10 +471,10 @@ class _Choosing:
         found, as_if = self._selection(component, cache), replace(self.rule_input, arguments=arguments)
         pin, kernel = self.by_user.get(component), self.rules.kernels.find(Component.KV_CACHE, cache.upper())
         works = kernel is None or any(when.possible(as_if, self.chosen) for when in kernel.works)
-        backends = {pin} if pin else {found.takes, self.chosen.get(component)}
-        chosen = [{**self.chosen, component: backend or ""} for backend in backends]
-        refusing = [rule for rule in self.rules.others if rule.refuse]
-        refused = any(rule.when.holds(as_if, each, self.by_user) for rule in refusing for each in chosen)
+        if found is UNANSWERED and cache != AUTOMATIC:
+            return False
+        chosen = {**self.chosen, component: pin or found.takes or self.chosen.get(component, "")}
+        refused = any(rule.refuse and rule.when.holds(as_if, chosen, self.by_user) for rule in self.rules.others)
         return works and not refused and not found.raises and pin not in found.refuses
 
     def _cache_advice(self) -> str:
