@@ -361,3 +361,6 @@ def test_a_promise_takes_no_node_that_is_needed_whole_and_none_where_there_is_no
     large = replace(small, count=8, replicas=3)
     used = with_usage(inventory, held, ("default", "x"), (), {("default", "first"): large}).used
     assert used == {("a", "nvidia.com/gpu"): 6, ("b", "nvidia.com/gpu"): 8}
+    bound = replace(small, replicas=3, nodes={"a"})
+    used = with_usage(inventory, held, ("default", "x"), (), {("default", "first"): bound}).used
+    assert used == {("a", "nvidia.com/gpu"): 8}

@@ -107,7 +107,9 @@ def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
     blocked = [pod for pod in pods if pod.phase is Phase.UNSCHEDULABLE and not any(text in pod.message for text in lacks_gpu)]
     resource, _ = carried_out(snapshot.resource, made)
     replicas, tolerations = resource.spec.replicas - len(blocked), tolerations_of(resource.spec.pod_template)
-    return Promise(gpu_in_use(made), made.resource, made.count, replicas, [pod.uid for pod in pods], tolerations)
+    is_one_node = any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
+    nodes = {pod.node for pod in pods if pod.node} if is_one_node else ()  # where the first Pods have mounted the volume
+    return Promise(gpu_in_use(made), made.resource, made.count, replicas, [pod.uid for pod in pods], tolerations, nodes)
 
 
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:

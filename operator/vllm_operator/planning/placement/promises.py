@@ -11,7 +11,10 @@ from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS, InUse,
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The GPUs of `replicas` Pods, `count` for each. `pods` are the uids of the Pods that exist. Any value is valid in `tolerations`."""
+    """The GPUs of `replicas` Pods, `count` for each. `pods` are the uids of the Pods that exist. Any value is valid in `tolerations`.
+
+    `nodes` are the only ones where the Pods may run; empty if there is no such limit.
+    """
 
     gpu: InUse
     resource: str
@@ -19,6 +22,7 @@ class Promise:
     replicas: int
     pods: Collection[str] = ()
     tolerations: tuple[Any, ...] = ()
+    nodes: Collection[str] = ()
 
 
 def with_usage(
@@ -57,7 +61,8 @@ class _Taken:
         tolerated = [*DEFAULT_TOLERATIONS, *promise.tolerations]
         for _ in range(promise.replicas - placed // count):
             enough = {node: free for node, pool in pools.items() if (free := self._free(node, pool)) >= count}
-            nodes = [node for node in enough if all(it.is_tolerated(tolerated) for it in self.inventory.taints.get(node, ()))]
+            usable = (node for node in enough if not promise.nodes or node in promise.nodes)
+            nodes = [node for node in usable if all(it.is_tolerated(tolerated) for it in self.inventory.taints.get(node, ()))]
             if not nodes:
                 break
             node = min(nodes, key=lambda name: (enough[name], name))  # leave whole nodes to those who need them
