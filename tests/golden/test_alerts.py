@@ -14,6 +14,7 @@ from support import observations as o
 from support.promtool import ALERTS, Firing, Recording, check_alerts
 from testenv.binaries import find_binary
 from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.labels import PLAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.logs.state import CacheEvidence, Stage, StartupState
@@ -153,6 +154,19 @@ def drifted(minute: int) -> Observation:
     return o.observe(o.ready_pod(since=-3600, ready=-3000), outcome=o.outcome(planned=planned), **now(minute))
 
 
+def failing(minute: int) -> Observation:
+    """An upgrade that fails, beside a revision that has served; from minute 2 on, that one runs again."""
+    if minute >= 2:
+        resource = o.resource().model_copy(update={"is_given_up": True, "rolled_back": 1})
+        return o.observe(o.ready_pod(since=60, ready=100), resource=resource, revision="vllm-a-0000000001", **now(minute))
+    served = {SERVED_ANNOTATION: o.stamp(-5000)}
+    metadata = [{"name": "vllm-a-0000000001", "annotations": served}, {"name": "vllm-a-0123456789"}]
+    revisions = tuple({"metadata": each, "revision": number} for number, each in enumerate(metadata, 1))
+    live = o.deployment()
+    live["metadata"]["annotations"] = {PLAN_ANNOTATION: "vllm-a-0123456789"}
+    return replace(crashed(minute), revisions=revisions, deployment=live)
+
+
 def not_in_effect(type: str, reason: str) -> dict[str, Sequence[Firing]]:
     labels = {**OBJECT, "type": type, "status": "False", "reason": reason}
     summary = f"A part of the spec of models/vllm-a is not in effect: {type} is False ({reason})."
@@ -234,6 +248,14 @@ STORIES = {
         12,
         until(2, hanging, until(6, ended_for_a_hang, lambda minute: serving(minute, since=6))),
         {0: HANGS, 1: HANGS, 4: has_crashed("EngineHung"), 10: {}},
+    ),
+    "an upgrade that fails and comes back": Story(
+        14,
+        until(10, failing, lambda minute: serving(minute, since=-30)),
+        {
+            7: {"VLLMDeploymentRolledBack": [Firing(OBJECT, "The current spec of models/vllm-a failed, and an earlier revision runs.")]},
+            13: {},
+        },
     ),
     "a crash that only the user's signatures know": Story(
         5, lambda minute: crashed(minute, signature="OurLicenceServer"), {3: has_crashed("Other")}

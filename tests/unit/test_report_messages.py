@@ -15,7 +15,7 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.events import Change
 from vllm_operator.api.resource import Metadata
-from vllm_operator.api.status import CrashStatus
+from vllm_operator.api.status import CrashStatus, RollbackStatus
 from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
@@ -32,6 +32,7 @@ SOURCES = "\n".join(path.read_text() for path in Path(vllm_operator.__file__).pa
 FACTS: dict[str, Any] = {
     "pod": read_pod(o.crashed_pod()),
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
+    "rollback": RollbackStatus(replaced="vllm-a-1", replaced_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
     "since": o.NOW,
     "time": o.NOW,
     "until": o.NOW,
@@ -102,7 +103,7 @@ def test_every_message_can_be_said(name: str) -> None:
 def test_every_message_is_used(name: str) -> None:
     group, _, rest = name.partition(".")
     assert f'"{name}"' in SOURCES or (
-        group in ("pod", "cleaning", "done", "unread", "unread_remedy") and f'f"{group}.{{' in SOURCES and rest
+        group in ("pod", "cleaning", "done", "rollback", "unread", "unread_remedy") and f'f"{group}.{{' in SOURCES and rest
     )
 
 

@@ -31,6 +31,8 @@ STALLED = "Stalled"
 """Waiting does not help: the spec must change. For kstatus, and so for Flux, the object has failed."""
 PLAN_DRIFTED = "PlanDrifted"
 """The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
+ROLLED_BACK = "RolledBack"
+"""The operator gave the revision of the current spec up, and an earlier one runs. The message has the cause and what to do."""
 EXPOSED = "Exposed"
 """The NetworkPolicy, HTTPRoute and InferencePool are in effect. Set while `spec.networkPolicy` or `spec.gateway` asks for one."""
 AUTOSCALED = "Autoscaled"
@@ -43,7 +45,7 @@ CACHE_PUBLISHED = "CachePublished"
 
 ALWAYS = (READY, AVAILABLE)
 """Normal-true conditions that are set on every object that the operator has seen."""
-WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED)
+WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED, ROLLED_BACK)
 """Abnormal-true conditions: set only while they are True."""
 WHILE_ASKED = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
@@ -176,7 +178,12 @@ class Reason:
     PLAN_DRIFTED = "PlanDrifted"
     """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
     ROLLED_BACK = "RolledBack"
-    """An earlier plan runs with its spec, as an annotation requests. It ends when the spec changes or a new plan is requested."""
+    """An earlier plan runs with its spec, as an annotation requests, until the spec changes or a new plan is requested. Also a reason of
+    Ready and Stalled: the operator gave the current spec up."""
+    # RolledBack
+    REVISION_FAILED = "RevisionFailed"
+    """A revision crashed, hung, or missed its deadline before it had proved itself. The message says which revision runs instead, why, and
+    what to change."""
     # Exposed
     IN_EFFECT = "InEffect"
     """The objects that the spec asks for exist. Also a reason of Autoscaled and Protected."""

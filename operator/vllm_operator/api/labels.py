@@ -53,6 +53,9 @@ RAN_ANNOTATION = f"{GROUP}/ran"
 SERVED_ANNOTATION = f"{GROUP}/served"
 """On a ControllerRevision: when a Pod with its plan was first seen to serve. Written once."""
 
+FAILED_ANNOTATION = f"{GROUP}/failed"
+"""On a ControllerRevision: when the operator gave it up and rolled back. No later rollback of the operator goes to it."""
+
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""
 USED_ANNOTATION_PREFIX = f"used.{GROUP}/"

@@ -151,6 +151,14 @@ class RolloutSpec(Model):
         "What happens with a rollout that would stop serving Pods although there are too few free GPUs for the new ones. Hold: it begins "
         "when there are enough; the current Pods serve until then. Proceed: it begins, and the new Pods wait for GPUs. Default: Hold."
     )
+    on_failure: Literal["RollBack", "Hold"] | None = optional(
+        "What happens with a revision that fails by itself before it has served for `proveSeconds`: it crashes, hangs, or misses its "
+        "deadline. RollBack: the last revision that served runs again, with its own spec, until this spec changes or a new plan is "
+        "requested. Hold: it is reported. Default: RollBack."
+    )
+    prove_seconds: Annotated[int, Field(ge=0, le=86400)] | None = optional(
+        "Seconds after the first service of a revision in which a crash gives it up. With 0, only starts count. Default: 600."
+    )
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
         "Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. With 0 they are "
         "aborted. Default: 60."

@@ -188,6 +188,24 @@ class RemediationStatus(Model):
         return {name: value for name, value in serialize(self).items() if value != []}
 
 
+class RollbackStatus(Model):
+    """A revision that failed, and the one that runs instead."""
+
+    replaced: str = Field(max_length=253, description="ControllerRevision that failed.")
+    replaced_number: int = Field(ge=0, description="Its number.")
+    revision: str | None = optional(
+        "ControllerRevision that runs instead. Absent if there is none, or `rollout.onFailure` is Hold.", max_length=253
+    )
+    number: int | None = optional("Its number.", ge=0)
+    pod: str = Field(max_length=253, description="Name of the Pod that failed.")
+    why: Text = Field(description="Why it failed.")
+    remedy: Text | None = optional("Recommended remedy.")
+    command: str | None = optional("kubectl command that changes the spec as recommended.", max_length=4096)
+    tried_seconds: int | None = optional("Seconds from the creation of that Pod until its revision was given up.", ge=0)
+    time: Timestamp = Field(description="Time when it was given up.", json_schema_extra={"format": "date-time"})
+    back_seconds: int | None = optional("Seconds from then until all replicas served again.", ge=0)
+
+
 class VLLMDeploymentStatus(Model):
     """Observed state."""
 
@@ -207,3 +225,4 @@ class VLLMDeploymentStatus(Model):
     startup: StartupStatus | None = optional("The start in progress.")
     last_crash: CrashStatus | None = optional("The last crash.")
     remediation: RemediationStatus | None = optional("Remedies and restarts for this spec.")
+    rollback: RollbackStatus | None = optional("A revision that failed, and the one that runs instead.", MAP_ATOMIC)

@@ -108,6 +108,9 @@ class Signature(Entry):
     arguments: Annotated[tuple[_Flag, ...], Field(max_length=LIST_LIMIT)] = Field((), description="Flags to change.")
     follows_others: StrictBool = Field(False, description="Another error usually comes first, so it counts only if there is none.")
     retryable: StrictBool = Field(False, description="The same start may succeed the next time.")
+    origin: Literal["node", "outside"] | None = Field(
+        None, description="Cause that is not in the spec: `node` (hardware), or `outside` (hub, storage, registry, another Pod)."
+    )
     auto_safe: StrictBool = Field(False, description="The operator may apply the remedy by itself.")
     references: _Texts = Field((), description="Where to read more, best first.")
     remedy_action: Literal["quarantine-cache", "clean-cache"] | None = Field(None, description="What the operator itself does.")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api.conditions import READY, REFUSALS, find_condition
-from vllm_operator.api.labels import ROLLBACK_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.labels import FAILED_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.documents import parse_deployment
@@ -21,8 +21,8 @@ from vllm_operator.cli.live import annotate, described, read_with_revisions, wit
 from vllm_operator.cli.plan import causes, difference_lines, plan_in, revisions_of
 from vllm_operator.cli.terminal import age, table, wrap
 from vllm_operator.planning.outcome import compare
-from vllm_operator.planning.pinning import read_rollback, rollback_request
-from vllm_operator.rendering.revision import RevisionError, number_of, read_planned_spec, read_revision
+from vllm_operator.planning.pinning import requested_rollbacks, rollback_request
+from vllm_operator.rendering.revision import RevisionError, is_recorded, number_of, read_planned_spec, read_revision
 
 HEADER = ("REVISION", "AGE", "STATE", "GPU", "VLLM", "WHY")
 
@@ -56,12 +56,13 @@ def _show_history(arguments: argparse.Namespace) -> int:
 def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
     current = resource.status.plan
-    running, names = current.revision if current is not None else "", read_rollback(resource) or ("", "")
+    running, rollbacks = current.revision if current is not None else "", requested_rollbacks(resource)
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
         row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
-        row["state"] = "current" if name == running else "rolled back" if (running, name) == names else ""
+        left = "rolled back" if (running, name) in rollbacks else "failed" if is_recorded(revision, FAILED_ANNOTATION) else ""
+        row["state"] = "current" if name == running else left
         try:
             made = read_revision(resource, revision)
             why = " ".join(causes(before, made)) if before is not None else ""
@@ -87,8 +88,8 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         )
     if ready.reason in REFUSALS or running not in by_name:
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
-    current, names = by_name[running], read_rollback(resource)
-    replaced = by_name.get(names[1], current) if names is not None and names[0] == running else current
+    current = by_name[running]
+    replaced = next((by_name[left] for to, left in requested_rollbacks(resource) if to == running and left in by_name), current)
     earlier = [each for each in revisions if number_of(each) < number_of(current)]
     earlier = ([each for each in earlier if text(each, "metadata", "annotations", SERVED_ANNOTATION)] or earlier)[-1:]
     target = next((each for each in revisions if number_of(each) == number), None) if number is not None else next(iter(earlier), None)

@@ -37,7 +37,7 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.pinning import read_rollback
+from vllm_operator.planning.pinning import requested_rollbacks
 from vllm_operator.rendering.revision import plan_name, with_plan_name
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
@@ -112,7 +112,7 @@ class Actor:
             if revision is not None:
                 summary = resource.status.plan
                 in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
-                in_use |= set(read_rollback(resource) or ())
+                in_use |= {name for names in requested_rollbacks(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error

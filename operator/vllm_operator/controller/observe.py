@@ -58,6 +58,7 @@ from vllm_operator.planning.pinning import (
     max_age_seconds,
     read_rollback,
     reopened,
+    requested_rollbacks,
     standing_of,
 )
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
@@ -264,15 +265,15 @@ class Observer:
         return snapshot
 
     async def _rolled_back(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
-        """Return the object as an earlier revision has it, if its annotation asks for that and the replaced plan would be in force."""
-        names = read_rollback(resource)
-        replaced = await self.plans.find(resource, names[1]) if names is not None else None
-        if names is None or replaced is None:  # the annotation may be a copy from another object
-            return None
-        current = await self.presets.merge(resource.with_pinned(replaced))
-        if isinstance(current, Verdict) or not is_in_force(replaced, current):
-            return None
-        return await self.plans.roll_back(current, names[0])
+        """Return the object as an earlier revision has it, if it is rolled back and the replaced plan would be in force."""
+        for names in requested_rollbacks(resource):
+            replaced = await self.plans.find(resource, names[1])
+            if replaced is None:  # the annotation may be a copy from another object
+                continue
+            current = await self.presets.merge(resource.with_pinned(replaced))
+            if not isinstance(current, Verdict) and is_in_force(replaced, current):
+                return await self.plans.roll_back(current, names[0], is_given_up=names != read_rollback(resource))
+        return None
 
     def _ask_hub(self, resource: VLLMDeployment, *, may_move: bool, served: bool) -> tuple[VLLMDeployment, HubAnswer | None]:
         """Ask the hub about the model, for a new plan, for one that was made without an answer and has not served, or may be replaced.

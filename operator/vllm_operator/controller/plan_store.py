@@ -9,22 +9,24 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
 from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import FIELD_MANAGER, RAN_ANNOTATION, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.labels import FIELD_MANAGER, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import is_in_force, read_rollback, roll_back
+from vllm_operator.planning.pinning import is_in_force, requested_rollbacks, roll_back
 from vllm_operator.rendering.revision import (
     RevisionError,
     is_recorded,
+    last_served,
     number_of,
     read_planned_spec,
     read_revision,
@@ -77,16 +79,22 @@ class PlanStore:
             log.info("making a new plan: %s", error)
             return resource
 
-    async def roll_back(self, resource: VLLMDeployment, name: str) -> VLLMDeployment | Verdict:
+    async def roll_back(self, resource: VLLMDeployment, name: str, *, is_given_up: bool) -> VLLMDeployment | Verdict:
         """Return the object with the plan and the spec of one of its revisions, or a verdict why not. Raises ClusterError."""
         try:
             manifest = await self._read(resource, name)
             plan = read_revision(resource, manifest)
             self._plans.put((resource.metadata.uid, name), plan)
-            return roll_back(resource, plan, read_planned_spec(manifest), number_of(manifest))
+            rolled_back = roll_back(resource, plan, read_planned_spec(manifest), number_of(manifest))
+            return rolled_back.model_copy(update={"is_given_up": is_given_up})
         except (RevisionError, ValidationError) as error:
             why = error if isinstance(error, RevisionError) else f"ControllerRevision {name} has a spec of another version of the operator"
-            message = f"{why}. Nothing is changed. Roll back to another revision, or remove the annotation {ROLLBACK_ANNOTATION}."
+            to_end = (
+                f"set the annotation {REPLAN_ANNOTATION} to any new value"
+                if is_given_up
+                else f"remove the annotation {ROLLBACK_ANNOTATION}"
+            )
+            message = f"{why}. Nothing is changed. Roll back to another revision, or {to_end}."
             return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, message)
 
     async def find(self, resource: VLLMDeployment, name: str) -> Plan | None:
@@ -99,7 +107,7 @@ class PlanStore:
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
         summary, uid = resource.status.plan, resource.metadata.uid
-        known = (*([summary.revision] if summary is not None else ()), *(read_rollback(resource) or ()))
+        known = (*([summary.revision] if summary is not None else ()), *chain.from_iterable(requested_rollbacks(resource)))
         existing = [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
         name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)
@@ -112,9 +120,8 @@ class PlanStore:
         self._latest.put(uid, plan)
         return name
 
-    async def record(self, revision: Manifest, *, served: bool, now: datetime) -> None:
-        """Record on a revision that an engine with its plan has run, and whether a Pod has `served`: once each. Raises ClusterError."""
-        reached = (RAN_ANNOTATION, SERVED_ANNOTATION) if served else (RAN_ANNOTATION,)
+    async def record(self, revision: Manifest, *reached: str, now: datetime) -> None:
+        """Record on a revision what it has reached: the time in these annotations, each written once. Raises ClusterError."""
         missing = {name: reading.stamp(now) for name in reached if not is_recorded(revision, name)}
         if not missing:
             return
@@ -123,13 +130,13 @@ class PlanStore:
         except (Conflict, NotFound):
             pass  # the next reconciliation reads the revision again
         except Forbidden as error:
-            log.warning("cannot record on ControllerRevision %s that its plan has run: %s", revision["metadata"]["name"], error)
+            log.warning("cannot record on ControllerRevision %s what became of its plan: %s", revision["metadata"]["name"], error)
         else:
             self.count("patch", REVISION.kind)
 
     async def prune(self, revisions: Sequence[Manifest], in_use: Collection[str]) -> None:
         """Delete the oldest revisions beyond the history limit, but not those in use or the last that served. Raises ClusterError."""
-        last = max((each for each in revisions if is_recorded(each, SERVED_ANNOTATION)), key=number_of, default=None)
+        last = last_served(revisions)
         old = [revision for revision in revisions if revision["metadata"]["name"] not in in_use and revision is not last]
         old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
         for revision in old[: max(0, len(old) - OLD_REVISIONS)]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.events import EventDraft
+from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
 from vllm_operator.caches.context import is_primer, is_replica
@@ -75,13 +76,16 @@ class Reporter:
         await self._record_run(snapshot, observed)
         reported = report(observed)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
-        must_act = (before.remediation, before.last_crash) != (now.remediation, now.last_crash)
+        must_act = (before.remediation, before.last_crash, before.rollback) != (now.remediation, now.last_crash, now.rollback)
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_lasting = must_act or before.cache != now.cache or reported.events or result.activity.skipped
         is_applied = applied.written and applied.failure is None
         if before.plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
+        failed = find_revision(snapshot.revisions, now.rollback.replaced) if now.rollback is not None and now.rollback.revision else None
+        if failed is not None:
+            await self.plans.record(failed, FAILED_ANNOTATION, now=observed.now)
         await self._write(snapshot, reported)
         await self._restart_stalled(snapshot.resource.metadata.namespace, reported.restart_pods)
         if must_act:
@@ -131,6 +135,7 @@ class Reporter:
             resource=resource,
             outcome=decision.outcome,
             revision=result.revision,
+            revisions=snapshot.revisions,
             now=starts.now,
             knowledge=self.crashes.reporting,
             deployment=find_child(applied.children, DEPLOYMENT, name) or (None if of_earlier else deployment),
@@ -167,7 +172,8 @@ class Reporter:
         replicas = [pod for pod in observed.pod_facts if is_applied and pod.is_current and pod.has_caches_of(plan)]
         primers = [pod for pod in observed.primer_facts if pod.has_caches_of(plan)]
         if any(has_run(pod.manifest) for pod in (*replicas, *primers)):
-            await self.plans.record(revision, served=any(pod.phase is Phase.READY for pod in replicas), now=observed.now)
+            served = [SERVED_ANNOTATION] if any(pod.phase is Phase.READY for pod in replicas) else []
+            await self.plans.record(revision, RAN_ANNOTATION, *served, now=observed.now)
 
     async def _write(self, snapshot: Snapshot, reported: Report) -> None:
         """Write the events of a report, then the status if it changed.

@@ -122,6 +122,13 @@ def read_rollback(resource: VLLMDeployment) -> tuple[str, str] | None:
     return (name, replaced) if sign and is_name(name) and is_name(replaced) else None
 
 
+def requested_rollbacks(resource: VLLMDeployment) -> list[tuple[str, str]]:
+    """Return each revision to run and the one that it replaces: of the annotation, then of `status.rollback`. The first in force counts."""
+    users, decided = read_rollback(resource), resource.status.rollback
+    own = (decided.revision, decided.replaced) if decided is not None and decided.revision is not None else None
+    return [names for names in (users, own) if names is not None]
+
+
 def rollback_request(name: str, replaced: str) -> str:
     """Return the annotation that `read_rollback` reads."""
     return f"{name}{_INSTEAD}{replaced}"
@@ -132,15 +139,19 @@ def roll_back(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], 
 
     Raises pydantic.ValidationError if this version cannot read these fields.
     """
-    unplanned = {name: value for name, value in resource.spec.to_json().items() if name in UNPLANNED}
-    spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned})
+    unplanned = {name: value for name, value in resource.spec.to_json().items() if name in (*UNPLANNED, "rollout")}
+    rollout = {**unplanned.pop("rollout", {}), "drainSeconds": planned.get("rollout", {}).get("drainSeconds")}
+    spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned, "rollout": rollout})
     changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "is_preset_gone": False, "rolled_back": number}
     return resource.model_copy(update=changes)
 
 
-def rolled_back(plan: Plan, number: int, gpus: GPUs) -> Outcome:
-    """Return the outcome for an object that is rolled back to the revision with this number."""
-    message = say("plan.rolled_back", summary=summarize(plan, gpus, with_notes=False), number=number, annotation=ROLLBACK_ANNOTATION)
+def rolled_back(plan: Plan, number: int, gpus: GPUs, *, is_given_up: bool) -> Outcome:
+    """Return the outcome for an object that is rolled back to the revision with this number: by a user, or by the operator."""
+    summary = summarize(plan, gpus, with_notes=False)
+    if is_given_up:
+        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLANNED, say("plan.given_up", summary=summary, number=number)), plan)
+    message = say("plan.rolled_back", summary=summary, number=number, annotation=ROLLBACK_ANNOTATION)
     return Outcome(VALID_SPEC, Verdict(TRUE, Reason.ROLLED_BACK, message), plan)
 
 

@@ -75,9 +75,8 @@ def plan(
     in_force = pinned is not None and pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
     if pinned is not None and resource.rolled_back is not None:
-        return pinning.rolled_back(
-            pinning.with_cache_generation(pinned, moved.resource, cache_generation), resource.rolled_back, catalog.gpus
-        )
+        kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
+        return pinning.rolled_back(kept, resource.rolled_back, catalog.gpus, is_given_up=resource.is_given_up)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
-from vllm_operator.api.labels import KIND, PLAN_ANNOTATION
+from vllm_operator.api.labels import FAILED_ANNOTATION, KIND, PLAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.planning.pinning import planned_fields
@@ -85,8 +85,14 @@ def find_revision(revisions: Iterable[dict[str, Any]], name: str | None) -> dict
 
 
 def is_recorded(revision: Mapping[str, Any] | None, record: str) -> bool:
-    """Return whether a revision has the annotation `RAN_ANNOTATION` or `SERVED_ANNOTATION`. True if the revision is unknown."""
+    """Return whether a revision has this annotation: `RAN_`, `SERVED_` or `FAILED_ANNOTATION`. True if the revision is unknown."""
     return revision is None or bool(reading.text(revision, "metadata", "annotations", record))
+
+
+def last_served(revisions: Iterable[dict[str, Any]], *, but: str | None = None) -> dict[str, Any] | None:
+    """Return the newest revision that has served and was not given up, apart from the one named `but`; None without one."""
+    usable = [each for each in revisions if is_recorded(each, SERVED_ANNOTATION) and not is_recorded(each, FAILED_ANNOTATION)]
+    return max((each for each in usable if reading.text(each, "metadata", "name") != but), key=number_of, default=None)
 
 
 def plan_name(deployment: Mapping[str, Any] | None) -> str:

@@ -24,6 +24,7 @@ from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
 from vllm_operator.status.ready import ALL_STARTED
 from vllm_operator.status.remedies import current, in_words
+from vllm_operator.status.rollback import describe_rollback
 from vllm_operator.status.starts import completed_stages, last_start
 
 LONG_STAGE_SECONDS = 60
@@ -53,6 +54,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_crash(observed, status, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
+        *_rollback(observed, status),
         *_started(observed, status),
     )
 
@@ -118,6 +120,15 @@ def _changed_messages(observed: Observation, status: VLLMDeploymentStatus) -> It
         now, before = _both(observed, status, type)
         if now is not None and now.reason == reason and (before is None or before.message != now.message):
             yield EventDraft(WARNING, reason, now.message, f"{name}-{_digest(now.message)}", series)
+
+
+def _rollback(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = status.rollback, observed.previous.rollback
+    if now is None or (before is not None and (before.revision, before.pod) == (now.revision, now.pod)):
+        return
+    reason = Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED
+    key = f"rollback-{_digest(now.replaced, now.revision, now.pod)}"
+    yield EventDraft(WARNING, reason, describe_rollback(observed, now), key)
 
 
 def _long_stages(observed: Observation) -> Iterator[EventDraft]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
@@ -174,6 +175,7 @@ class Observation:
     now: datetime  # UTC
     knowledge: Knowledge
     revision: str | None = None  # name of the plan of the outcome; None without a plan, or if it cannot be recorded
+    revisions: tuple[dict[str, Any], ...] = ()  # the ControllerRevisions with its plans, possibly without their data
     deployment: Manifest | None = None
     service: Manifest | None = None
     claim: Manifest | None = None  # the live PVC of the caches; None if it does not exist

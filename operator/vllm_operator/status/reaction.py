@@ -14,7 +14,7 @@ from vllm_operator.api.operation import RemediationSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationStatus, RemedyChange
-from vllm_operator.catalog.startup import Remedy, Severity
+from vllm_operator.catalog.startup import Remedy, Severity, Signature
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
@@ -87,7 +87,7 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     resource, crash = observed.resource, finding.status
     kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
     is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
-    if kept.state == "Stopped" or (is_same and not finding.during_start) or _is_superseded(kept, finding):
+    if kept.state == "Stopped" or (is_same and not finding.during_start) or is_superseded(kept, finding):
         return kept
     engine = Engine.of(resource.spec, remedied(plan, kept), observed.knowledge.versions)
     signature, remedy = observed.knowledge.signatures[crash.signature], observed.knowledge.remedies.get(crash.signature)
@@ -137,7 +137,12 @@ def _act(
 
 def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
     is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.run + 1
-    if not is_asked or observed.serving or not _is_permanent(observed, finding) or runs < UNRECOVERABLE_RUNS:
+    if (
+        not is_asked
+        or observed.serving
+        or not is_permanent(observed.knowledge.signatures[finding.status.signature])
+        or runs < UNRECOVERABLE_RUNS
+    ):
         return status
     message = observed.messages.say("remediation.stopped", runs=runs, crash=finding.status)
     stopped = {"state": "Stopped", "observed_generation": observed.resource.metadata.generation}
@@ -150,17 +155,17 @@ def _settings(resource: VLLMDeployment) -> RemediationSpec:
 
 def _ends_every_start(observed: Observation, finding: Finding, kept: RemediationStatus | None) -> bool:
     """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
-    if observed.serving or not _is_permanent(observed, finding) or _is_superseded(kept, finding):
+    if observed.serving or not is_permanent(observed.knowledge.signatures[finding.status.signature]) or is_superseded(kept, finding):
         return False
     return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
 
 
-def _is_permanent(observed: Observation, finding: Finding) -> bool:
-    signature = observed.knowledge.signatures[finding.status.signature]
+def is_permanent(signature: Signature) -> bool:
+    """Return whether a restart cannot fix such a crash."""
     return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
 
 
-def _is_superseded(kept: RemediationStatus | None, finding: Finding) -> bool:
+def is_superseded(kept: RemediationStatus | None, finding: Finding) -> bool:
     """Return whether the crashed Pod is older than the last change, so that its crash does not show the change's effect."""
     if not finding.view.is_current:
         return True

@@ -20,7 +20,7 @@ from vllm_operator.api.conditions import (
     Reason,
     Verdict,
 )
-from vllm_operator.api.status import CrashStatus, RemediationStatus
+from vllm_operator.api.status import CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
@@ -28,6 +28,7 @@ from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly, pod_text
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
+from vllm_operator.status.rollback import describe_rollback
 from vllm_operator.text import wording
 
 _PARTS = {
@@ -41,12 +42,23 @@ ALL_STARTED = (Reason.SERVING, *_PARTS.values())
 """Reasons of Ready when all replicas serve the current spec."""
 
 
-def ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict], *, progress: Verdict, cache: Verdict | None) -> Verdict:
+def ready(
+    observed: Observation,
+    crashes: Crashes,
+    judged: Mapping[str, Verdict],
+    *,
+    progress: Verdict,
+    cache: Verdict | None,
+    rollback: RollbackStatus | None,
+) -> Verdict:
     """Judge Ready: whether all of the spec is in effect; if not, the most important problem. Draining Pods are added.
 
-    `judged` are the other conditions, `progress` is the state of the rollout, and `cache` what is said about the caches.
+    `judged` are the other conditions, `progress` is the state of the rollout, `cache` what is said about the caches, and `rollback` the
+    revision that failed.
     """
     verdict, pods = _ready(observed, crashes, judged, progress, cache), observed.draining
+    if rollback is not None and rollback.revision is None and verdict.status is FALSE:
+        verdict = Verdict(FALSE, verdict.reason, f"{verdict.message} {describe_rollback(observed, rollback)}")
     if not pods or not verdict.message:
         return verdict
     numbers = [pod.requests for pod in pods if pod.requests is not None]
@@ -63,6 +75,8 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
         return Verdict(FALSE, refusal.reason, f"{text} {kept}".strip())
     if observed.apply_error:
         return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
+    if progress.reason == Reason.STARTED and observed.resource.is_given_up:
+        return Verdict(FALSE, Reason.ROLLED_BACK, say("ready.rolled_back", rollback=observed.previous.rollback))
     if progress.reason == Reason.STARTED:
         return _of_parts(observed, judged)
     if progress.reason == Reason.SCALED_TO_ZERO:
@@ -102,6 +116,8 @@ def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecove
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if observed.outcome.accepted.status is FALSE:
         return Verdict(TRUE, judged[READY].reason, observed.messages.say("stalled.not_accepted"))
+    if observed.resource.is_given_up:
+        return Verdict(TRUE, Reason.ROLLED_BACK, observed.messages.say("stalled.rolled_back"))
     if is_unrecoverable:
         return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash"))
     return None

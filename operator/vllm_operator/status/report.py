@@ -19,6 +19,7 @@ from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import Reaction, react
 from vllm_operator.status.remedies import to_record
+from vllm_operator.status.rollback import decide_rollback, rolled_back
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
 
 _SOON = 1.0
@@ -79,10 +80,12 @@ def _status(
     if observed.plan is None and summary is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
+    rollback = decide_rollback(observed, crashes, reaction.remediation)
     verdicts = {
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
         conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
+        conditions.ROLLED_BACK: rolled_back(observed, rollback),
         conditions.EXPOSED: optional_objects.exposed(observed),
         conditions.AUTOSCALED: optional_objects.autoscaled(observed),
         conditions.PROTECTED: optional_objects.protected(observed),
@@ -90,7 +93,7 @@ def _status(
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     progress = progressing.progress(observed, block, reaction.remediation)
-    judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict)
+    judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict, rollback=rollback)
     judged[conditions.AVAILABLE] = ready.available(observed)
     if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = stalled
@@ -109,6 +112,7 @@ def _status(
         startup=block,
         last_crash=last_crash,
         remediation=remediation,
+        rollback=rollback,
     )
 
 

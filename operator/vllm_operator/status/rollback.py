@@ -1,0 +1,165 @@
+"""The way back from a revision that fails: which failures give a revision up, and what runs instead.
+
+The decision is written to the status, from where the next reconciliation carries it out like a rollback that a user requests
+(`planning.pinning.requested_rollbacks`). It ends when the plan that was given up would not be in force any more, so the spec is tried again
+when it changes or when a new plan is requested. While an earlier revision runs, nothing else is decided: no revision is left for another
+one twice, and a user's rollback is never replaced.
+
+A revision is given up for failures of its own Pods until it has served for `spec.rollout.proveSeconds`:
+- at once for a crash after it has served, a missed deadline, an image that does not exist, and a crash that no restart can fix
+- otherwise when its Pods have crashed more often than a Pod that is still expected to become Ready (`caches.rollout.MAX_RESTARTS`)
+
+Failures of a node, the hub, storage, a registry or other Pods do not count (`origin` of the signature), nor does a crash for which the
+operator is applying a remedy or repairing a cache.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from vllm_operator.api import reading
+from vllm_operator.api.conditions import TRUE, Reason, Verdict
+from vllm_operator.api.labels import SERVED_ANNOTATION
+from vllm_operator.api.operation import RolloutSpec
+from vllm_operator.api.reading import Manifest
+from vllm_operator.api.status import RemediationStatus, RollbackStatus
+from vllm_operator.caches.rollout import MAX_RESTARTS
+from vllm_operator.pods.view import Phase
+from vllm_operator.rendering.revision import find_revision, last_served, number_of, plan_name
+from vllm_operator.status.crashes import Crashes, Finding
+from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.progressing import pod_text
+from vllm_operator.status.reaction import is_permanent, is_superseded
+from vllm_operator.text import wording
+
+DEFAULT_PROVE_SECONDS = 600
+_AT_ONCE = ("StartupProbeFailed", "LivenessProbeFailed", "EngineHung")
+"""Ends by a probe: each has taken minutes, and the kubelet has tried several times."""
+_FROM_OUTSIDE = "Terminated"
+_NO_IMAGE = re.compile(r"InvalidImageName|not found|manifest unknown|does not exist", re.IGNORECASE)
+"""What registries say about an image that does not exist, as container runtimes quote them; not that they cannot be reached."""
+
+
+def decide_rollback(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> RollbackStatus | None:
+    """Decide whether to give up the current revision. `remediation` is the decision about its crashes in the same report."""
+    before, resource = observed.previous.rollback, observed.resource
+    if observed.outcome.plan is None and resource.pinned is None:
+        return before  # the plan cannot be read now
+    if resource.is_given_up and before is not None:
+        return _completed(observed, before)
+    revision = find_revision(observed.revisions, observed.revision)
+    if resource.rolled_back is not None or revision is None or plan_name(observed.deployment) != observed.revision:
+        return None
+    failure = next(_failures(observed, revision, crashes, remediation), None)
+    known = before if before is not None and before.replaced == observed.revision and (failure or crashes.in_force) else None
+    may_go_back = (resource.spec.rollout or RolloutSpec()).on_failure != "Hold"
+    target = last_served(observed.revisions, but=observed.revision) if failure is not None and may_go_back else None
+    if failure is None or target is None:
+        return known or failure
+    return failure.model_copy(update={"revision": target["metadata"]["name"], "number": number_of(target)})
+
+
+def _completed(observed: Observation, before: RollbackStatus) -> RollbackStatus:
+    """Add how long it took until all replicas served again."""
+    began = reading.moment(before.time)
+    is_back = observed.serving >= observed.wanted > 0 and observed.rollout.is_complete
+    if before.back_seconds is not None or began is None or not is_back:
+        return before
+    return before.model_copy(update={"back_seconds": max(0, round((observed.now - began).total_seconds()))})
+
+
+def _failures(
+    observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None
+) -> Iterator[RollbackStatus]:
+    """Yield the failures for which the revision is given up."""
+    own = [it for it in crashes.in_force if it.settles_at is None and _counts(observed, revision, it, remediation)]
+    runs = sum(finding.run + 1 for finding in own)
+    for finding in own:
+        if runs > MAX_RESTARTS or _is_final(observed, revision, finding):
+            crash = finding.status
+            command = remediation.command if remediation is not None and remediation.pod == crash.pod else None
+            yield _failure(observed, revision, finding.view, crash.cause or "", crash.remedy, command)
+    for view in observed.pod_facts:
+        if _is_of(revision, view) and not _has_proved_itself(observed, revision, None) and _is_stuck(observed, view):
+            yield _failure(observed, revision, view, pod_text(observed, view))
+
+
+def _failure(
+    observed: Observation, revision: Manifest, view: PodFacts, why: str, remedy: str | None = None, command: str | None = None
+) -> RollbackStatus:
+    tried = max(0, round((observed.now - view.created_at).total_seconds())) if view.created_at is not None else None
+    return RollbackStatus(
+        replaced=revision["metadata"]["name"],
+        replaced_number=number_of(revision),
+        pod=view.name,
+        why=wording.clean(why, wording.MESSAGE_LIMIT),
+        remedy=wording.clean(remedy, wording.MESSAGE_LIMIT) if remedy else None,
+        command=command,
+        tried_seconds=tried,
+        time=reading.stamp(observed.now) or "",
+    )
+
+
+def _is_of(revision: Manifest, view: PodFacts) -> bool:
+    """Return whether a Pod was created for a revision, which may have the Pod template of the one before."""
+    since = reading.moment(revision, "metadata", "creationTimestamp")
+    return view.is_current and not (since is not None and view.created_at is not None and view.created_at < since)
+
+
+def _has_proved_itself(observed: Observation, revision: Manifest, when: datetime | None) -> bool:
+    """Return whether a revision had served for long enough at a time, by default now."""
+    served, seconds = _served_at(revision), (observed.resource.spec.rollout or RolloutSpec()).prove_seconds
+    prove = timedelta(seconds=DEFAULT_PROVE_SECONDS if seconds is None else seconds)
+    return served is not None and (when or observed.now) - served >= prove
+
+
+def _served_at(revision: Manifest) -> datetime | None:
+    return reading.moment(revision, "metadata", "annotations", SERVED_ANNOTATION)
+
+
+def _counts(observed: Observation, revision: Manifest, finding: Finding, remediation: RemediationStatus | None) -> bool:
+    """Return whether a crash is the revision's own, before it has proved itself, and nothing is being done about it."""
+    if finding.view.phase is Phase.FAILED or not _is_of(revision, finding.view) or _has_proved_itself(observed, revision, finding.time):
+        return False
+    signature = observed.knowledge.signatures.get(finding.status.signature)
+    is_outside = finding.status.signature == _FROM_OUTSIDE or (signature is not None and signature.origin is not None)
+    return not is_outside and not is_superseded(remediation, finding)
+
+
+def _is_final(observed: Observation, revision: Manifest, finding: Finding) -> bool:
+    """Return whether one such crash is enough."""
+    signature = observed.knowledge.signatures.get(finding.status.signature)
+    has_served = _served_at(revision) is not None and not finding.during_start
+    lasts = signature is not None and is_permanent(signature) and signature.remedy_action is None
+    return has_served or lasts or finding.status.signature in _AT_ONCE
+
+
+def _is_stuck(observed: Observation, view: PodFacts) -> bool:
+    """Return whether a Pod fails without a crash: its image does not exist, its container cannot be created, or it hangs and may go on."""
+    plan, since = observed.plan, view.created_at
+    if view.phase is Phase.HUNG:
+        return plan is not None and plan.on_hang == "Report"
+    if view.phase is Phase.IMAGE_PULL_FAILED:
+        return view.container != "copy-tools" and _NO_IMAGE.search(f"{view.reason} {view.message}") is not None
+    is_late = plan is not None and since is not None and observed.now - since > timedelta(seconds=plan.deadline_seconds)
+    return view.phase is Phase.CONTAINER_FAILED and (view.restarts >= MAX_RESTARTS or is_late)
+
+
+def describe_rollback(observed: Observation, rollback: RollbackStatus) -> str:
+    """Say from which revision to which, why, and what to change; or why the revision that failed stays."""
+    is_held = (observed.resource.spec.rollout or RolloutSpec()).on_failure == "Hold"
+    return observed.messages.fit(
+        "rollback.done" if rollback.revision else "rollback.hold" if is_held else "rollback.first",
+        shrink=("why", "remedy"),
+        rollback=rollback,
+        why=rollback.why,
+        remedy=rollback.remedy or "",
+        metadata=observed.resource.metadata,
+    )
+
+
+def rolled_back(observed: Observation, rollback: RollbackStatus | None) -> Verdict | None:
+    """Judge RolledBack. None if the revision for the current spec runs."""
+    if rollback is None or rollback.revision is None:
+        return None
+    return Verdict(TRUE, Reason.REVISION_FAILED, describe_rollback(observed, rollback))
