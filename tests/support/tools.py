@@ -20,4 +20,4 @@ def archive() -> Path:
 
 def command(program: str, *arguments: str) -> list[str]:
     """Return the command that runs a program with this Python, as in a Pod."""
-    return [sys.executable, "-I", "-S", "-B", str(archive()), program, *arguments]
+    return [sys.executable, "-I", "-B", str(archive()), program, *arguments]

@@ -89,7 +89,7 @@ async def test_an_init_container_fetches_on_every_kind_of_storage(fleet: Fleet, 
     container = init_containers(fleet)["fetch-caches"]
     engine = (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == engine["image"]
-    assert container["command"] == ["python3", "-I", "-S", "-B", "/tools/tools.pyz", "fetch-caches"]
+    assert container["command"] == ["python3", "-I", "-B", "/tools/tools.pyz", "fetch-caches"]
     assert "limits" not in container["resources"]  # no GPU
     settings = json.loads(container["env"][0]["value"])
     assert (settings["repository"], settings["root"], settings["secret"]) == (REPOSITORY, "/cache", "/etc/vllm-operator/artifact")

@@ -30,8 +30,12 @@ _RESOURCES = {"cpu": "250m", "memory": "64Mi"}
 
 
 def tool_command(program: str, *arguments: str, root: str = TOOLS_ROOT) -> list[str]:
-    """Return the command that runs a program in isolated mode: variables, packages and the working directory do not affect imports."""
-    return ["python3", "-I", "-S", "-B", f"{root}/{_ARCHIVE}", program, *arguments]
+    """Return the command that runs a program in isolated mode: variables and the working directory do not affect imports.
+
+    The probe needs no packages, and without them Python starts with less CPU time.
+    """
+    packages = ["-S"] if program == CHECK_PROGRAM else []
+    return ["python3", "-I", *packages, "-B", f"{root}/{_ARCHIVE}", program, *arguments]
 
 
 def operator_container(spec: Mapping[str, Any], image: str, program: str, *arguments: str) -> dict[str, Any]:

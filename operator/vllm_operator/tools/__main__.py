@@ -1,4 +1,4 @@
-"""Runs one of the programs: `python3 -I -S -B tools.pyz PROGRAM`.
+"""Runs one of the programs: `python3 -I -B tools.pyz PROGRAM`.
 
 `copy FOLDER` copies the archive itself, from the operator's image to a volume that the other containers of a Pod mount. `check-engine` is
 the readiness probe of the engine (`check_engine.py`).

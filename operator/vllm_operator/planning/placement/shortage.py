@@ -158,7 +158,8 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
             return say("remedy.host", host=pool.host)
         case Obstacle.COUNT:
             devices = "MIG slices" if wanted.sliced else "GPUs"
-            name = "remedy.count" if wanted.sliced or count <= _MOST_IN_A_NODE else "remedy.count-of-a-node"
-            return say(name, available=pool.count, count=count, devices=devices)
+            if not wanted.sliced and count > _MOST_IN_A_NODE:
+                return say("remedy.count-of-a-node", available=pool.count, count=count, devices=devices)
+            return say("remedy.count", available=pool.count, count=count, devices=devices)
         case _:
             return say("remedy.problem")
