@@ -159,7 +159,7 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.COUNT:
             devices = "MIG slices" if wanted.sliced else "GPUs"
             if not wanted.sliced and count > _MOST_IN_A_NODE:
-                return say("remedy.count-of-a-node", available=pool.count, count=count, devices=devices)
+                return say("remedy.count-of-a-node", available=pool.count, devices=devices)
             return say("remedy.count", available=pool.count, count=count, devices=devices)
         case _:
             return say("remedy.problem")
