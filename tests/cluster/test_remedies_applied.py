@@ -99,9 +99,9 @@ async def test_a_remedy_that_helps_is_applied_reported_and_undone_with_the_spec(
     assert "args" not in (told["spec"].get("engine") or {})
     plan = await pinned_plan(served, told)
     assert all(argument["name"] != "--max-model-len" for argument in plan.get("args", []))
-    await wait_for_story(served, "Crashed=False Recovered", "Normal RemedyApplied x1: Applied --max-model-len 5568")
+    await wait_for_story(served, "Ready=True Serving", "Normal RemedyApplied x1: Applied --max-model-len 5568")
     # the container may start and crash again before its Pod is replaced, and is then counted twice
-    await wait_for_story(served, "Crashed=False Recovered", "Warning MaxModelLenExceedsKvCache x")
+    await wait_for_story(served, "Ready=True Serving", "Warning MaxModelLenExceedsKvCache x")
     generation = deployment["metadata"]["generation"]
     await operator.kill()
     await operator.start()

@@ -50,7 +50,7 @@ async def recovered_from(cluster: Cluster) -> int:
     """The exit code of the crash that a later start has made good; its log is read for a while after that."""
 
     def is_examined(resource: Manifest) -> bool:
-        return has("Crashed", "False", "Recovered")(resource) and "lastCrash" in resource["status"]
+        return has("Ready", "True")(resource) and not condition(resource, "Crashed") and "lastCrash" in resource["status"]
 
     done = await cluster.wait_for("VLLMDeployment", "llama", is_examined, within=60)
     return int(done["status"]["lastCrash"]["exitCode"])
