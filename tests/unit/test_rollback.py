@@ -166,8 +166,16 @@ def numbers(bench: Bench, number: int | None = None) -> list[int]:
     return [int(each["revision"]) for each in find_rollback(parsed(bench), revisions(bench), number)]
 
 
+def record_served(bench: Bench, *served: int) -> None:
+    for each in revisions(bench):
+        if each["revision"] in served:
+            change = {"metadata": {"annotations": {SERVED_ANNOTATION: "2026-11-21T12:00:00Z"}}}
+            bench.cluster.edit(REVISION, "default", each["metadata"]["name"], change)
+
+
 async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) -> None:
     await fleet.change(engine={"version": "0.26.0"})
+    record_served(updated, 1, 2)
     assert numbers(updated) == [2, 3, 3]
     assert numbers(updated, 1) == [1, 3, 3]
     target, _, replaced = find_rollback(parsed(updated), revisions(updated), None)
@@ -177,7 +185,7 @@ async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) 
     assert numbers(updated) == [1, 2, 3]
     rows = history(parsed(updated), revisions(updated), updated.now)
     assert [(row["revision"], row["state"], row["version"]) for row in rows] == [
-        (1, "", OLD),
+        (1, "served", OLD),
         (2, "current", NEW),
         (3, "rolled back", "0.26.0"),
     ]
@@ -186,8 +194,9 @@ async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) 
 
 async def test_by_default_it_goes_back_to_what_has_served(updated: Bench, fleet: Fleet) -> None:
     await fleet.change(engine={"version": "0.26.0"})
-    served = {"metadata": {"annotations": {SERVED_ANNOTATION: "2026-11-21T12:00:00Z"}}}
-    updated.cluster.edit(REVISION, "default", names(updated)[0], served)
+    with pytest.raises(InputError, match=r"no earlier revision that is known to have served\. Name one\. It has 1, 2, 3,"):
+        numbers(updated)
+    record_served(updated, 1)
     assert numbers(updated) == [1, 3, 3]
 
 

@@ -22,8 +22,10 @@ from vllm_operator.cli.plan import causes, difference_lines, plan_in, revisions_
 from vllm_operator.cli.terminal import age, table, wrap
 from vllm_operator.planning.outcome import compare
 from vllm_operator.planning.pinning import requested_rollbacks, rollback_request
-from vllm_operator.rendering.revision import RevisionError, is_recorded, number_of, read_planned_spec, read_revision
+from vllm_operator.rendering.revision import RevisionError, is_recorded, last_served, number_of, read_planned_spec, read_revision
 
+_RECORDS = {FAILED_ANNOTATION: "failed", SERVED_ANNOTATION: "served"}
+"""What became of a plan, by annotation, the latest first."""
 HEADER = ("REVISION", "AGE", "STATE", "GPU", "VLLM", "WHY")
 
 
@@ -37,7 +39,8 @@ def add_history_arguments(parser: argparse.ArgumentParser) -> None:
 def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `rollback`."""
     add_name(parser)
-    parser.add_argument("revision", nargs="?", type=int, metavar="REVISION", help="its number (default: the one before the current one)")
+    which = "its number (default: the last before the current one that served)"
+    parser.add_argument("revision", nargs="?", type=int, metavar="REVISION", help=which)
     parser.add_argument("--dry-run", action="store_true", help="only print what would change")
     parser.set_defaults(run=_roll_back)
 
@@ -61,7 +64,8 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
     for revision in revisions:
         name = text(revision, "metadata", "name")
         row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
-        left = "rolled back" if (running, name) in rollbacks else "failed" if is_recorded(revision, FAILED_ANNOTATION) else ""
+        reached = next((said for record, said in _RECORDS.items() if is_recorded(revision, record)), "")
+        left = "rolled back" if (running, name) in rollbacks else reached
         row["state"] = "current" if name == running else left
         try:
             made = read_revision(resource, revision)
@@ -74,8 +78,8 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
     return rows
 
 
-def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
-    """Return the revision to go back to (by default, the one before the current one), the current one, and the one for the current spec.
+def find_rollback(resource: VLLMDeployment, revisions: Sequence[dict[str, Any]], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
+    """Return the revision to go back to (default: the last that served before the current one), the current one, and that of the spec.
 
     `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.
     """
@@ -90,15 +94,14 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
     current = by_name[running]
     replaced = next((by_name[left] for to, left in requested_rollbacks(resource) if to == running and left in by_name), current)
-    earlier = [each for each in revisions if number_of(each) < number_of(current)]
-    earlier = ([each for each in earlier if text(each, "metadata", "annotations", SERVED_ANNOTATION)] or earlier)[-1:]
-    target = next((each for each in revisions if number_of(each) == number), None) if number is not None else next(iter(earlier), None)
+    if number is not None:
+        target = next((each for each in revisions if number_of(each) == number), None)
+    else:
+        target = last_served([each for each in revisions if number_of(each) < number_of(current)])
     if target is None:
-        wanted, known = (
-            "earlier revision" if number is None else f"revision {number}",
-            ", ".join(str(number_of(each)) for each in revisions),
-        )
-        raise InputError(f"{name} has no {wanted}. It has {known}, and {number_of(current)} is the current one")
+        wanted, way = (f"revision {number}", "") if number is not None else ("earlier revision that is known to have served", "Name one. ")
+        known = ", ".join(str(number_of(each)) for each in revisions)
+        raise InputError(f"{name} has no {wanted}. {way}It has {known}, and {number_of(current)} is the current one")
     if target in (current, replaced):
         way = "is the current one" if target is current else f"is the one for the current spec. To return to it: {_end_command(resource)}"
         raise InputError(f"revision {number_of(target)} {way}")
