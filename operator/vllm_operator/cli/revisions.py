@@ -78,7 +78,7 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
     return rows
 
 
-def find_rollback(resource: VLLMDeployment, revisions: Sequence[dict[str, Any]], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
+def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:
     """Return the revision to go back to (default: the last that served before the current one), the current one, and that of the spec.
 
     `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,6 +18,8 @@ from vllm_operator.api.labels import FAILED_ANNOTATION, KIND, PLAN_ANNOTATION, S
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.planning.pinning import planned_fields
+
+Revision = TypeVar("Revision", bound=Mapping[str, Any])
 
 DIGEST_LENGTH = 10
 MAX_NUMBER = 2**53
@@ -89,7 +91,7 @@ def is_recorded(revision: Mapping[str, Any] | None, record: str) -> bool:
     return revision is None or bool(reading.text(revision, "metadata", "annotations", record))
 
 
-def last_served(revisions: Iterable[dict[str, Any]], *, but: str | None = None) -> dict[str, Any] | None:
+def last_served(revisions: Iterable[Revision], *, but: str | None = None) -> Revision | None:
     """Return the newest revision that has served and was not given up, apart from the one named `but`; None without one."""
     usable = [each for each in revisions if is_recorded(each, SERVED_ANNOTATION) and not is_recorded(each, FAILED_ANNOTATION)]
     return max((each for each in usable if reading.text(each, "metadata", "name") != but), key=number_of, default=None)
