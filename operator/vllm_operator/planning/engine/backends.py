@@ -460,7 +460,9 @@ class _Choosing:
         with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
         without = set(with_them).difference(self._working(component))
         taken = None if found.takes in without else found.takes
-        return replace(found, takes=taken, accepts=tuple(name for name in found.accepts if name not in without))
+        accepts = tuple(name for name in found.accepts if name not in without)
+        raises = "No valid attention backend found" if not accepts and _cache_type(known) != AUTOMATIC else found.raises
+        return replace(found, takes=taken, accepts=accepts, raises=raises)
 
     def _cache_types(self) -> Sequence[str]:
         """Return the values of `--kv-cache-dtype` that work for this model here, as far as is known."""
@@ -504,7 +506,7 @@ class _Choosing:
 
     def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
         """Return whether the rule about vLLM's default names the selector's result, or is more exact about the model."""
-        if default is None:
+        if default is None or (component in COMPONENTS.values() and default.backend in selection.refuses):
             return False
         if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
             possible = default.backend in selection.others and selection.takes in default.alternatives
