@@ -81,7 +81,8 @@ class Users:
         }
 
     async def apply(self, name: str, spec: Manifest) -> Manifest:
-        manifest = llama(self._client.namespace, name, **spec)
+        # What happens to Pods has nothing to do with the spec, so no revision is to be given up for it.
+        manifest = llama(self._client.namespace, name, rollout={"onFailure": "Hold"}, **spec)
         try:
             return await self._client.apply(manifest)
         except RefusedError as refused:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from support import observations
 from support.upgrades import NEW, NEWER, OLD, Fate, Run, Upgrades
-from vllm_operator.api.labels import FAILED_ANNOTATION, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import FAILED_ANNOTATION, REPLAN_ANNOTATION, REQUEST_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.planning.pinning import rollback_request
+from vllm_operator.rendering.revision import last_served, render_revision
 
 FAULTS = {
     "rejects its command line": Fate([Run(5, fails=True, crash="UnknownCliArgument")]),
@@ -41,6 +43,7 @@ HARMLESS = {
     "a signal from outside": Fate([Run(lasts=100, exit_code=143), Run()]),
     "two starts end, and nobody knows why": Fate([Run(20, fails=True), Run(20, fails=True), Run()]),
     "a damaged cache": Fate([Run(20, fails=True, crash="TritonKernelImageInvalid"), Run()]),
+    "a cache is damaged while it serves": Fate([Run(lasts=100, crash="TritonKernelImageInvalid"), Run()]),
     "a crash after it has proved itself": Fate([Run(lasts=1500, crash="CudaOutOfMemory"), Run()]),
 }
 
@@ -183,6 +186,22 @@ async def test_an_earlier_revision_that_fails_too_stays() -> None:
         made._remove(pod)
     await made.wait(3600)
     assert (made.version, made.images) == (OLD, [OLD, NEW, OLD])
+
+
+@pytest.mark.parametrize(("requests", "target"), [(("a", "b", "b"), 1), (("a", "a", "b"), 2), (("b", "b", "b"), None), (("", "", ""), 2)])
+def test_a_plan_that_differs_only_in_its_cache_is_no_other_revision_to_go_back_to(requests: tuple[str, ...], target: int | None) -> None:
+    """A damaged cache is replaced, which makes a revision for the same spec."""
+    annotations = [{SERVED_ANNOTATION: "2026-11-21T12:00:00Z", REQUEST_ANNOTATION: each} for each in requests]
+    revisions = [{"metadata": {"name": f"r{n}", "annotations": each}, "revision": n} for n, each in enumerate(annotations, 1)]
+    found = last_served(revisions, instead_of=revisions[-1])
+    assert (found["revision"] if found is not None else None) == target
+
+
+def test_plans_for_the_same_request_have_the_same_record() -> None:
+    resource, plan = observations.resource(), observations.plan(spec_digest="0123")
+    others = (plan.model_copy(update=change) for change in ({}, {"cache_key": "other"}, {"replan_token": "1"}, {"spec_digest": "4567"}))
+    records = [render_revision(resource, each, 1)["metadata"]["annotations"][REQUEST_ANNOTATION] for each in (plan, *others)]
+    assert [record == records[0] for record in records] == [True, True, True, False, False]
 
 
 async def test_pods_that_the_new_plan_has_not_replaced_do_not_count_against_it() -> None:

@@ -53,6 +53,9 @@ RAN_ANNOTATION = f"{GROUP}/ran"
 SERVED_ANNOTATION = f"{GROUP}/served"
 """On a ControllerRevision: when a Pod with its plan was first seen to serve. Written once."""
 
+REQUEST_ANNOTATION = f"{GROUP}/request"
+"""On a ControllerRevision: digest of what its plan was requested by, the spec and the annotation `replan`. Plans that differ only in the
+generation of the cache have the same."""
 FAILED_ANNOTATION = f"{GROUP}/failed"
 """On a ControllerRevision: when the operator gave it up and rolled back. No later rollback of the operator goes to it."""
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
-from vllm_operator.api.labels import FAILED_ANNOTATION, KIND, PLAN_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.labels import FAILED_ANNOTATION, KIND, PLAN_ANNOTATION, REQUEST_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.planning.pinning import planned_fields
@@ -41,10 +41,12 @@ def revision_name(resource: VLLMDeployment, plan: Plan) -> str:
 def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[str, Any]:
     """Return the manifest of the revision with this number. Its data has the plan, and the fields of the spec that it was made for."""
     content = _content(resource, plan)
+    requested = hashlib.sha256(json.dumps([plan.spec_digest, plan.replan_token]).encode()).hexdigest()[:DIGEST_LENGTH]
+    metadata = metadata_of(resource, _name(resource, content), Role.PLAN)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": metadata_of(resource, _name(resource, content), Role.PLAN),
+        "metadata": {**metadata, "annotations": {REQUEST_ANNOTATION: requested}},
         "revision": number,
         "data": content,
     }
@@ -91,10 +93,15 @@ def is_recorded(revision: Mapping[str, Any] | None, record: str) -> bool:
     return revision is None or bool(reading.text(revision, "metadata", "annotations", record))
 
 
-def last_served(revisions: Iterable[Revision], *, but: str | None = None) -> Revision | None:
-    """Return the newest revision that has served and was not given up, apart from the one named `but`; None without one."""
+def last_served(revisions: Iterable[Revision], *, instead_of: Revision | None = None) -> Revision | None:
+    """Return the newest revision that has served and was not given up, apart from one with the same request; None without one."""
     usable = [each for each in revisions if is_recorded(each, SERVED_ANNOTATION) and not is_recorded(each, FAILED_ANNOTATION)]
-    return max((each for each in usable if reading.text(each, "metadata", "name") != but), key=number_of, default=None)
+    others = (each for each in usable if instead_of is None or (each is not instead_of and _request(each) != (_request(instead_of) or "?")))
+    return max(others, key=number_of, default=None)
+
+
+def _request(revision: Mapping[str, Any]) -> str:
+    return reading.text(revision, "metadata", "annotations", REQUEST_ANNOTATION)
 
 
 def plan_name(deployment: Mapping[str, Any] | None) -> str:

@@ -53,7 +53,7 @@ def decide_rollback(observed: Observation, crashes: Crashes, remediation: Remedi
     failure = next(_failures(observed, revision, crashes, remediation), None)
     known = before if before is not None and before.replaced == observed.revision and (failure or crashes.in_force) else None
     may_go_back = (resource.spec.rollout or RolloutSpec()).on_failure != "Hold"
-    target = last_served(observed.revisions, but=observed.revision) if failure is not None and may_go_back else None
+    target = last_served(observed.revisions, instead_of=revision) if failure is not None and may_go_back else None
     if failure is None or target is None:
         return known or failure
     return failure.model_copy(update={"revision": target["metadata"]["name"], "number": number_of(target)})
@@ -128,10 +128,11 @@ def _counts(observed: Observation, revision: Manifest, finding: Finding, remedia
 
 def _is_final(observed: Observation, revision: Manifest, finding: Finding) -> bool:
     """Return whether one such crash is enough."""
-    signature = observed.knowledge.signatures.get(finding.status.signature)
+    name, signature = finding.status.signature, observed.knowledge.signatures.get(finding.status.signature)
+    if signature is not None and signature.remedy_action is not None:
+        return False  # the operator repairs the caches
     has_served = _served_at(revision) is not None and not finding.during_start
-    lasts = signature is not None and is_permanent(signature) and signature.remedy_action is None
-    return has_served or lasts or finding.status.signature in _AT_ONCE
+    return has_served or name in _AT_ONCE or (signature is not None and is_permanent(signature))
 
 
 def _is_stuck(observed: Observation, view: PodFacts) -> bool:
