@@ -12,7 +12,6 @@ from demo.pods import Player
 from demo.situations import MANIFESTS
 from support.cluster import Cluster, Manifest
 from support.operator_process import OperatorProcess, condition, has
-from support.verdicts import has_cache
 from testenv.binaries import find_binary
 
 pytestmark = pytest.mark.cluster
@@ -57,7 +56,7 @@ async def test_the_printed_command_mends_the_crash_and_no_figure_is_invented(dem
     assert await in_a_shell(crashed["status"]["lastCrash"]["command"], demo.kubeconfig) == 0
     serving = await demo.wait_for("VLLMDeployment", "tinyllama", has("Ready", "True"))
     assert [variable["value"] for variable in serving["spec"]["engine"]["env"]] == ["0"]
-    told = await demo.wait_for("VLLMDeployment", "tinyllama", has_cache("Miss"))
+    told = await demo.wait_for("VLLMDeployment", "tinyllama", lambda it: bool(it["status"].get("cache", {}).get("state")))
     assert "measured" not in messages(told)
 
 
