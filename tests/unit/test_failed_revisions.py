@@ -29,7 +29,7 @@ FAULTS = {
 DURING_START = [name for name, fate in FAULTS.items() if fate.runs[0].fails or fate.runs[0].phase]
 HARMLESS = {
     "nothing": Fate(),
-    "a slow start": Fate([Run(2500)]),
+    "a slow start": Fate([Run(1200)]),
     "the hub is unreachable": Fate([*[Run(30, fails=True, crash="HfOfflineOrUnreachable")] * 6, Run()]),
     "the hub limits requests": Fate([*[Run(30, fails=True, crash="HfRateLimited")] * 6, Run()]),
     "the storage fails": Fate([*[Run(30, fails=True, crash="StorageUnreadable")] * 5, Run()]),
