@@ -183,7 +183,10 @@ QUOTES_AN_ERROR = ROOT / "operator" / "vllm_operator" / "planning" / "placement"
 """Tells users what CUDA would say."""
 WRITES_AN_ERROR = ROOT / "operator" / "vllm_operator" / "tools" / "artifact.py"
 """Writes the line of a crash itself."""
-MODULES = sorted(set((ROOT / "operator" / "vllm_operator").rglob("*.py")) - {QUOTES_AN_ERROR, WRITES_AN_ERROR})[::6]
+ENDS_AN_ENGINE = ROOT / "operator" / "vllm_operator" / "tools" / "hang.py"
+"""Names the signal that it sends."""
+NO_MODULES = {QUOTES_AN_ERROR, WRITES_AN_ERROR, ENDS_AN_ENGINE}
+MODULES = sorted(set((ROOT / "operator" / "vllm_operator").rglob("*.py")) - NO_MODULES)[::6]
 MANIFESTS = sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "crds").glob("*.yaml"))
 
 
