@@ -1,7 +1,7 @@
 """A fleet of GPUs in simulated time: the operator's inside is real, the controllers, the scheduler, the kubelet and the users are played.
 
-Time passes in steps of a second. Users create, delete and resize VLLMDeployments at random, nodes go and come back, and a user who reads
-in a status that another GPU is free requests a new plan. After each step, what the operator says and does is compared with the cluster.
+Time passes in steps of a second. Users create, delete, resize and change VLLMDeployments at random, and nodes go and come back. A user who
+reads in a status that another GPU is free requests a new plan. After each step, the cluster is compared with what the operator says.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from support.verdicts import plan_verdict
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import REFUSALS
 from vllm_operator.api.labels import INSTANCE_LABEL, PLAN_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.caches.address import claims_of
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, NODE, POD, REVISION, VLLM_DEPLOYMENT, Kind
 
 Manifest = dict[str, Any]
@@ -33,6 +34,8 @@ KINDS = {"l40s": 3, "h100-sxm": 2, "h200": 1, "b200": 1, "rtx-pro-6000": 2}
 MODELS = ("hf://Qwen/Qwen3-8B", "hf://meta-llama/Llama-3.1-8B-Instruct", "hf://Qwen/Qwen3-32B", "hf://meta-llama/Llama-3.3-70B-Instruct")
 LONGEST_WAIT, LONGEST_LIE = 60.0, 10.0
 MOST_OBJECTS = 28
+STORAGE: tuple[Manifest, ...] = ({}, {}, {"storage": "ClaimPerReplica"}, {"hostPath": "/var/cache/vllm"})
+HELD = re.compile(r"begun: (\d+) new Pods? needs? (\d+) (.+?)(?: each)?(?: on one node)?, and (?:there|no|none)")
 NO_NODE = re.compile(r"needs (\d+) GPUs? \(([^)]+)\), and no node that it may use has")
 FREE_NOW = re.compile(r"(?:Free now, but not allowed by the spec: ([^.]+)\.|, and (\S+) is free now\.)")
 
@@ -49,6 +52,13 @@ def products() -> Mapping[str, str]:
 
 
 @cache
+def titles() -> Mapping[str, str]:
+    """The product of each name of a GPU in messages."""
+    made = [planned(deployment(MODELS[0]), real_node(kind)).plan for kind in KINDS]
+    return {known_gpus().title(plan.product, plan.architecture): plan.product for plan in made if plan is not None and plan.product}
+
+
+@cache
 def needed(model: str, kind: str) -> int | None:
     """How many GPUs of one kind a replica of a model needs; None if it does not fit well."""
     made = planned(deployment(model), real_node(kind)).plan
@@ -57,10 +67,16 @@ def needed(model: str, kind: str) -> int | None:
 
 @dataclass
 class Truth:
-    """What is free on which node, according to the Pods."""
+    """What is free on which node, and which Pods start, according to the Pods."""
 
     nodes: Mapping[str, Manifest]
     used: Counter[str]
+    starting: set[str]
+    single: set[str]
+
+    def is_bound(self, pods: list[Manifest]) -> bool:
+        """Whether some Pods have mounted a volume for one node, so that the others may only run there."""
+        return any(pod["spec"].get("nodeName") and claims_of(pod["spec"]) & self.single for pod in pods)
 
     def free(self, node: str) -> int:
         return int(self.nodes[node]["status"]["allocatable"][GPU]) - self.used[node]
@@ -79,6 +95,7 @@ class Measured:
     plans: int = 0
     moved: int = 0
     requested: int = 0
+    overtaken: int = 0
     longest_wait: float = 0.0
     longest_lie: float = 0.0
     wrong: list[str] = field(default_factory=list)
@@ -86,7 +103,8 @@ class Measured:
     def __str__(self) -> str:
         done = ", ".join(f"{number} {name}" for name, number in sorted(self.operations.items()))
         return (
-            f"{done}; {self.plans} plans, {self.moved} chosen again, {self.requested} requested by users; longest wait beside a free GPU "
+            f"{done}; {self.plans} plans, {self.moved} chosen again, {self.requested} requested by users, "
+            f"{self.overtaken} Pods of rolling updates whose GPUs others took meanwhile; longest wait beside a free GPU "
             f"{self.longest_wait:.0f} s, longest untrue status {self.longest_lie:.0f} s, {len(self.wrong)} violations"
         )
 
@@ -104,7 +122,6 @@ class GPUFleet:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.made, self.seen = 0, (-1, -1)
         self.since: dict[tuple[str, ...], float] = {}
-        self.stopped: dict[str, tuple[float, str]] = {}
         self.known: set[str] = set()
 
     async def run(self, operations: int) -> Measured:
@@ -118,7 +135,8 @@ class GPUFleet:
 
     def _operate(self) -> None:
         names = sorted(each["metadata"]["name"] for each in self._all(VLLM_DEPLOYMENT))
-        choices = ["create"] * (12 if len(names) < MOST_OBJECTS else 0) + ["delete"] * 6 + ["resize"] * 4 + ["node"] * 2
+        number = {"create": 12 if len(names) < MOST_OBJECTS else 0, "delete": 6, "resize": 4, "change": 4, "node": 2}
+        choices = [name for name, times in number.items() for _ in range(times)]
         act = self.random.choice(choices)
         if act == "node":
             act = self._lose_or_return_node()
@@ -129,6 +147,8 @@ class GPUFleet:
             return
         elif act == "delete":
             self._delete(self.random.choice(names))
+        elif act == "change":
+            self._change(self.random.choice(names))
         else:
             name = self.random.choice(names)
             self.cluster.edit(VLLM_DEPLOYMENT, "default", name, {"spec": {"replicas": self.random.choice((0, 1, 2, 3, 5))}})
@@ -138,17 +158,22 @@ class GPUFleet:
     def _create(self) -> None:
         self.made += 1
         accelerator = self.random.choice(
-            (
-                *([None] * 8),
-                {"products": [self.random.choice(list(products()))]},
-                {"products": sorted(self.random.sample(list(products()), 2))},
-                {"policy": "MostCapable"},
-                {"policy": "MostFree"},
-            )
+            (*([None] * 8), self._products(1), self._products(2), {"policy": "MostCapable"}, {"policy": "MostFree"})
         )
         spec = {"model": {"uri": self.random.choice(MODELS)}, "replicas": self.random.choice((1, 1, 2, 3, 4))}
+        spec |= {"cache": self.random.choice(STORAGE)}
         self.cluster.put(llama(f"m{self.made}", **spec, **({"accelerator": accelerator} if accelerator else {})))
         self._wake(f"m{self.made}")
+
+    def _products(self, number: int) -> Manifest:
+        return {"products": sorted(self.random.sample(list(products()), number))}
+
+    def _change(self, name: str) -> None:
+        """Another version of vLLM on the same GPU, or other GPUs."""
+        version = {"engine": {"version": self.random.choice(("0.20.1", "0.26.0"))}}
+        change = self.random.choice((version, {"accelerator": self._products(1)}, {"accelerator": self._products(3)}))
+        self.cluster.edit(VLLM_DEPLOYMENT, "default", name, {"spec": change})
+        self._wake(name)
 
     def _delete(self, name: str) -> None:
         self.cluster.remove(VLLM_DEPLOYMENT, "default", name)
@@ -239,8 +264,8 @@ class GPUFleet:
             self._schedule()
 
     def _run_deployment(self, each: Manifest, pods: list[Manifest]) -> None:
-        name, template, wanted = each["metadata"]["name"], each["spec"]["template"], each["spec"]["replicas"]
-        mark = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+        name, wanted = each["metadata"]["name"], each["spec"]["replicas"]
+        mark = mark_of(each)
         new = [pod for pod in pods if pod["metadata"]["labels"]["pod-template-hash"] == mark]
         old = [pod for pod in pods if pod not in new]
         serving = [pod for pod in old if is_ready(pod)]
@@ -249,9 +274,9 @@ class GPUFleet:
         if not going and serving and sum(map(is_ready, new)) + len(serving) >= wanted:
             going = serving[:1]
         for pod in going:
-            if is_ready(pod) and "primer" not in name:
-                self.stopped[each["metadata"]["labels"][INSTANCE_LABEL]] = (self.time, mark)
             self._remove_pod(pod)
+        if any(map(is_ready, going)):
+            self._check_stopped(each, is_begin=not new)
         kept = [pod for pod in old if pod not in going]
         for pod in sorted(new, key=lambda pod: (is_ready(pod), bool(pod["spec"].get("nodeName"))))[: max(0, len(new) + len(kept) - wanted)]:
             self._remove_pod(pod)
@@ -298,7 +323,8 @@ class GPUFleet:
             if pod["spec"].get("nodeName"):
                 continue
             name, count = pod["metadata"]["name"], gpus_of(pod)
-            matching = [node for node, manifest in truth.nodes.items() if matches(pod, manifest)]
+            mounted = self._node_of_claim(pod)
+            matching = [node for node, manifest in truth.nodes.items() if matches(pod, manifest) and mounted in (None, node)]
             fitting = [node for node in matching if truth.free(node) >= count]
             if fitting:
                 node = self.random.choice(fitting)
@@ -312,6 +338,12 @@ class GPUFleet:
                 why += [f"{others} node(s) didn't match Pod's node affinity/selector"] if others else []
                 message = f"0/{len(truth.nodes)} nodes are available: {', '.join(why)}."
                 self._show(name, {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message})
+
+    def _node_of_claim(self, pod: Manifest) -> str | None:
+        """The only node that can mount the volumes of a Pod: the one where another Pod has mounted them."""
+        own = claims_of(pod["spec"]) & self._single()
+        users = (each for each in self._all(POD) if each["spec"].get("nodeName") and own & claims_of(each["spec"]))
+        return next((str(each["spec"]["nodeName"]) for each in users), None)
 
     def _start(self, name: str) -> None:
         if self._find(POD, name) is not None:
@@ -357,6 +389,8 @@ class GPUFleet:
         for name, resource in resources.items():
             self._obey(name, resource)
             found |= {("lie", name, lie) for lie in lies(resource, pods[name], deployments.get(name), truth)}
+            if self._is_held_beside_free(resource, truth, promised):
+                found.add(("wait", name))
             if self._waits_beside_free(resource, pods[name], truth, promised):
                 is_told = "kubectl annotate vllm" in self._condition(resource, "Ready").get("message", "")
                 has_run = self._has_run(resource)
@@ -370,7 +404,6 @@ class GPUFleet:
                 self._note(seconds, "longest_lie", LONGEST_LIE, f"{entry[1]}: {entry[2]}")
             else:
                 self._note(seconds, "longest_wait", LONGEST_WAIT, f"{entry[1]} waits beside a free GPU")
-        self._check_stopped(pods)
         self._check_history(resources, truth)
 
     def _note(self, seconds: float, figure: str, limit: float, text: str) -> None:
@@ -385,7 +418,8 @@ class GPUFleet:
         found: Counter[str] = Counter()
         for name, each in deployments.items():
             if name in resources:
-                missing = resources[name]["spec"]["replicas"] - len(pods[name])
+                current = [pod for pod in pods[name] if pod["metadata"]["labels"]["pod-template-hash"] == mark_of(each)]
+                missing = resources[name]["spec"]["replicas"] - len(current)
                 found[product_of(each)] += max(0, missing) * gpus_of(each["spec"]["template"])
         return found
 
@@ -399,19 +433,36 @@ class GPUFleet:
                 return True
         return False
 
+    def _is_held_beside_free(self, resource: Manifest, truth: Truth, promised: Counter[str]) -> bool:
+        """A rollout waits for GPUs, and enough are free: of the kind it waits for, or if its plan has not run, of another one."""
+        message = self._condition(resource, "Ready").get("message", "")
+        if (held := HELD.search(message)) is None or "the only one that can mount" in message:
+            return False
+        replicas, spec = int(held[1]), resource["spec"]
+        allowed = (spec.get("accelerator") or {}).get("products") or products()
+        for product in [titles()[held[3]]] if self._has_run(resource) else allowed:
+            count = needed(spec["model"]["uri"], products()[product])
+            if count is not None and truth.replicas(product, count) * count - promised[product] >= count * replicas:
+                return True
+        return False
+
     def _has_run(self, resource: Manifest) -> bool:
         revision = self._find(REVISION, reading.text(resource, "status", "plan", "revision"))
         return bool(reading.text(revision, "metadata", "annotations", "vllm-operator.dev/ran"))
 
-    def _check_stopped(self, pods: Mapping[str, list[Manifest]]) -> None:
-        """A Pod that served was stopped by a rollout: the Pods that replace it must get a node."""
-        for name, (when, mark) in list(self.stopped.items()):
-            new = [pod for pod in pods[name] if pod["metadata"]["labels"]["pod-template-hash"] == mark]
-            if any(pod["spec"].get("nodeName") for pod in new) or not pods[name]:
-                del self.stopped[name]
-            elif self.time - when > LONGEST_LIE:
-                self.measured.wrong.append(f"after {self.time:.0f} s: a Pod of {name} that served was stopped for one that fits no node")
-                del self.stopped[name]
+    def _check_stopped(self, each: Manifest, *, is_begin: bool) -> None:
+        """A Pod that served was just stopped by a rollout: there must be a place for the one that replaces it.
+
+        Later in a rolling update, others may have scaled out and taken it.
+        """
+        truth, pod = self._truth(), each["spec"]["template"]
+        mounted = self._node_of_claim(pod)
+        nodes = (node for node, manifest in truth.nodes.items() if matches(pod, manifest) and mounted in (None, node))
+        has_place = any(truth.free(node) >= gpus_of(pod) for node in nodes)
+        self.measured.overtaken += not has_place and not is_begin
+        if is_begin and not has_place:
+            name = each["metadata"]["labels"][INSTANCE_LABEL]
+            self.measured.wrong.append(f"after {self.time:.0f} s: a Pod of {name} that served was stopped for one that fits no node")
 
     def _check_history(self, resources: Mapping[str, Manifest], truth: Truth) -> None:
         revisions = self._all(REVISION)
@@ -442,7 +493,12 @@ class GPUFleet:
         for pod in self._all(POD):
             if node := pod["spec"].get("nodeName"):
                 used[node] += gpus_of(pod)
-        return Truth({node["metadata"]["name"]: node for node in self._all(NODE)}, used)
+        starting = {pod["metadata"]["name"] for pod in self._all(POD) if not is_ready(pod)}
+        return Truth({node["metadata"]["name"]: node for node in self._all(NODE)}, used, starting, self._single())
+
+    def _single(self) -> set[str]:
+        """The claims that only one node can mount."""
+        return {each["metadata"]["name"] for each in self._all(CLAIM) if reading.is_one_node(reading.access_modes(each))}
 
     def _all(self, kind: Kind) -> list[Manifest]:
         return self.cluster.peek(kind)
@@ -452,6 +508,11 @@ class GPUFleet:
 
     def _condition(self, resource: Manifest, type: str) -> Manifest:
         return dict(reading.named(resource, type, "status", "conditions"))
+
+
+def mark_of(deployment: Manifest) -> str:
+    """The label of the Pods that have the template of a Deployment."""
+    return hashlib.sha256(json.dumps(deployment["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
 
 
 def is_ready(pod: Manifest) -> bool:
@@ -485,27 +546,60 @@ def matches(pod: Manifest, node: Manifest) -> bool:
 
 def lies(resource: Manifest, pods: list[Manifest], live: Manifest | None, truth: Truth) -> Iterator[str]:
     """What a status says that is not true."""
+    yield from untrue_numbers(resource, pods, live)
+    yield from untrue_plan(resource, live)
+    yield from untrue_messages(resource, pods, truth)
+
+
+def verdict(resource: Manifest, type: str) -> str:
+    return reading.text(reading.named(resource, type, "status", "conditions"), "status")
+
+
+def is_begun(resource: Manifest, live: Manifest | None) -> bool:
+    """Whether the Deployment follows the plan in the status: no rollout is held."""
+    return live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == reading.text(resource, "status", "plan", "revision")
+
+
+def untrue_numbers(resource: Manifest, pods: list[Manifest], live: Manifest | None) -> Iterator[str]:
+    """REPLICAS, READY, STATUS and the conditions that follow from the number of Pods."""
     status, wanted, ready = resource.get("status") or {}, resource["spec"]["replicas"], sum(map(is_ready, pods))
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    if (status.get("readyReplicas") or 0) != ready:
-        yield f"{status.get('readyReplicas')} of {ready} Pods are said to be ready"
-    if (status.get("replicas") or 0) != len(pods):
-        yield f"{status.get('replicas')} of {len(pods)} Pods are said to exist"
-    said = conditions.get("Ready", {})
-    if (said.get("status") == "True") != (ready == wanted == len(pods)):
-        yield f"Ready is {said.get('status')} with {ready} of {wanted} replicas"
-    summary = status.get("plan") or {}
-    if live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == summary.get("revision"):
-        title = known_gpus().title(product_of(live), summary.get("architecture"))
-        if title not in plan_verdict(resource).message and said.get("reason") not in REFUSALS:
-            yield f"the plan does not name {title}, for which the Deployment is"
-    waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
-    if said.get("reason") == "Unschedulable" and not waiting:
+    for name, number in (("readyReplicas", ready), ("replicas", len(pods))):
+        if (status.get(name) or 0) != number:
+            yield f"{name} is {status.get(name)}, and there are {number}"
+    current = [pod for pod in pods if live is not None and pod["metadata"]["labels"]["pod-template-hash"] == mark_of(live)]
+    is_done = ready == wanted == len(pods) == len(current) and (is_begun(resource, live) or not wanted)
+    expected = {"Ready": is_done, "Available": ready > 0, "Crashed": False, "Stalled": False}
+    for type, holds in expected.items():
+        if (verdict(resource, type) == "True") != holds:
+            yield f"{type} is {verdict(resource, type)} with {ready} of {wanted} replicas"
+
+
+def untrue_plan(resource: Manifest, live: Manifest | None) -> Iterator[str]:
+    """GPU, IMAGE and what is said of the plan."""
+    if live is None or not is_begun(resource, live):
+        return
+    summary = resource["status"]["plan"]
+    title = known_gpus().title(product_of(live), summary.get("architecture"))
+    reason = reading.text(reading.named(resource, "Ready", "status", "conditions"), "reason")
+    if title not in plan_verdict(resource).message and reason not in REFUSALS:
+        yield f"the plan does not name {title}, for which the Deployment is"
+    [image] = [each["image"] for each in live["spec"]["template"]["spec"]["containers"] if each["name"] == "vllm"]
+    if summary.get("image") != image:
+        yield f"the image is not {image}"
+
+
+def untrue_messages(resource: Manifest, pods: list[Manifest], truth: Truth) -> Iterator[str]:
+    """STAGE, and what Ready says of Pods and GPUs."""
+    shown = {str(each["name"]) for each in reading.objects(resource, "status", "startup", "pods")}
+    if finished := shown - truth.starting:
+        yield f"a start of {sorted(finished)} is shown"
+    said = reading.named(resource, "Ready", "status", "conditions")
+    if said.get("reason") == "Unschedulable" and all(pod["spec"].get("nodeName") for pod in pods):
         nodes = {pod["spec"]["nodeName"] for pod in pods}  # of a volume that only one node can mount
         if "the node of their volume has no GPU" not in said["message"] or any(truth.free(node) >= gpus_of(pods[0]) for node in nodes):
             yield "Ready says that a Pod has no node"
     message = reading.text(said, "message")
-    for count, product in NO_NODE.findall(message):
+    for count, product in NO_NODE.findall(message) if not truth.is_bound(pods) else ():
         if truth.replicas(product, int(count)):
             yield f"{count} {product} are said not to be free"
     for listed, single in FREE_NOW.findall(message):
