@@ -275,7 +275,7 @@ class GPUFleet:
             going = serving[:1]
         for pod in going:
             self._remove_pod(pod)
-        if any(map(is_ready, going)):
+        if wanted and any(map(is_ready, going)):
             self._check_stopped(each, is_begin=not new)
         kept = [pod for pod in old if pod not in going]
         for pod in sorted(new, key=lambda pod: (is_ready(pod), bool(pod["spec"].get("nodeName"))))[: max(0, len(new) + len(kept) - wanted)]:

@@ -309,6 +309,16 @@ def test_which_plan_is_in_force_and_which_one_is_new(full: tuple[str, ...], stan
     assert (outcome.today.plan.product if outcome.today and outcome.today.plan else None) == today
 
 
+@pytest.mark.parametrize(("own", "others"), [({}, (H200,)), ({("h200", "nvidia.com/gpu"): 8}, ())])
+def test_gpus_of_own_pods_with_an_earlier_plan_are_not_said_to_be_free(own: dict[tuple[str, str], int], others: tuple[str, ...]) -> None:
+    resource = deployment(QWEN, accelerator={"products": [H100]})
+    made = make_plan(resource, used_inventory(), known()).plan
+    assert made is not None
+    outcome = kept(resource, replace(used_inventory("h100"), own=own), made, Standing.WAITING)
+    assert outcome.room is not None
+    assert outcome.room.others == others
+
+
 def test_a_gpu_that_is_free_for_some_replicas_comes_before_one_that_is_free_for_none() -> None:
     resource = deployment(QWEN, replicas=3)
     pinned = make_plan(resource, used_inventory(), known()).plan

@@ -128,8 +128,9 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
-    are the devices in use or promised to other plans; None if they were not read. `hidden`: they cannot be read. `allocated` are the
-    identities of the devices that ResourceClaims hold; None if they were not read. `read_at` is when both were read.
+    are the devices in use or promised to other plans; None if they were not read. `own` are those of the Pods of the VLLMDeployment to
+    plan. `hidden`: they cannot be read. `allocated` are the identities of the devices that ResourceClaims hold; None if they were not
+    read. `read_at` is when all were read.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -138,6 +139,7 @@ class Inventory:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     used: Usage | None = None
+    own: Usage = field(default_factory=dict)
     hidden: bool = False
     allocated: frozenset[str] | None = None
     read_at: datetime | None = None
@@ -152,6 +154,12 @@ class Inventory:
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes with GPUs, sorted."""
         return tuple(sorted({node for pool in self.pools if pool.provider is None for node in pool.nodes}))
+
+    def with_own_in_use(self) -> "Inventory":
+        """Return the inventory in which the devices of the VLLMDeployment's own Pods are in use, too."""
+        places = {*(self.used or ()), *self.own}
+        used = {place: (self.used or {}).get(place, 0) + self.own.get(place, 0) for place in places}
+        return self if self.used is None else replace(self, used=used)
 
     def has_labels(self, node: str, selector: Mapping[str, str]) -> bool:
         """Return whether a node has all these labels."""

@@ -164,7 +164,8 @@ class _FreshPlan:
             return self.outcome()
         rank = targets.rank_by_free(free, self.resource.spec.replicas, inventory)
         is_limited = rank is not Rank.FREE and request.accelerator.is_limited
-        others = free_products(targets.find_others(request, inventory, self.catalog), but=chosen.compared) if is_limited else ()
+        found = targets.find_others(request, inventory.with_own_in_use(), self.catalog) if is_limited else ()  # old Pods may serve there
+        others = free_products(found, but=chosen.compared)
         is_better = bool(target.free) and target.rank < rank
         room = Room(free, others, is_open, is_better)
         if not is_better and (targets.in_use_of(target.pool), target.shape.count) != (gpu, pinned.count):

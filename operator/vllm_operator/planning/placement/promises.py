@@ -40,9 +40,9 @@ def with_usage(
     own = held.own.get(owner, {})
     used = {place: amount - own.get(place, 0) for place, amount in taken.used.items()}
     if held.claimed is None:
-        return replace(inventory, used=used, allocated=None)
+        return replace(inventory, used=used, own=own, allocated=None)
     own_claimed = (device for pod in pods for device in held.claimed.get(pod, ()))
-    return replace(inventory, used=used, allocated=frozenset(taken.claimed.difference(own_claimed)))
+    return replace(inventory, used=used, own=own, allocated=frozenset(taken.claimed.difference(own_claimed)))
 
 
 @dataclass(frozen=True, slots=True)
