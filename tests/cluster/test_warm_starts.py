@@ -250,7 +250,7 @@ def run_on(volume: Path, pod: Manifest) -> Manifest:
 
 def mark(volume: Path, pod: Manifest) -> Path:
     """Let the init container of a Pod mark its directory, used for the last time a month ago; return the directory."""
-    [marker] = pod["spec"]["initContainers"]
+    [marker] = [container for container in pod["spec"]["initContainers"] if container["name"] == "prepare-cache"]
     mount = next(mount for mount in marker["volumeMounts"] if mount["mountPath"] == "/cache")
     folder: Path = volume / mount["subPath"]
     folder.mkdir(parents=True)

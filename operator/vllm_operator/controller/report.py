@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from vllm_operator.api import labels, reading
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
-from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
@@ -78,7 +78,7 @@ class Reporter:
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         must_act = (before.remediation, before.last_crash, before.rollback) != (now.remediation, now.last_crash, now.rollback)
         # Events, caches and why they were not filled before a rollout may only be known now.
-        is_lasting = must_act or before.cache != now.cache or reported.events or result.activity.skipped
+        is_lasting = must_act or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
         is_applied = applied.written and applied.failure is None
         if before.plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
@@ -209,6 +209,11 @@ class Reporter:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
             self.metrics.wrote("delete", POD.kind)
+
+
+def _facts(cache: CacheStatus | None) -> CacheStatus | None:
+    """Return what was observed about the caches, without what is said about them."""
+    return cache.model_copy(update={"reason": None, "message": None}) if cache is not None else None
 
 
 def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
