@@ -64,9 +64,8 @@ async def test_it_shows_the_stages_of_a_first_start_and_the_second_is_warm(clust
 
     described = await eventually(page, within=60)
     assert "Stage:" in described
-    cold = await reading
+    await reading
     assert len(stages) >= 4, stages
-    assert not condition(cold, "Ready")
     first = await the_engine(cluster)
     cold_seconds = await seconds_to_serve(cluster, first)
 
