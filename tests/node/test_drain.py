@@ -20,7 +20,10 @@ IN_PROGRESS = 50
 DRAIN_SECONDS = 40
 LEFT = r"Pod llama-\S+ is draining, \d+ requests left"
 LOAD = """
-import http.client, json, sys, threading, time
+import http.client, json, os, sys, threading, time
+
+def say(outcome):
+    os.write(1, f"{outcome}\\n".encode())  # one write, so that the lines of threads do not mix
 
 def ask():
     try:
@@ -28,9 +31,9 @@ def ask():
         connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 200}))
         text = connection.getresponse().read()
         words = text.count(b"word")
-        print("complete" if text.endswith(b"[DONE]") else f"cut off after {words} words" if words else "empty", flush=True)
+        say("complete" if text.endswith(b"[DONE]") else f"cut off after {words} words" if words else "empty")
     except (OSError, http.client.HTTPException) as error:
-        print(type(error).__name__, flush=True)
+        say(type(error).__name__)
 
 while True:
     threading.Thread(target=ask, daemon=True).start()

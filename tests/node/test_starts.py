@@ -60,7 +60,7 @@ async def test_it_shows_the_stages_of_a_first_start_and_the_second_is_warm(clust
 
     async def page() -> str:
         text = await kubectl.run("describe", "vllm", "llama")
-        return text if "kernels" in text.lower() and "Completed:" in text else ""
+        return text if "KernelWarmup" in text and "Completed:" in text else ""
 
     described = await eventually(page, within=60)
     assert "Stage:" in described
