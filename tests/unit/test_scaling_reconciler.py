@@ -7,6 +7,7 @@ import pytest
 from support.operators import Bench
 from support.operators import llama as any_llama
 from vllm_operator.controller.optional_objects import BUDGET_SECONDS, INTEGRATIONS, METRICS_API
+from vllm_operator.controller.report import REFUSED_SECONDS
 from vllm_operator.kube.client import (
     AUTOSCALER,
     DEPLOYMENT,
@@ -58,6 +59,17 @@ def measured(bench: Bench) -> Bench:
     """A cluster that serves the metrics of Pods."""
     bench.cluster.documents[METRICS_API] = {"kind": "APIGroup"}
     return bench
+
+
+async def test_a_refused_budget_is_applied_again_soon(bench: Bench) -> None:
+    """An API server that has just learned the kind refuses owner references to it."""
+    bench.cluster.put(llama(replicas=2))
+    bench.cluster.fail("apply", DISRUPTION_BUDGET, Forbidden("cannot find RESTMapping"), times=100)
+    assert (await bench.settle()).requeue_seconds == REFUSED_SECONDS
+    assert bench.condition("Protected").reason == "ApplyFailed"
+    bench.cluster.heal()
+    assert (await bench.settle()).requeue_seconds is None
+    assert bench.condition("Protected").reason == "InEffect"
 
 
 async def test_several_replicas_are_evicted_one_by_one(bench: Bench) -> None:

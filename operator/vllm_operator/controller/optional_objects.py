@@ -150,7 +150,8 @@ class OptionalObjects:
             problems.append(ObjectProblem(Reason.APPLY_FAILED, kube.DISRUPTION_BUDGET.kind, str(error)))
         else:
             await self._reconcile(kube.DISRUPTION_BUDGET, owner, None if is_covered else desired, problems)
-        self._budgets.put(metadata.uid, (metadata.generation, self._now(), problems))
+        if not any(problem.reason == Reason.APPLY_FAILED for problem in problems):
+            self._budgets.put(metadata.uid, (metadata.generation, self._now(), problems))
         return problems
 
     async def _is_covered(self, resource: VLLMDeployment, owner: Manifest) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
+from vllm_operator.api.conditions import Reason
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
@@ -43,6 +44,8 @@ ACT_SECONDS = 0.1
 """Delay until a remedy is carried out, or space is freed after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
+REFUSED_SECONDS = 30.0
+"""Delay until a refused optional object is applied again. An API server that has just learned a kind refuses its owner references."""
 ROLLOUT_SECONDS = 2.0
 """Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
 
@@ -93,6 +96,8 @@ class Reporter:
         if applied.waiting:
             return Result("waiting", DELETION_SECONDS)
         times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
+        if any(problem.reason == Reason.APPLY_FAILED for problem in (*result.exposure.problems, *result.scaling)):
+            times.append(REFUSED_SECONDS)
         return Result("refused" if applied.refusals else "success", min(times, default=None))
 
     async def report_failure(self, manifest: Manifest, reason: str, message: str) -> None:
