@@ -268,6 +268,21 @@ async def test_what_was_promised_is_free_again_when_the_object_is_gone(world: Wo
     assert world.product("second") == H100
 
 
+async def test_a_rolling_update_on_a_volume_for_one_node_is_promised_gpus_of_that_node_only() -> None:
+    world = World()
+    world.bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm", "other")})
+    world.fill("h200")
+    world.fill("h100", 6)
+    await world.create("first", replicas=2, cache={"priming": "Never"}, accelerator={"products": [H100]})
+    for pod in [world.fleet.start("first", node="h100") for _ in range(2)]:
+        world.fleet.ready(pod)
+    await world.look_again("first")
+    await world.fleet.change("first", engine={"version": "0.24.0"}, replicas=3)
+    await world.create("second", parallelism={"tensor": 8})
+    assert world.product("second") == H100
+    assert not [note for note in world.bench.plan("second").notes if "wait until" in note]
+
+
 async def test_pods_that_wait_for_something_else_than_a_gpu_are_promised_none(world: World) -> None:
     world.fill("h100", 7)
     await world.create("first")

@@ -108,7 +108,9 @@ def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
     resource, _ = carried_out(snapshot.resource, made)
     replicas, tolerations = resource.spec.replicas - len(blocked), tolerations_of(resource.spec.pod_template)
     is_one_node = any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
-    nodes = {pod.node for pod in pods if pod.node} if is_one_node else ()  # where the first Pods have mounted the volume
+    rolls = decision.context is not None and reading.text(decision.context.desired, "spec", "strategy", "type") == "RollingUpdate"
+    mounting = (snapshot.pods if rolls else pods) if is_one_node else ()
+    nodes = {pod.node for pod in mounting if pod.node}  # where the others must run, too
     return Promise(gpu_in_use(made), made.resource, made.count, replicas, [pod.uid for pod in pods], tolerations, nodes)
 
 
