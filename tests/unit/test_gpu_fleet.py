@@ -9,7 +9,7 @@ from support.gpu_fleet import GPUFleet
 
 @pytest.mark.parametrize(
     ("seed", "operations"),
-    [(7, 22), *(pytest.param(seed, 300, marks=(pytest.mark.extended, pytest.mark.timeout(900))) for seed in range(2, 7))],
+    [(7, 22), *(pytest.param(seed, 300, marks=(pytest.mark.extended, pytest.mark.timeout(900))) for seed in (5, 6))],
 )
 async def test_nobody_waits_beside_a_free_gpu(seed: int, operations: int, capsys: pytest.CaptureFixture[str]) -> None:
     measured = await GPUFleet(seed).run(operations)
