@@ -54,6 +54,14 @@ class World:
         self.bench.pass_time(5)
         await self.fleet.settle(name)
 
+    async def start_and_stop_serving(self) -> None:
+        """A Pod of a new object serves, and is gone."""
+        await self.create()
+        pod = self.fleet.start()
+        self.fleet.ready(pod)
+        await self.look_again()
+        self.fleet.gone(pod)
+
     def wait_for_node(self, name: str = "llama") -> str:
         """A Pod of the current Deployment for which there is no GPU."""
         pod = self.fleet.start(name)
@@ -145,11 +153,7 @@ async def test_a_plan_whose_pod_has_a_node_stays(world: World) -> None:
 
 async def served_and_lost(world: World) -> None:
     """An H100 serves, its node is lost, and the next Pod finds the other GPUs taken."""
-    await world.create()
-    pod = world.fleet.start()
-    world.fleet.ready(pod)
-    await world.look_again()
-    world.fleet.gone(pod)
+    await world.start_and_stop_serving()
     world.fill("h100")
     world.wait_for_node()
     await world.look_again()
@@ -212,11 +216,7 @@ async def test_an_operator_that_may_not_record_it_goes_on(world: World) -> None:
 
 
 async def test_the_last_plan_that_served_is_kept_however_many_follow(world: World) -> None:
-    await world.create()
-    pod = world.fleet.start()
-    world.fleet.ready(pod)
-    await world.look_again()
-    world.fleet.gone(pod)
+    await world.start_and_stop_serving()
     [served] = [each["metadata"]["name"] for each in world.revisions()]
     for number in range(OLD_REVISIONS + 5):
         world.bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: str(number)}}})

@@ -249,7 +249,8 @@ class Observer:
             resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
-        revision = find_revision(snapshot.revisions, getattr(resource.status.plan, "revision", None))
+        summary = resource.status.plan
+        revision = find_revision(snapshot.revisions, summary.revision if summary is not None else None)
         standing = standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
         served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
