@@ -267,17 +267,6 @@ REFUSALS = (
     Reason.PERMISSION_MISSING,
 )
 """Reasons of Ready while there is no plan for the spec."""
-PROCEEDS = (
-    Reason.NOT_STARTED,
-    Reason.FETCHING_WEIGHTS,
-    Reason.WAITING_FOR_CACHES,
-    Reason.PULLING_IMAGE,
-    Reason.WAITING_FOR_VOLUME,
-    Reason.STARTING,
-    Reason.REPLICAS_NOT_READY,
-    Reason.ROLLING_OUT,
-)
-"""Reasons of Ready while replicas start or the rollout proceeds, so that waiting helps."""
 
 
 @dataclass(frozen=True, slots=True)
