@@ -37,8 +37,10 @@ class Node:
         self._settings = {"ENGINE_SPEED": str(speed), "ENGINE_QUOTA": str(quota), "ENGINE_VOLUME": str(volume)}
 
     def run_first(self, container: Mapping[str, Any]) -> None:
-        """Run an init container to its end."""
+        """Run an init container of the volume to its end. One that only copies the operator's tools has nothing to do here."""
         [mount] = container["volumeMounts"]
+        if "subPath" not in mount:
+            return
         root = self.volume / mount["subPath"]
         root.mkdir(parents=True, exist_ok=True)
         command = [part.replace(mount["mountPath"] + "/", f"{root}/") for part in container["command"]]
