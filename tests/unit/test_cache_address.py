@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.address import (
     CacheAddress,
     cache_address,
@@ -14,7 +15,6 @@ from vllm_operator.caches.address import (
     is_read_only,
     mounts_whole,
     reported_cache_claim,
-    template_spec,
 )
 from vllm_operator.catalog.paths import CACHE_ROOT
 

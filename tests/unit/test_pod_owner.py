@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.kube.client import DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind
-from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.owner import instance_of, place_of
 
 ENGINE = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "llama", "app.kubernetes.io/component": "engine"}
 
@@ -21,6 +21,11 @@ def controller(kind: str, name: str, **fields: Any) -> dict[str, Any]:
     return {"ownerReferences": [{"kind": kind, "name": name, "controller": True, **fields}]}
 
 
+FOLLOWER = {
+    "app.kubernetes.io/component": "follower",
+    "leaderworkerset.sigs.k8s.io/group-index": "1",
+    "leaderworkerset.sigs.k8s.io/worker-index": "2",
+}
 PRIMER, CLEANING = ({"app.kubernetes.io/component": component} for component in ("primer", "cleaning"))
 
 
@@ -31,6 +36,10 @@ PRIMER, CLEANING = ({"app.kubernetes.io/component": component} for component in 
         pytest.param(pod({"app.kubernetes.io/managed-by": "Helm"}), "llama", id="another tool is said to manage it"),
         pytest.param(pod(PRIMER, deployment="llama.primer"), "llama", id="a primer"),
         pytest.param(pod(CLEANING, **controller("Job", "llama-clean-0011aabb")), "llama", id="of a Job"),
+        pytest.param(pod(**controller("StatefulSet", "llama")), "llama", id="a leader"),
+        pytest.param(pod(FOLLOWER, **controller("StatefulSet", "llama-1")), "llama", id="a follower"),
+        pytest.param(pod(FOLLOWER, **controller("StatefulSet", "llama-0")), None, id="a follower of another group"),
+        pytest.param(pod(FOLLOWER, **controller("StatefulSet", "llama")), None, id="a follower among the leaders"),
         pytest.param(pod({"app.kubernetes.io/name": "mine"}), None, id="another name"),
         pytest.param(pod({"app.kubernetes.io/component": "server"}), None, id="another component"),
         pytest.param(pod(PRIMER), None, id="a primer of the Deployment of the replicas"),
@@ -45,6 +54,19 @@ PRIMER, CLEANING = ({"app.kubernetes.io/component": component} for component in 
 )
 def test_whose_a_pod_is(manifest: dict[str, Any], want: str | None) -> None:
     assert instance_of(manifest) == want
+
+
+@pytest.mark.parametrize(
+    ("labels", "want"),
+    [
+        pytest.param(FOLLOWER, (1, 2), id="a follower"),
+        pytest.param({}, None, id="no group"),
+        pytest.param({**FOLLOWER, "leaderworkerset.sigs.k8s.io/group-index": "x"}, None, id="no number"),
+        pytest.param({**FOLLOWER, "leaderworkerset.sigs.k8s.io/group-index": "9" * 99}, None, id="a number that no group has"),
+    ],
+)
+def test_place_in_a_group(labels: dict[str, str], want: tuple[int, int] | None) -> None:
+    assert place_of({"metadata": {"labels": labels}}) == want
 
 
 @given(st.dictionaries(st.sampled_from(["labels", "ownerReferences"]), st.none() | st.text() | st.lists(st.none() | st.integers())))

@@ -150,6 +150,7 @@ class Plan(Model):
     memory_mebibytes: int | None = optional("Memory of one GPU or MIG slice in MiB. Absent if unknown.", ge=0)
     resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
     count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
+    nodes: int | None = optional("Pods of each replica, each on its own node. Absent for one Pod.", ge=2, le=16)
     uuids: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] | None = optional(
         "UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.", LIST_ATOMIC
     )

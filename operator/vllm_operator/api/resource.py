@@ -66,6 +66,7 @@ class Role(StrEnum):
     """Purpose of a child: the value of the component label."""
 
     ENGINE = "engine"
+    FOLLOWER = "follower"
     CACHE = "cache"
     WEIGHTS = "weights"
     PRIMER = "primer"

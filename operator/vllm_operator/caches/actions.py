@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api import reading
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity
-from vllm_operator.caches.address import claims_of, template_spec
+from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.artifacts import describe_publication
 from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_claims
 from vllm_operator.caches.cleaning import CleaningNeed

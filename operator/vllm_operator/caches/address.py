@@ -95,11 +95,6 @@ def mounts_whole(pod_spec: Any, claim: str) -> bool:
     return any(not mount.get("subPath") for mount in _mounts_of(pod_spec, claim))
 
 
-def template_spec(deployment: Any) -> Manifest:
-    """Return the Pod spec of a Deployment; empty if there is none."""
-    return reading.mapping(deployment, "spec", "template", "spec")
-
-
 def _claim_name(volume: Manifest) -> str:
     return reading.text(volume, "persistentVolumeClaim", "claimName")
 

@@ -12,8 +12,9 @@ from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import ArtifactStatus
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.activity import HeldRollout
-from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
+from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.inventory.room import Room

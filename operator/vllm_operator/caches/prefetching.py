@@ -29,9 +29,10 @@ from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTAT
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches import jobs
 from vllm_operator.caches.activity import Fetching, FetchingState
-from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
+from vllm_operator.caches.address import is_read_only, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext

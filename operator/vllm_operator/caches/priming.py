@@ -31,9 +31,10 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, primer_name
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Publication
-from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings, template_spec
+from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, read_fetch
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext

@@ -11,9 +11,10 @@ from functools import partial
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
-from vllm_operator.caches.address import cache_address, template_spec, weights_claim
+from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, used_again
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease

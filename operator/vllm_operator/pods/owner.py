@@ -2,13 +2,14 @@
 
 A Pod is identified by the labels in the selector of its Deployment, and by its controller. A ReplicaSet releases a Pod that loses one of
 these labels, so every Pod of the operator has them, and `spec.podTemplate` cannot change them. All other labels, such as
-`app.kubernetes.io/managed-by`, may have any value.
+`app.kubernetes.io/managed-by`, may have any value. For a LeaderWorkerSet, a StatefulSet of its name controls the leaders, and for each
+group a StatefulSet with the name of the leader controls the followers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
+from vllm_operator.api.labels import COMPONENT_LABEL, GROUP_INDEX_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL, WORKER_INDEX_LABEL
 from vllm_operator.api.reading import controller_of, mapping, objects, read_text, sequence, text
 from vllm_operator.api.resource import JOB_PURPOSES, Role, job_prefix, primer_name
 
@@ -27,7 +28,9 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
     suffix = read_text(labels.get(HASH_LABEL))
     match labels.get(COMPONENT_LABEL):
         case Role.ENGINE:
-            is_owned = kind == "ReplicaSet" and owner == f"{name}-{suffix}"
+            is_owned = (kind, owner) in (("ReplicaSet", f"{name}-{suffix}"), ("StatefulSet", name))
+        case Role.FOLLOWER:
+            is_owned = kind == "StatefulSet" and owner == f"{name}-{read_text(labels.get(GROUP_INDEX_LABEL))}"
         case Role.PRIMER:
             is_owned = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
         case role if role in JOB_PURPOSES:
@@ -35,6 +38,13 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
         case _:
             is_owned = False
     return name if is_owned else None
+
+
+def place_of(pod: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the number of the group of a Pod and its number within the group; None if it belongs to no group."""
+    group, worker = (text(pod, "metadata", "labels", label) for label in (GROUP_INDEX_LABEL, WORKER_INDEX_LABEL))
+    numbers = group.isascii() and group.isdigit() and worker.isascii() and worker.isdigit() and len(group + worker) < 10
+    return (int(group), int(worker)) if numbers else None
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:

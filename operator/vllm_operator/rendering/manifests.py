@@ -12,7 +12,8 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.caches.address import claims_of, template_spec
+from vllm_operator.api.workload import template_spec
+from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.planning.engine.overrides import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME

@@ -16,8 +16,9 @@ from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
+from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.activity import ArtifactResult
-from vllm_operator.caches.address import template_spec, volume_at
+from vllm_operator.caches.address import volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT

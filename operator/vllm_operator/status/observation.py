@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, GROUP_REVISION_LABEL
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest, RunKey
 from vllm_operator.api.resource import Role, VLLMDeployment
@@ -163,7 +163,8 @@ def _read_rollout(deployment: Manifest | None, pods: tuple[PodView, ...], wanted
 
 
 def _template(pod: PodView | None) -> str:
-    return reading.text(pod.manifest if pod is not None else None, "metadata", "labels", "pod-template-hash")
+    labels = reading.mapping(pod.manifest if pod is not None else None, "metadata", "labels")
+    return reading.text(labels, "pod-template-hash") or reading.text(labels, GROUP_REVISION_LABEL)
 
 
 @dataclass(frozen=True, kw_only=True)
