@@ -109,3 +109,19 @@ async def test_what_is_fresh_enough_is_not_read_again(world: World) -> None:
     world.now += 31
     with pytest.raises(NotFound):
         await world.cache.read()
+
+
+async def test_a_caller_that_has_just_read_does_not_wait_for_the_next_read(world: World) -> None:
+    """It decides before others do, so that two plans are not promised the same GPU."""
+
+    async def read_twice() -> int:
+        for _ in range(2):
+            await world.cache.read(max_age=1.0)
+        return world.cluster.asked
+
+    first = asyncio.create_task(read_twice())
+    [other] = await world.waiting(1, max_age=0.0)
+    world.cluster.answers.set()
+    assert await first == 1
+    assert await other == ONE
+    assert world.cluster.asked == 2

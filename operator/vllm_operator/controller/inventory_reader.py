@@ -72,6 +72,8 @@ class SharedRead(Generic[Content]):
         `or_last`: return the last content, of any age, while the API server is unavailable. Raises ClusterError.
         """
         age, before = min(max(max_age, REST_FACTOR * self._took), AGE_SECONDS), self._reads
+        if self._content is not None and self._clock() - self._read_at < age:
+            return self._content  # without waiting for a read: a caller that has just read decides before those that wait for the lock
         fresh = before + self._reading.locked() + 1  # the first read that begins from now on
         async with self._reading:
             if self._kept < fresh and self._clock() - self._read_at >= age:
