@@ -115,6 +115,12 @@ CASES: dict[str, tuple[list[str], str]] = {
     "TelemetryFailed": (["vllm/v1/metrics/loggers.py"], ODD),
     "MessagingFailed": (["zmq/sugar/socket.py"], ODD),
     "ModelRunnerFailed": ([WORKER], ODD),
+    "PackageFailed": (["vllm/v1/engine/core.py", "/opt/venv/lib/python3.12/site-packages/sparkinfer/moe/plan.py"], ODD),
+    "OperationNotPermitted": ([WORKER], "torch.AcceleratorError: CUDA error: operation not permitted"),
+    "DuplicateMetrics": (["prometheus_client/registry.py"], "ValueError: Duplicated timeseries in CollectorRegistry: {'vllm:odd'}"),
+    "ProgramOnStandardInput": ([], "FileNotFoundError: [Errno 2] No such file or directory: '/work/<stdin>'"),
+    "AllReduceFailed": ([WORKER, "vllm/distributed/device_communicators/custom_all_reduce.py"], ODD),
+    "CallMismatch": ([WORKER], "TypeError: propose() got an unexpected keyword argument 'req_ids'"),
     "EngineLoopFailed": (["vllm/v1/engine/core.py"], ODD),
     "CompilerMessage": ([], "RuntimeError: nvcc ended with status 4"),
     "ShapesDiffer": ([], "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
@@ -150,6 +156,18 @@ def test_an_error_without_a_signature_says_what_failed_and_what_to_try(kind: Fai
     assert (crash.signature, crash.family) == ("Unknown", kind.id)
     assert f": {CASES[kind.id][1].rstrip('.')}" in crash.cause
     assert crash.remedy
+
+
+def test_what_the_message_tells_to_do_comes_first() -> None:
+    crash = crash_of([WORKER], "ValueError: FP8 caches need FP8 queries; enable --attention-config '{\"a\": true}'.")
+    assert (crash.remedy or "").startswith(
+        "Do first what the message says: enable --attention-config '{\"a\": true}'. If that does not help: "
+    )
+
+
+def test_the_dump_of_a_refused_input_is_not_part_of_the_cause() -> None:
+    crash = crash_of([], "Value error, Odd setting [type=value_error, input_value=ArgsKwargs((), {'a': 1}), input_type=ArgsKwargs]")
+    assert crash.cause == "vLLM refused its configuration: Value error, Odd setting"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +218,7 @@ def test_a_chain_of_exceptions_shows_what_failed_and_why(first: str, link: str, 
 
 
 def test_an_error_in_unknown_files_is_reported_as_unknown() -> None:
-    assert "matches no known signature" in crash_of(["acme/plugin.py"], ODD).cause
+    assert "matches no known signature" in crash_of(["/srv/acme/plugin.py"], ODD).cause
 
 
 @pytest.mark.parametrize("kind", load_startup().kinds, ids=lambda kind: kind.id)

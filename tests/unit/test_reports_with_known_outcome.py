@@ -18,6 +18,14 @@ NOT_TOLD = {
     "serving/mm-hash-after-sleep.log",  # the request failed, not the engine
     "serving/mm-hash-not-cached.log",  # likewise
 }
+FIELD = REPORTS.parent / "field"
+TOLD_OTHERWISE = {
+    "compile-fake-tensors.log": Verdict.PARTLY,  # the sizes are in the next line
+    "gb10-cuda-unknown-error.log": Verdict.WRONG,  # the cause names the driver, the GPU and the container
+    "gb10-driver-no-memory.log": Verdict.WRONG,  # the driver said it before the start went on
+    "mamba-backend-name.log": Verdict.WRONG,  # a refused value of a flag; the label knows another name
+    "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
+}
 LABELS = read_labels(REPORTS, before=SPLIT)
 SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}
 
@@ -25,6 +33,11 @@ SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup(
 @pytest.mark.parametrize("scored", SCORED.values(), ids=lambda each: each.label.file)
 def test_a_report_from_before_the_split_is_diagnosed_as_it_turned_out(scored: Scored) -> None:
     assert scored.verdict is (Verdict.UNKNOWN if scored.label.file in NOT_TOLD else Verdict.RIGHT)
+
+
+@pytest.mark.parametrize("scored", score(FIELD, read_labels(FIELD), load_startup()), ids=lambda each: each.label.file)
+def test_a_failure_from_a_note_is_diagnosed_as_it_turned_out(scored: Scored) -> None:
+    assert scored.verdict is TOLD_OTHERWISE.get(scored.label.file, Verdict.RIGHT)
 
 
 def test_the_reports_are_split_by_date() -> None:

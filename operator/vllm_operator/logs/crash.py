@@ -69,6 +69,12 @@ _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """A panic in Rust. Its message is on the next line, in older versions on the same line."""
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
+_ADVICE = re.compile(
+    r"(?i)(?:[.;,:!?)] |^)(?:please |try to |you (?:can|may|must|need to) )?"
+    r"((?:enable|disable|set|use|add|pass|install|upgrade|downgrade|increase|reduce|lower|specify) (?!cases|it\b|this\b)"
+    r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug))[^\n]{4,240})"
+)
+"""What the message of an error tells the user to do."""
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")  # an error that the GPU cannot be used, raised by its first user
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
 _FRAME = re.compile(
@@ -157,14 +163,22 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         found = compiled(kind.message).search(line) if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
+        if (advice := _ADVICE.search(_without_input(line))) is not None:
+            remedy = f"Do first what the message says: {advice[1].rstrip('. ')}. If that does not help: {remedy}"
         named = [flag for flag in facts.get("options", "").split(", ") if flag and flag in kind.remedy]
         remedy += f" This engine has {' and '.join(named)}." if named else ""
     else:
         cause, remedy, family = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY, ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
     place = f"{code}{', in ' if where else ''}{where}"
-    shown = f"{cause}: {line.rstrip('.') if place else line}{place}{because}"
+    told = _without_input(line)
+    shown = f"{cause}: {told.rstrip('.') if place else told}{place}{because}"
     return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family)
+
+
+def _without_input(line: str) -> str:
+    """Return a message of pydantic without the dump of its input."""
+    return line.partition(" [type=")[0]
 
 
 def _place(evidence: Evidence) -> tuple[str, str]:

@@ -86,8 +86,8 @@ def _match(signature: Signature, pattern: LinePattern, text: str, context: Calla
 
 
 def _tidy(value: str) -> str:
-    """Remove the end of the sentence from a capture, and a quotation mark without its counterpart."""
-    value = value.strip()
+    """Remove the end of the sentence from a capture, a quotation mark without its counterpart, and what pydantic says of its input."""
+    value = value.partition(" [type=")[0].strip()
     value = value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
     return value.removesuffix(".") if " " not in value else value
 

@@ -32,7 +32,7 @@ _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv
 _SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
 _OPTIONS = re.compile(
     r"'(enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
-    r"|kv_offloading_size|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
+    r"|kv_offloading_size|kv_cache_memory_bytes|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
     r"|async_scheduling|cpu_offload_gb)': "
 )
 """Features that are off by default, in the line with the arguments."""
