@@ -47,8 +47,10 @@ class LinePattern(Entry):
     context: str | None = Field(
         None, description="Regular expression that must be found in the frames of the traceback that the line ends."
     )
-    evidence: Literal["weak", "error"] | None = Field(
-        None, description="`weak` counts only if nothing else explains the crash; `error` does not count in a warning."
+    evidence: Literal["weak", "warning", "error"] | None = Field(
+        None,
+        description="`weak` counts only if nothing else explains the crash, and `warning` even if it is only a warning; "
+        "`error` does not count in a warning.",
     )
     overrules: tuple[str, ...] = Field(
         (), description="Signatures that this one explains, because the line says that a program was ended from outside."
@@ -171,7 +173,8 @@ class LineMeaning(Sourced):
 
     `stage` begins, or with `ends` ends; `banner` and `engine` say that a server process or an engine starts; `component` is the component
     of the captured `backend`; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
-    `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server.
+    `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server; `peers`: what it says
+    about the nodes of one engine.
     """
 
     id: str
@@ -189,6 +192,7 @@ class LineMeaning(Sourced):
     shutdown: Literal["engine", "server"] | None = None
     progress: str | None = None
     arguments: bool = False
+    peers: Literal["placed", "awaited", "joined", "silent", "answer", "stop"] | None = None
 
 
 class Bar(Sourced):
@@ -237,7 +241,8 @@ class FailureKind(Entry):
 
     The message of the error follows `cause`. `frames` is a regular expression for a frame of the traceback, and `message` one for the
     message of the error, which decides alone if there is no `frames`. `words` is one for the message that counts if no frame tells a kind.
-    `first`: it decides before those of other frames. `general`: it says little, so it is the last choice.
+    `first`: it decides before those of other frames. `general`: it says little, so it is the last choice. `follows_others`: another process
+    has usually failed first.
     """
 
     id: str
@@ -248,6 +253,7 @@ class FailureKind(Entry):
     words: str | None = None
     first: StrictBool = False
     general: StrictBool = False
+    follows_others: StrictBool = False
 
 
 class Heartbeat(Sourced):

@@ -1,8 +1,9 @@
-"""`vllm-operator diagnose LOGFILE|-`: the stage of a start, the cause of a crash, and the fix. Needs no cluster."""
+"""`vllm-operator diagnose LOGFILE...|-`: the stage of a start, the cause of a crash, and the fix. Needs no cluster."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,11 +11,13 @@ from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.reading import stamp
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.cli.diagnose_ranks import describe_group, find_group, group_as_json
 from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
-from vllm_operator.cli.pasted_logs import read_logs
+from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.state import Progress, Stage, StartupState
+from vllm_operator.logs.ranks import Verdict
+from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 from vllm_operator.text.wording import count
 
 CRASHED = 3
@@ -35,8 +38,10 @@ _WHOLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    help_of_log = "log of a vLLM start, from kubectl logs or any other source (- is standard input)"
-    parser.add_argument("log", metavar="LOGFILE", nargs="?", help=help_of_log)
+    help_of_logs = (
+        "log of a vLLM start, from kubectl logs or any other source (- is standard input); of an engine on several nodes, those of all"
+    )
+    parser.add_argument("logs", metavar="LOGFILE", nargs="*", help=help_of_logs)
     parser.add_argument(
         "--score", metavar="FOLDER", help="diagnose all logs of a folder and compare with its labels.yaml (docs/accuracy.md)"
     )
@@ -75,18 +80,36 @@ def run(arguments: argparse.Namespace) -> int:
         from vllm_operator.cli.scoring import run_score
 
         return run_score(arguments, knowledge)
-    if arguments.log is None:
+    if not arguments.logs:
         raise InputError("give a log (- is standard input), or a folder with --score")
-    data = read_input(arguments.log)
-    if not data:
-        raise InputError(f"{name_of_file(arguments.log)} is empty")
-    found = read_logs(data, lambda: StartupParser(knowledge))
+    found = [log for file in arguments.logs for log in _read(file, knowledge, several=len(arguments.logs) > 1)]
+    found.sort(key=lambda log: severity(log[1].final_state))
+    group = find_group(found, knowledge)
     name, parser = found[0]
+    state = parser.final_state
+    if group is not None and not group.is_told_by_one_log:
+        parser = group.parsers.get(-1 if group.diagnosis.rank is None else group.diagnosis.rank, parser)
+        state = replace(parser.final_state, crash=group.diagnosis.crash if group.diagnosis.verdict is Verdict.CRASHED else None)
     if arguments.output:
-        print_as(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {}), arguments.output)
+        told = as_json(state) | ({"container": name} if len(found) > 1 and group is None else {})
+        told |= {"group": group_as_json(group, _crash(group.diagnosis.crash))} if group is not None else {}
+        print_as(told, arguments.output)
+    elif group is not None and not group.is_told_by_one_log:
+        headlines = {it.number: _headline(it.state) for it in group.ranks if it.state is not None}
+        is_logged = state.crash is not None and state.crash == parser.final_state.crash
+        print(describe_group(group, headlines, page(parser, state, colours=False).partition("\n\n")[2] if is_logged else ""))
     else:
         print(page_of_several(found, colours=sys.stdout.isatty()))
-    return exit_code(parser.final_state, arguments)
+    return exit_code(state, arguments)
+
+
+def _read(file: str, knowledge: StartupKnowledge, *, several: bool) -> list[tuple[str, StartupParser]]:
+    """Return the logs in a file, by container; the name is that of the file if there are `several` files and one container."""
+    data = read_input(file)
+    if not data:
+        raise InputError(f"{name_of_file(file)} is empty")
+    found = read_logs(data, lambda: StartupParser(knowledge))
+    return [(name or (name_of_file(file) if several else ""), parser) for name, parser in found]
 
 
 def exit_code(state: StartupState, arguments: argparse.Namespace) -> int:
@@ -135,7 +158,11 @@ def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> 
     (name, worst), *others = logs
     worst_page = page(worst, worst.final_state, colours=colours)
     rows = [f"  {each}: {_headline(parser.final_state)}" for each, parser in others]
-    return "\n\n".join((name, worst_page, "\n".join(("Other containers", *rows)))) if others else worst_page
+    return (
+        "\n\n".join((name, worst_page, "\n".join(("Other logs" if name and not name.startswith("pod/") else "Other containers", *rows))))
+        if others
+        else worst_page
+    )
 
 
 def as_json(state: StartupState) -> dict[str, Any]:
@@ -155,9 +182,13 @@ def as_json(state: StartupState) -> dict[str, Any]:
             "kvCacheTokens": memory.kv_cache_tokens,
             "maxConcurrency": memory.concurrency,
         },
-        "crash": None if crash is None else {to_camel(name): getattr(crash, name) for name in _OF_CRASH},
+        "crash": _crash(crash),
         "cutOffAtLine": state.cut_off_at,
     }
+
+
+def _crash(crash: Crash | None) -> dict[str, Any] | None:
+    return None if crash is None else {to_camel(name): getattr(crash, name) for name in _OF_CRASH}
 
 
 def _headline(state: StartupState, red: str = "", green: str = "") -> str:

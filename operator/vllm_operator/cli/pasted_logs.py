@@ -79,7 +79,7 @@ def read_logs(data: bytes, make: Callable[[], StartupParser]) -> list[tuple[str,
         for start in range(0, len(lines), _LINES_AT_ONCE):
             parser.feed(("\n" if start else "") + "\n".join(lines[start : start + _LINES_AT_ONCE]))
         parser.end()
-    return sorted(parsers.items(), key=lambda each: _severity(each[1].final_state))
+    return sorted(parsers.items(), key=lambda each: severity(each[1].final_state))
 
 
 def _without_mentions(lines: list[str]) -> list[str]:
@@ -184,7 +184,8 @@ def _entry(text: str, depth: int) -> str:
     return text
 
 
-def _severity(state: StartupState) -> int:
+def severity(state: StartupState) -> int:
+    """Return a sort key: the log of a crash first."""
     if state.crash is not None and (state.has_start or state.crash.signature != "Unknown"):
         return 0
     if state.cut_off_at is not None:

@@ -7,6 +7,7 @@ progress     stages, progress bars, and silence
 matching     signatures and other strings of the catalog in a line
 tracebacks   frames and exceptions of several processes
 crash        the root cause of a crash
+ranks        the root cause among the nodes of one engine
 termination  combines the log with the status of the container
 state        the result
 

@@ -14,11 +14,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.logs.lines import WARNING, Line
+from vllm_operator.logs.lines import WARNING, Line, LogClock
 from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.tracebacks import (
@@ -107,6 +108,7 @@ class Evidence:
     provisional: bool = False  # a source line of a traceback, whose exception says more
     records: int = 0  # number of records below ERROR before it
     overrules: tuple[str, ...] = ()  # signatures whose crashes were ended from outside, according to this line
+    time: datetime | None = None
     because: str = ""  # why: the first exception of a chain whose last one is `text`, or the error record before one without a message
 
     @property
@@ -153,7 +155,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if evidence.signature is not None:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
-        crash = describe(evidence.signature, line, known, line_number=evidence.number, excerpt=excerpt, captures=captures)
+        details = {"line_number": evidence.number, "excerpt": excerpt, "captures": captures, "time": evidence.time}
+        crash = describe(evidence.signature, line, known, **details)
         return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
     kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
@@ -173,7 +176,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     place = f"{code}{', in ' if where else ''}{where}"
     told = _without_input(line)
     shown = f"{cause}: {told.rstrip('.') if place else told}{place}{because}"
-    return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family)
+    return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family, time=evidence.time)
 
 
 def _without_input(line: str) -> str:
@@ -225,6 +228,8 @@ class _Findings:
         before = self.evidence.get(name)
         if before is None or before.quality < evidence.quality:
             self.evidence[name] = evidence
+        elif evidence.warned and evidence.weak:
+            self.evidence[name] = replace(before, records=evidence.records)  # the engine has not survived it: it is repeated
         if len(self.evidence) > _KEPT:
             del self.evidence[max(self.evidence, key=lambda each: self.evidence[each].rank)]
 
@@ -291,8 +296,8 @@ class _Findings:
 class CrashTracker:
     """Collects evidence and decides whether there is a crash, and which. `recent`: the latest lines of the log, which the caller adds."""
 
-    def __init__(self, recognizer: Recognizer, recent: deque[Line]) -> None:
-        self._recognizer = recognizer
+    def __init__(self, recognizer: Recognizer, recent: deque[Line], clock: LogClock) -> None:
+        self._recognizer, self._clock = recognizer, clock
         self.tracebacks = Tracebacks(recent)
         self.notices: dict[str, Evidence] = {}  # for signatures of notices, by signature
         self.stage = ""  # of the start
@@ -311,6 +316,11 @@ class CrashTracker:
         """Whether the log shows that a process has failed."""
         return self._found.failed
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the engine was told to stop, after it was ready or as a follower."""
+        return self._stopping
+
     def advanced(self, stage: str, *, ready: bool) -> None:
         """Note a later stage: the engine survived the errors before it, unless a process has failed."""
         self.stage = stage
@@ -323,9 +333,13 @@ class CrashTracker:
             survived, unknown = found.evidence or found.survived, found.unknown or found.survived_unknown
             self._found = _Findings(found.records, survived=survived, survived_unknown=unknown)
 
-    def stopping(self, number: int) -> None:
-        """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
-        if not self._ready:
+    def stopping(self, number: int, *, is_follower: bool = False) -> None:
+        """Note that the engine was told to stop. What it logs then is no crash, unless an error came before.
+
+        `is_follower`: of an engine on several nodes, it is not the leader, so it does not log that it is ready.
+        """
+        is_late = any(number - each.number > _SHUTDOWN_WINDOW for each in self._found.evidence.values())
+        if not self._ready and (is_late or not is_follower):
             return
         orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
@@ -337,7 +351,8 @@ class CrashTracker:
         for match in self._recognizer.find(text):
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self._stopping or match.pattern.evidence == "error")):
-                self._collect(match.signature, self._seen(None, text, number, match, warned=True))
+                is_weak = match.pattern.evidence == "warning"
+                self._collect(match.signature, self._seen(None, text, number, match, warned=True, weak=is_weak))
         if self._ready and level == WARNING and not self._stopping:
             # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.
             self._look_for_failure("", text, number)
@@ -474,7 +489,7 @@ class CrashTracker:
             if not (sure or match.is_reported_by(text)):
                 continue
             marks = {
-                "weak": weak or match.pattern.evidence == "weak",
+                "weak": weak or match.pattern.evidence in ("weak", "warning"),
                 "provisional": provisional,
                 "overrules": match.pattern.overrules or (),
             }
@@ -572,4 +587,5 @@ class CrashTracker:
         signature, most = (match.signature, _EXCERPT_FRAMES) if match is not None else (None, _KIND_FRAMES)
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, most) if process is not None else ()
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, captures, records=self._found.records, **marks)
+        known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, **known, **marks)

@@ -17,7 +17,7 @@ from vllm_operator.logs.crash import CrashTracker
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Recognizer, compiled
 from vllm_operator.logs.progress import Counts, read_bar
-from vllm_operator.logs.state import CacheEvidence, Crash, MeasuredMemory, Progress, Stage, StartupState
+from vllm_operator.logs.state import CacheEvidence, Crash, MeasuredMemory, Membership, Progress, Stage, StartupState
 from vllm_operator.text.redaction import present
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
@@ -36,6 +36,10 @@ _OPTIONS = re.compile(
     r"|async_scheduling|cpu_offload_gb)': "
 )
 """Features that are off by default, in the line with the arguments."""
+_PLACE = re.compile(r"'(?:nnodes': (?P<nodes>\d{1,4})|node_rank': (?P<node>\d{1,4})|distributed_timeout_seconds': (?P<timeout>\d{1,6}))\b")
+"""What the line with the arguments says about several nodes."""
+_PLACES = {"node": "node", "nodes": "nodes", "timeout": "timeout_seconds"}
+"""Fields of `Membership` by group."""
 _BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe"}
 _ROUNDED = timedelta(seconds=1)  # durations in lines are whole seconds
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
@@ -85,7 +89,7 @@ class StartTracker:
         self._counts = Counts()
         self._ended: datetime | None = None
         self._recent.clear()
-        self.crashes = CrashTracker(self._knowledge.recognizer, self._recent)
+        self.crashes = CrashTracker(self._knowledge.recognizer, self._recent, self._clock)
 
     def begin(self) -> None:
         """Record the time of the first line, unless it is known."""
@@ -107,7 +111,7 @@ class StartTracker:
         text = text.lstrip()
         word = text.split(" ", 1)[0]
         if word in self._knowledge.words:
-            if self._meaning(word, text):
+            if self._meaning(word, text) and word not in _NOTICES:
                 return
         elif word[:1] == "[" and (tag := _TAG.match(text)):
             text = text[tag.end() :]
@@ -154,6 +158,13 @@ class StartTracker:
         if meaning.arguments and (options := _OPTIONS.findall(found.string)):
             self.crashes.settings["options"] = ", ".join(f"--{name.replace('_', '-')}" for name in dict.fromkeys(options))
         self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
+        if meaning.arguments:
+            self._place({name: value for each in _PLACE.finditer(found.string) for name, value in each.groupdict().items() if value})
+        if meaning.peers is not None:
+            self._place({name: value for name, value in found.groupdict().items() if value}, meaning.peers)
+        place = self._seen.membership
+        if meaning.peers == "stop" and place is not None and place.node != 0:
+            self.crashes.stopping(self.lines, is_follower=True)
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(self.lines)
         if meaning.progress is not None:
@@ -191,6 +202,20 @@ class StartTracker:
             figure: _fullest(figure, named[group], seen.memory) for group, figure in _FIGURES.items() if group in named
         }
         self._seen = replace(seen, memory=replace(seen.memory, **figures), **changes)
+
+    def _place(self, named: Mapping[str, str], peers: str | None = None) -> None:
+        """Record what a line says about the nodes of the engine. `named` are its captures, and `peers` is as in its meaning."""
+        known = self._seen.membership
+        changes: dict[str, Any] = {_PLACES[name]: int(value) for name, value in named.items() if name in _PLACES}
+        if "world" in named:
+            changes["nodes"] = int(named["world"]) // max(1, int(named["local"]))
+        if known is None and not (changes.get("nodes", 1) > 1 or changes.get("node", 0) > 0 or "head" in named):
+            return  # one node
+        if peers in ("awaited", "joined"):
+            changes["is_waiting"] = peers == "awaited"
+        elif peers in ("silent", "answer"):
+            changes["is_unanswered"] = peers == "silent" and self._seen.stage is Stage.READY
+        self._seen = replace(self._seen, membership=replace(known or Membership(), **changes))
 
     def _enter(self, stage: Stage) -> None:
         """Enter a stage, unless the start has already reached or passed it."""
@@ -232,8 +257,15 @@ class StartTracker:
 
     def _state(self, crash: Crash | None) -> StartupState:
         entered, now = self._seen.entered, self._clock.now()
+        place, obstacle = self._seen.membership, None
+        if place is not None:
+            is_waiting = place.is_waiting and self._seen.stage is Stage.DISTRIBUTED_INIT
+            place = replace(place, is_waiting=is_waiting, is_stopping=self.crashes.is_stopping)
+            obstacle = self.crashes.crash(ended=True) if crash is None and place.is_waiting else None
         times: dict[str, Any] = {"stage_since": entered[-1][1], "started_at": entered[0][1], "last_line_at": now}
-        return replace(self._seen, **times, crash=crash, lines=self.lines, notices=tuple(self.crashes.notices))
+        return replace(
+            self._seen, **times, membership=place, obstacle=obstacle, crash=crash, lines=self.lines, notices=tuple(self.crashes.notices)
+        )
 
 
 def _fullest(figure: str, logged: str, known: MeasuredMemory) -> float:

@@ -52,6 +52,7 @@ class Crash:
     captures: tuple[tuple[str, str], ...] = ()  # named groups of the pattern
     retryable: bool = False
     auto_safe: bool = False
+    time: datetime | None = None  # of that line, if known
     family: str = ""  # for an error that matches no signature: the part of the engine that failed, an `id` of failures.yaml
 
 
@@ -94,6 +95,18 @@ class MeasuredMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Membership:
+    """The place of the engine of this log among the nodes that one engine runs on, as logged; None if not."""
+
+    node: int | None = None  # rank of the node, 0 for the leader
+    nodes: int | None = None  # number of nodes
+    timeout_seconds: int | None = None  # for which it waits for the other nodes
+    is_waiting: bool = False  # it waits for the other nodes to connect
+    is_stopping: bool = False  # it was told to stop, the leader after it was ready
+    is_unanswered: bool = False  # after it was ready, another process has not answered for a minute
+
+
+@dataclass(frozen=True, slots=True)
 class StartupState:
     """The state of a run according to its log so far. Times are those of log lines (UTC)."""
 
@@ -115,6 +128,8 @@ class StartupState:
     adapters: tuple[str, ...] = ()  # LoRA adapters that were loaded
     is_final: bool = False  # the process has ended and its log was read to the end
     cut_off_at: int | None = None  # line that reports a failed process, if the log ends before the error
+    membership: Membership | None = None  # of an engine on several nodes
+    obstacle: Crash | None = None  # what this engine reports while it waits for the other nodes
     skipped_seconds: int = 0  # minimum seconds of the log that were skipped, because it grew too fast
 
     @property
