@@ -157,7 +157,7 @@ def drifted(minute: int) -> Observation:
 def failing(minute: int) -> Observation:
     """An upgrade that fails, beside a revision that has served; from minute 2 on, that one runs again."""
     if minute >= 2:
-        resource = o.resource().model_copy(update={"is_given_up": True, "rolled_back": 1})
+        resource = o.resource().model_copy(update={"is_rolled_back_by_operator": True, "rolled_back_to": 1})
         return o.observe(o.ready_pod(since=60, ready=100), resource=resource, revision="vllm-a-0000000001", **now(minute))
     served = {SERVED_ANNOTATION: o.stamp(-5000)}
     metadata = [{"name": "vllm-a-0000000001", "annotations": served}, {"name": "vllm-a-0123456789"}]

@@ -24,3 +24,11 @@ def test_every_path_on_the_first_page_that_names_a_function_has_it() -> None:
     assert named
     for path, function in named:
         assert f"def {function}(" in (ROOT / "operator/vllm_operator" / path).read_text()
+
+
+def test_the_docstring_of_each_package_names_its_modules() -> None:
+    package = ROOT / "operator/vllm_operator"
+    for init in package.glob("*/**/__init__.py"):
+        parts = [path.stem for path in init.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+        words = set(re.findall(r"\w+", init.read_text()))
+        assert {part for part in parts if not part.startswith("__")} <= words, init

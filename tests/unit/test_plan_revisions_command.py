@@ -101,7 +101,7 @@ def test_a_revision_that_somebody_has_changed_is_named_and_not_shown(run: Run, o
     objects[3]["data"]["image"] = "evil/miner:latest"
     status, page = run("plan", "llama", "--revision", str(objects[3]["revision"]))
     assert status == 2
-    assert "has another content than its name says" in page
+    assert "has content that does not match the digest in its name" in page
     assert "evil" not in page
 
 

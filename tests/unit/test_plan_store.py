@@ -171,9 +171,9 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "is missing": (lambda revision: None, "does not exist"),
     "is controlled by nobody": (without_owner, "is not controlled by this VLLMDeployment"),
     "is controlled by another object": (of_another, "is not controlled by this VLLMDeployment"),
-    "has another image": (lambda r: edited(r, data={**r["data"], "image": "evil/miner:latest"}), "has another content than its name says"),
-    "has no data": (lambda r: edited(r, data=None), "has another content than its name says"),
-    "has a list as data": (lambda r: edited(r, data=[1]), "has another content than its name says"),
+    "has another image": (lambda r: edited(r, data={**r["data"], "image": "evil/miner:latest"}), "does not match the digest in its name"),
+    "has no data": (lambda r: edited(r, data=None), "does not match the digest in its name"),
+    "has a list as data": (lambda r: edited(r, data=[1]), "does not match the digest in its name"),
 }
 
 
@@ -445,7 +445,7 @@ JSON = st.recursive(
 
 @given(data=JSON)
 def test_any_other_content_is_refused(data: Any) -> None:
-    with pytest.raises(RevisionError, match="another content"):
+    with pytest.raises(RevisionError, match="does not match the digest"):
         read_revision(RESOURCE, {**render_revision(RESOURCE, o.plan(), 1), "data": data})
 
 
@@ -453,5 +453,5 @@ def test_content_that_is_nested_too_deep_is_refused() -> None:
     data: Manifest = {}
     for _ in range(100_000):
         data = {"a": data}
-    with pytest.raises(RevisionError, match="another content"):
+    with pytest.raises(RevisionError, match="does not match the digest"):
         read_revision(RESOURCE, {**render_revision(RESOURCE, o.plan(), 1), "data": data})

@@ -32,7 +32,7 @@ STALLED = "Stalled"
 PLAN_DRIFTED = "PlanDrifted"
 """The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
 ROLLED_BACK = "RolledBack"
-"""The operator gave the revision of the current spec up, and an earlier one runs. The message has the cause and what to do."""
+"""The operator gave up the revision of the current spec, and an earlier one runs. The message has the cause and what to do."""
 EXPOSED = "Exposed"
 """The NetworkPolicy, HTTPRoute and InferencePool are in effect. Set while `spec.networkPolicy` or `spec.gateway` asks for one."""
 AUTOSCALED = "Autoscaled"
@@ -85,7 +85,8 @@ class Reason:
     PRESET_INVALID = "PresetInvalid"
     """The preset contains an invalid value, or contradicts the object. The message says where."""
     REVISION_UNUSABLE = "RevisionUnusable"
-    """The ControllerRevision of the current plan is missing, not controlled by this object, or has another content."""
+    """The ControllerRevision of the current plan is missing, not controlled by this object, or its content does not match the digest in its
+    name."""
     REVISION_REFUSED = "RevisionRefused"
     """The ControllerRevision of a new plan cannot be created, so the plan is not applied. The message says why."""
     KIND_NOT_INSTALLED = "KindNotInstalled"
@@ -179,7 +180,7 @@ class Reason:
     """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
     ROLLED_BACK = "RolledBack"
     """An earlier plan runs with its spec, as an annotation requests, until the spec changes or a new plan is requested. Also a reason of
-    Ready and Stalled: the operator gave the current spec up."""
+    Ready and Stalled: the operator gave up the revision of the current spec (condition RolledBack)."""
     # RolledBack
     REVISION_FAILED = "RevisionFailed"
     """A revision crashed, hung, or missed its deadline before it had proved itself. The message says which revision runs instead, why, and

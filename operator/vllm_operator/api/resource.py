@@ -35,8 +35,9 @@ class VLLMDeployment(Model):
 
     `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
     was merged into `spec`, `preset_change` says how the preset differs today, and `is_preset_gone` whether it does not exist any more
-    (`planning/presets.py`). `rolled_back` is the number of the earlier revision that an annotation requests, or `status.rollback`
-    (`is_given_up`); `pinned`, and the fields of `spec` that plans depend on, are then those of that revision (`planning/pinning.py`).
+    (`planning/presets.py`). `rolled_back_to` is the number of the earlier revision that runs instead of that for the current spec, as an
+    annotation requests or as the operator decided (`is_rolled_back_by_operator`). `pinned`, and the fields of `spec` that plans depend on,
+    are then those of that revision (`planning/pinning.py`).
     """
 
     metadata: Metadata
@@ -46,8 +47,8 @@ class VLLMDeployment(Model):
     preset: PlannedPreset | None = Field(default=None, exclude=True)
     preset_change: str = Field(default="", exclude=True)
     is_preset_gone: bool = Field(default=False, exclude=True)
-    rolled_back: int | None = Field(default=None, exclude=True)
-    is_given_up: bool = Field(default=False, exclude=True)
+    rolled_back_to: int | None = Field(default=None, exclude=True)
+    is_rolled_back_by_operator: bool = Field(default=False, exclude=True)
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":

@@ -9,7 +9,7 @@ from vllm_operator.api.workload import template_spec
 from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of
-from vllm_operator.caches.artifacts import describe_publication
+from vllm_operator.caches.artifacts import plan_publication
 from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_claims
 from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheContext
@@ -70,7 +70,7 @@ def plan_cache_actions(
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     cleaning = cleanings.describe_cleaning(context, full)
-    publication, publishing = describe_publication(context, caches)
+    publication, publishing = plan_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     rechecks += [RECHECK_SECONDS] if context.hold is not None or priming.activity.limit is not None else []
     activity = replace(

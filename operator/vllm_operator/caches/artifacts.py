@@ -201,8 +201,8 @@ def _count(found: Mapping[str, Any], name: str) -> int | None:
     return number if number is not None and 0 <= number < 2**53 else None
 
 
-def describe_publication(context: CacheContext, caches: Caches) -> tuple[Publication | None, dict[str, Any] | None]:
-    """Return the state of the publication (None if none is requested) and the Job that should run now."""
+def plan_publication(context: CacheContext, caches: Caches) -> tuple[Publication | None, dict[str, Any] | None]:
+    """Return the state of the publication (None if none is requested) and the Job to create now; None if none is due."""
     artifact, address = context.artifact, context.address
     if artifact is None or artifact.publish != "WhenPrimed" or context.plan.cache_artifact is None:
         return None, None

@@ -400,8 +400,11 @@ class Removal:
     claims: frozenset[str]
 
 
-def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
-    """Return the objects to delete to release PVCs. `pods` are the Pods of one VLLMDeployment."""
+def find_removal_candidates(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
+    """Yield the Jobs and Pods that could be deleted to release their PVCs. The caller keeps those whose PVC is being deleted.
+
+    `pods` are the Pods of one VLLMDeployment.
+    """
     for pod in pods:
         claims = claims_of(pod.get("spec"))
         if not claims or not _is_removable(pod):

@@ -21,7 +21,7 @@ from vllm_operator.cli.live import annotate, described, read_with_revisions, wit
 from vllm_operator.cli.plan import causes, difference_lines, plan_in, revisions_of
 from vllm_operator.cli.terminal import age, table, wrap
 from vllm_operator.planning.outcome import compare
-from vllm_operator.planning.pinning import requested_rollbacks, rollback_request
+from vllm_operator.planning.pinning import rollback_request, rollbacks_to_try
 from vllm_operator.rendering.revision import RevisionError, is_recorded, last_served, number_of, read_planned_spec, read_revision
 
 _RECORDS = {FAILED_ANNOTATION: "failed", SERVED_ANNOTATION: "served"}
@@ -59,7 +59,7 @@ def _show_history(arguments: argparse.Namespace) -> int:
 def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
     current = resource.status.plan
-    running, rollbacks = current.revision if current is not None else "", requested_rollbacks(resource)
+    running, rollbacks = current.revision if current is not None else "", rollbacks_to_try(resource)
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
@@ -93,7 +93,7 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
     if ready.reason in REFUSALS or running not in by_name:
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
     current = by_name[running]
-    replaced = next((by_name[left] for to, left in requested_rollbacks(resource) if to == running and left in by_name), current)
+    replaced = next((by_name[left] for to, left in rollbacks_to_try(resource) if to == running and left in by_name), current)
     if number is not None:
         target = next((each for each in revisions if number_of(each) == number), None)
     else:

@@ -37,7 +37,7 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.pinning import requested_rollbacks
+from vllm_operator.planning.pinning import rollbacks_to_try
 from vllm_operator.rendering.revision import plan_name, with_plan_name
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
@@ -55,7 +55,7 @@ class ActionResult:
     claims: dict[str, Manifest]
     """The live PVCs, by name."""
     revision: str | None = None
-    """The name of the plan."""
+    """The name of the revision of the plan; None without a plan."""
     jobs: list[Manifest] = field(default_factory=list)
     """Live Jobs that have no Pod, or no Pod that is bound to a node. They may have failed."""
     applied: Applied = field(default_factory=Applied)
@@ -64,8 +64,8 @@ class ActionResult:
     """Why the PodDisruptionBudget or the autoscaler has no effect."""
 
     @property
-    def is_begun(self) -> bool:
-        """Whether the Deployment has a new plan, and all else can follow in the next reconciliation."""
+    def may_end_here(self) -> bool:
+        """Whether the reconciliation may end here: the Deployment has just got a new plan, and there is nothing to report at once."""
         applied = self.applied
         explains = applied.restored or applied.refusals or self.activity.skipped or applied.failure
         return applied.has_new_plan and not explains
@@ -112,7 +112,7 @@ class Actor:
             if revision is not None:
                 summary = resource.status.plan
                 in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
-                in_use |= {name for names in requested_rollbacks(resource) for name in names}
+                in_use |= {name for names in rollbacks_to_try(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error

@@ -1,7 +1,7 @@
 """Read everything that a reconciliation decides about: one `Snapshot`.
 
-Each reconciliation reads all of it, regardless of the watch event, and depends on no state of an earlier one in memory. The client may
-read from memory (`object_cache`).
+Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`object_cache`). From earlier
+reconciliations, only the count of free GPUs for a plan that is not pinned yet and the promises of GPUs are used (`inventory_reader`).
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """
@@ -25,7 +25,7 @@ from vllm_operator.caches.address import cache_address, claims_of, weights_claim
 from vllm_operator.caches.claims import (
     ClaimUser,
     Removal,
-    find_removals,
+    find_removal_candidates,
     is_created_by_operator,
     is_recent,
     is_terminating,
@@ -59,7 +59,7 @@ from vllm_operator.planning.pinning import (
     max_age_seconds,
     read_rollback,
     reopened,
-    requested_rollbacks,
+    rollbacks_to_try,
     standing_of,
 )
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
@@ -118,7 +118,8 @@ class Snapshot:
     """The GPUs of the cluster, or why they are unknown."""
     files: HubAnswer = field(default_factory=HubAnswer)
     devices: Inventory | None = None
-    """The GPUs with those that Pods use, if Pods may be about to need others; None if not, or if the GPUs are unknown."""
+    """The GPUs, with those that Pods of others use now. None if they are unknown, and unless a rollout may begin, or more replicas are
+    wanted on a volume for one node."""
     standing: Standing = Standing.NEW
     """Whether the GPU of the plan in force may be chosen again."""
 
@@ -198,7 +199,7 @@ class Observer:
             return replace(pending, wait_seconds=HUB_SECONDS)
         snapshot = await self._with_claims(planned, claims)
         may_roll_out = _may_roll_out(snapshot)
-        needs_devices = may_roll_out or _may_need_a_node(snapshot)
+        needs_devices = may_roll_out or _grows_on_one_node(snapshot)
         # Last: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same GPUs.
         inventory = _NO_INVENTORY if snapshot.unplanned is not None else await self._read_inventory(snapshot, fresh=needs_devices)
         snapshot = replace(snapshot, inventory=inventory)
@@ -226,7 +227,7 @@ class Observer:
         found = [child for kind in kinds for child in await self.client.find(kind, namespace, labels=children_of(kind, name))]
         children = [child for child in found if not is_of_another(child, name)]
         if not reading.mapping(manifest, "status", "plan"):
-            return tuple(children)  # nothing was applied yet
+            return tuple(children)  # at most the Deployment was applied, a moment ago, and nobody can have changed its labels yet
         wanted = [(kube.DEPLOYMENT, name), (kube.SERVICE, name)]
         if any(map(is_primer, pods)):
             wanted.append((kube.DEPLOYMENT, primer_name(name)))
@@ -245,8 +246,8 @@ class Observer:
 
     async def _with_planning_input(self, snapshot: Snapshot) -> Snapshot | None:
         """Add the current plan, the preset and the hub's answer; None while the hub has not answered."""
-        resource = await self._rolled_back(snapshot.resource) or await self.plans.read(snapshot.resource, snapshot.deployment)
-        if not isinstance(resource, Verdict) and resource.rolled_back is None:
+        resource = await self._with_rollback(snapshot.resource) or await self.plans.read(snapshot.resource, snapshot.deployment)
+        if not isinstance(resource, Verdict) and resource.rolled_back_to is None:
             resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
@@ -266,15 +267,18 @@ class Observer:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return snapshot
 
-    async def _rolled_back(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
-        """Return the object as an earlier revision has it, if it is rolled back and the replaced plan would be in force."""
-        for names in requested_rollbacks(resource):
+    async def _with_rollback(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
+        """Return the object with the plan and spec of an earlier revision if it is rolled back; None otherwise.
+
+        A rollback counts only while the plan that it replaces would be in force.
+        """
+        for names in rollbacks_to_try(resource):
             replaced = await self.plans.find(resource, names[1])
             if replaced is None:  # the annotation may be a copy from another object
                 continue
             current = await self.presets.merge(resource.with_pinned(replaced))
             if not isinstance(current, Verdict) and is_in_force(replaced, current):
-                return await self.plans.roll_back(current, names[0], is_given_up=names != read_rollback(resource))
+                return await self.plans.roll_back(current, names[0], by_operator=names != read_rollback(resource))
         return None
 
     def _ask_hub(self, resource: VLLMDeployment, *, may_move: bool, served: bool) -> tuple[VLLMDeployment, HubAnswer | None]:
@@ -316,7 +320,7 @@ class Observer:
         self, namespace: str, children: Sequence[Manifest], pods: Sequence[PodView]
     ) -> tuple[tuple[Removal, ...], Mapping[str, Manifest]]:
         """Return what blocks the deletion of a PVC, and the PVCs that are known so far, by name."""
-        found = list(find_removals(pod.manifest for pod in pods))
+        found = list(find_removal_candidates(pod.manifest for pod in pods))
         known = {child["metadata"]["name"]: child for child in children if child["kind"] == kube.CLAIM.kind}
         claims = await self._read_claims(namespace, {name for removal in found for name in removal.claims}, known)
         return tuple(it for it in found if any(is_terminating(claims.get(name)) for name in it.claims)), claims
@@ -368,7 +372,7 @@ def _may_roll_out(snapshot: Snapshot) -> bool:
     return summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource)
 
 
-def _may_need_a_node(snapshot: Snapshot) -> bool:
+def _grows_on_one_node(snapshot: Snapshot) -> bool:
     """Return whether more replicas are wanted, although only one node can mount their volume."""
     replicas = reading.integer(snapshot.deployment, "spec", "replicas") or 0
     is_growing = snapshot.deployment is not None and snapshot.resource.spec.replicas > replicas

@@ -22,7 +22,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import is_in_force, requested_rollbacks, roll_back
+from vllm_operator.planning.pinning import is_in_force, rollbacks_to_try, with_earlier_plan
 from vllm_operator.rendering.revision import (
     RevisionError,
     is_recorded,
@@ -79,19 +79,19 @@ class PlanStore:
             log.info("making a new plan: %s", error)
             return resource
 
-    async def roll_back(self, resource: VLLMDeployment, name: str, *, is_given_up: bool) -> VLLMDeployment | Verdict:
+    async def roll_back(self, resource: VLLMDeployment, name: str, *, by_operator: bool) -> VLLMDeployment | Verdict:
         """Return the object with the plan and the spec of one of its revisions, or a verdict why not. Raises ClusterError."""
         try:
             manifest = await self._read(resource, name)
             plan = read_revision(resource, manifest)
             self._plans.put((resource.metadata.uid, name), plan)
-            rolled_back = roll_back(resource, plan, read_planned_spec(manifest), number_of(manifest))
-            return rolled_back.model_copy(update={"is_given_up": is_given_up})
+            earlier = with_earlier_plan(resource, plan, read_planned_spec(manifest), number_of(manifest))
+            return earlier.model_copy(update={"is_rolled_back_by_operator": by_operator})
         except (RevisionError, ValidationError) as error:
             why = error if isinstance(error, RevisionError) else f"ControllerRevision {name} has a spec of another version of the operator"
             to_end = (
                 f"set the annotation {REPLAN_ANNOTATION} to any new value"
-                if is_given_up
+                if by_operator
                 else f"remove the annotation {ROLLBACK_ANNOTATION}"
             )
             message = f"{why}. Nothing is changed. Roll back to another revision, or {to_end}."
@@ -107,7 +107,7 @@ class PlanStore:
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
         summary, uid = resource.status.plan, resource.metadata.uid
-        known = (*([summary.revision] if summary is not None else ()), *chain.from_iterable(requested_rollbacks(resource)))
+        known = (*([summary.revision] if summary is not None else ()), *chain.from_iterable(rollbacks_to_try(resource)))
         existing = [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
         name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)

@@ -2,9 +2,9 @@
 
     observe -> decide -> act -> report
 
-`observe` reads, `decide` is a pure function, and `act` writes everything but the status and its events. `report` reads what explains the
-state of the Pods by now, writes status and events, and deletes stalled Pods. A reconciliation may end after any write, with an error or
-because the operator is killed; the next one completes it.
+`observe` reads, `decide` is a pure function, and `act` writes the objects. `report` reads what explains the state of the Pods by now,
+records on the ControllerRevision what became of its plan, writes events and status, and deletes stalled Pods. A reconciliation may end
+after any write, with an error or because the operator is killed; the next one completes it.
 """
 
 from collections.abc import Callable
@@ -102,7 +102,7 @@ class Reconciler:
         decision = decide(snapshot, self.catalog, self.crashes, self.settings)
         self.inventory.promises[key] = promise_of(snapshot, decision)
         result = await self._actor.act(snapshot, decision)
-        if result.is_begun:
+        if result.may_end_here:
             return Result("waiting", 0.0)
         failure = result.applied.failure
         try:

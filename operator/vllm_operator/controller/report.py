@@ -1,4 +1,4 @@
-"""Report on an object: events, conditions and status, from the snapshot and from what was done.
+"""Report on an object: events, conditions, status and records on its ControllerRevision, from the snapshot and from what was done.
 
 New remedies are decided here, and not before applying: whether a crash counts depends on the Deployment that was just applied. They are
 written to the status, and the next reconciliation carries them out, so an operator that is killed in between decides nothing twice.
@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
-    """Writes events and status."""
+    """Writes events, status, and what became of a plan; deletes stalled Pods."""
 
     client: ClusterClient
     crashes: KnownCrashes

@@ -1,1 +1,1 @@
-"""The model hub: reads configs and headers of weights. The only package that sends requests to it."""
+"""The model hub: `client` reads configs and headers of weights. In the operator's process, only this package sends requests to it."""

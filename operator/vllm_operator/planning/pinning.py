@@ -38,14 +38,14 @@ NEW_PLAN_SECONDS = 1.0
 PENDING_SECONDS = 5.0
 """Maximum age in seconds of the inventory while no GPU matches or a Pod waits for a node."""
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
-"""Fields of the spec that no plan depends on."""
+"""Fields of the spec that no plan depends on. Of `rollout`, only `drainSeconds` is part of a plan (`digest_of`, `with_earlier_plan`)."""
 _INSTEAD = " instead of "
 
 
 class Standing(Enum):
     """Whether a plan in force may change by itself."""
 
-    NEW = "no plan is in force"
+    NEW = "no plan is in force, or the plan in force is compared with one for which the GPU is chosen again"
     OPEN = "no engine has run with it and no Pod has a node, so another GPU may be chosen"
     WAITING = "an engine has run with it and a Pod has no node, so it stays, and the user wants to know what is free"
     SETTLED = "all Pods have nodes"
@@ -75,7 +75,7 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
 
     The plan of an object that is rolled back is in force by definition.
     """
-    if resource.rolled_back is not None:
+    if resource.rolled_back_to is not None:
         return True
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
@@ -122,8 +122,11 @@ def read_rollback(resource: VLLMDeployment) -> tuple[str, str] | None:
     return (name, replaced) if sign and is_name(name) and is_name(replaced) else None
 
 
-def requested_rollbacks(resource: VLLMDeployment) -> list[tuple[str, str]]:
-    """Return each revision to run and the one that it replaces: of the annotation, then of `status.rollback`. The first in force counts."""
+def rollbacks_to_try(resource: VLLMDeployment) -> list[tuple[str, str]]:
+    """Return the rollbacks that may be in force: the user's, then the operator's. Each is the revision to run and the one that it replaces.
+
+    The caller takes the first whose replaced plan would be in force.
+    """
     users, decided = read_rollback(resource), resource.status.rollback
     own = (decided.revision, decided.replaced) if decided is not None and decided.revision is not None else None
     return [names for names in (users, own) if names is not None]
@@ -134,7 +137,7 @@ def rollback_request(name: str, replaced: str) -> str:
     return f"{name}{_INSTEAD}{replaced}"
 
 
-def roll_back(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], number: int) -> VLLMDeployment:
+def with_earlier_plan(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], number: int) -> VLLMDeployment:
     """Return the object with an earlier plan in force, and with the fields of the spec that this plan was made for.
 
     Raises pydantic.ValidationError if this version cannot read these fields.
@@ -142,14 +145,14 @@ def roll_back(resource: VLLMDeployment, plan: Plan, planned: Mapping[str, Any], 
     unplanned = {name: value for name, value in resource.spec.to_json().items() if name in (*UNPLANNED, "rollout")}
     rollout = {**unplanned.pop("rollout", {}), "drainSeconds": planned.get("rollout", {}).get("drainSeconds")}
     spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned, "rollout": rollout})
-    changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "is_preset_gone": False, "rolled_back": number}
+    changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "is_preset_gone": False, "rolled_back_to": number}
     return resource.model_copy(update=changes)
 
 
-def rolled_back(plan: Plan, number: int, gpus: GPUs, *, is_given_up: bool) -> Outcome:
+def outcome_of_rollback(plan: Plan, number: int, gpus: GPUs, *, by_operator: bool) -> Outcome:
     """Return the outcome for an object that is rolled back to the revision with this number: by a user, or by the operator."""
     summary = summarize(plan, gpus, with_notes=False)
-    if is_given_up:
+    if by_operator:
         return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLANNED, say("plan.given_up", summary=summary, number=number)), plan)
     message = say("plan.rolled_back", summary=summary, number=number, annotation=ROLLBACK_ANNOTATION)
     return Outcome(VALID_SPEC, Verdict(TRUE, Reason.ROLLED_BACK, message), plan)

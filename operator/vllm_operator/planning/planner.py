@@ -74,9 +74,10 @@ def plan(
     """
     in_force = pinned is not None and pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
-    if pinned is not None and resource.rolled_back is not None:
+    if pinned is not None and resource.rolled_back_to is not None:
         kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
-        return pinning.rolled_back(kept, resource.rolled_back, catalog.gpus, is_given_up=resource.is_given_up)
+        by_operator = resource.is_rolled_back_by_operator
+        return pinning.outcome_of_rollback(kept, resource.rolled_back_to, catalog.gpus, by_operator=by_operator)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:

@@ -58,7 +58,7 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
     if not is_revision_of(resource, manifest):
         raise RevisionError(f"ControllerRevision {name} is not controlled by this {KIND}")
     if not isinstance(content, dict) or _name(resource, content) != name:
-        raise RevisionError(f"ControllerRevision {name} has another content than its name says")
+        raise RevisionError(f"ControllerRevision {name} has content that does not match the digest in its name")
     try:
         return Plan.model_validate(content)
     except ValidationError as error:
@@ -94,8 +94,12 @@ def is_recorded(revision: Mapping[str, Any] | None, record: str) -> bool:
 
 
 def last_served(revisions: Iterable[Revision], *, instead_of: Revision | None = None) -> Revision | None:
-    """Return the newest revision that has served and was not given up, apart from one with the same request; None without one."""
+    """Return the newest revision that has served and was not given up; None without one.
+
+    `instead_of` does not count, nor do revisions that were made for the same spec and `replan` annotation: they would fail in the same way.
+    """
     usable = [each for each in revisions if is_recorded(each, SERVED_ANNOTATION) and not is_recorded(each, FAILED_ANNOTATION)]
+    # an unknown request equals none
     others = (each for each in usable if instead_of is None or (each is not instead_of and _request(each) != (_request(instead_of) or "?")))
     return max(others, key=number_of, default=None)
 

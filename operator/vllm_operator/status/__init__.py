@@ -1,11 +1,12 @@
 """Status, conditions and events of a VLLMDeployment, and the reaction to crashes. Pure.
 
 observation       the input: `Observation`, with parsed Pods (worst first), stalled starts, the rollout
-knowledge         messages, and the catalog data about starts, crashes and terminated Pods
+knowledge         messages, the catalog data about starts, crashes and terminated Pods, and what names the cause of an end
 crashes           crashes, which of them is in force, and their record in `status.lastCrash`
 starts            starts whose logs show their caches: durations, estimates, lateness, saved time
 reaction          remedies, damaged caches, restarts of stalled starts, scale to zero
 cache_damage      whether damaged caches cause a crash
+rollback          whether to give up a revision, and which one runs instead
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
 planned           `status.plan`
 caches            `status.cache`, CachePublished
@@ -13,7 +14,7 @@ claims            problems with the PVCs of caches and weights
 startup           `status.startup`: the start in progress, and the download of weights
 progressing       the progress of the rollout, with advice about Pods that are refused
 optional_objects  Exposed, Autoscaled, Protected, `status.url`
-ready             Ready, Available, Crashed, Stalled
+ready             Ready, Available, Crashed, Hung, Stalled
 events            the difference to the previous status, as events
 report            the complete report, in order
 """

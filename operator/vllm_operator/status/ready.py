@@ -75,7 +75,7 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
         return Verdict(FALSE, refusal.reason, f"{text} {kept}".strip())
     if observed.apply_error:
         return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
-    if progress.reason == Reason.STARTED and observed.resource.is_given_up:
+    if progress.reason == Reason.STARTED and observed.resource.is_rolled_back_by_operator:
         return Verdict(FALSE, Reason.ROLLED_BACK, say("ready.rolled_back", rollback=observed.previous.rollback))
     if progress.reason == Reason.STARTED:
         return _of_parts(observed, judged)
@@ -116,7 +116,7 @@ def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecove
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if observed.outcome.accepted.status is FALSE:
         return Verdict(TRUE, judged[READY].reason, observed.messages.say("stalled.not_accepted"))
-    if observed.resource.is_given_up:
+    if observed.resource.is_rolled_back_by_operator:
         return Verdict(TRUE, Reason.ROLLED_BACK, observed.messages.say("stalled.rolled_back"))
     if is_unrecoverable:
         return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash"))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import RollbackStatus, StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, claims, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, crash_settles, find_crashes, shorten
 from vllm_operator.status.events import draft_events
@@ -49,7 +49,7 @@ class Report:
 
 
 def report(observed: Observation) -> Report:
-    """Decide how to react to crashes and stalled starts, and report on one VLLMDeployment.
+    """Decide how to react to crashes and stalled starts and whether to give up the revision, and report on one VLLMDeployment.
 
     Equal observations give equal reports. If the previous status is the one of that report, the same observation gives the same status and
     no events.
@@ -57,7 +57,8 @@ def report(observed: Observation) -> Report:
     crashes, logged = find_crashes(observed), planned.logged_backends(observed)
     reaction = react(observed, crashes)
     block, block_held_until = startup.startup_status(observed)
-    status = _status(observed, crashes, reaction, logged, block)
+    rollback = decide_rollback(observed, crashes, reaction.remediation)
+    status = _status(observed, crashes, reaction, rollback, logged, block)
     due = [when for when in (block_held_until, *_deadlines(observed, crashes)) if when is not None and when > observed.now]
     return Report(
         status=status,
@@ -70,7 +71,12 @@ def report(observed: Observation) -> Report:
 
 
 def _status(
-    observed: Observation, crashes: Crashes, reaction: Reaction, logged: planned.Backends, block: StartupStatus | None
+    observed: Observation,
+    crashes: Crashes,
+    reaction: Reaction,
+    rollback: RollbackStatus | None,
+    logged: planned.Backends,
+    block: StartupStatus | None,
 ) -> VLLMDeploymentStatus:
     remediation, last_crash = to_record(reaction.remediation, crashes.last)
     verdict = planned.planned(observed, logged)
@@ -80,7 +86,6 @@ def _status(
     if observed.plan is None and summary is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
-    rollback = decide_rollback(observed, crashes, reaction.remediation)
     verdicts = {
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
         conditions.HUNG: ready.hung(observed),

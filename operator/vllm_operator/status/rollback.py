@@ -1,13 +1,18 @@
-"""The way back from a revision that fails: which failures give a revision up, and what runs instead.
+"""Failures of a revision: which of them end it, and what runs instead.
 
 The decision is written to the status, from where the next reconciliation carries it out like a rollback that a user requests
-(`planning.pinning.requested_rollbacks`). It ends when the plan that was given up would not be in force any more, so the spec is tried again
-when it changes or when a new plan is requested. While an earlier revision runs, nothing else is decided: no revision is left for another
-one twice, and a user's rollback is never replaced.
+(`planning.pinning.rollbacks_to_try`). It ends when the plan that was given up would not be in force any more, so the spec is tried again
+when it changes or when a new plan is requested. While an earlier revision runs, the operator decides nothing further: it never goes back
+twice in a row, and never replaces a user's rollback.
 
-A revision is given up for failures of its own Pods until it has served for `spec.rollout.proveSeconds`:
-- at once for a crash after it has served, a missed deadline, an image that does not exist, and a crash that no restart can fix
-- otherwise when its Pods have crashed more often than a Pod that is still expected to become Ready (`caches.rollout.MAX_RESTARTS`)
+A revision fails by failures of its own Pods until it has served for `spec.rollout.proveSeconds`:
+- at once by a crash after it has served, a missed deadline, an image that does not exist, a hang that nobody ends (`onHang: Report`), and a
+  crash that no restart can fix
+- by a container that cannot be created, after three restarts (`MAX_RESTARTS`) or at the deadline
+- by any other crash, when its Pods together have crashed four times
+
+If there is a way back (`onFailure`, and an earlier revision has served), it is given up: `status.rollback.revision` is set. Otherwise the
+failure is only reported.
 
 Failures of a node, the hub, storage, a registry or other Pods do not count (`origin` of the signature), nor does a crash for which the
 operator is applying a remedy or repairing a cache.
@@ -34,27 +39,31 @@ from vllm_operator.text import wording
 
 DEFAULT_PROVE_SECONDS = 600
 _AT_ONCE = ("StartupProbeFailed", "LivenessProbeFailed", "EngineHung")
-"""Ends by a probe: each has taken minutes, and the kubelet has tried several times."""
+"""Signatures of containers that a probe ended. That takes minutes of failed probes, so one such end is enough."""
 _FROM_OUTSIDE = "Terminated"
 _NO_IMAGE = re.compile(r"InvalidImageName|not found|manifest unknown|does not exist", re.IGNORECASE)
 """What registries say about an image that does not exist, as container runtimes quote them; not that they cannot be reached."""
 
 
 def decide_rollback(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> RollbackStatus | None:
-    """Decide whether to give up the current revision. `remediation` is the decision about its crashes in the same report."""
+    """Return the new `status.rollback`: the failure of the current revision and, if the operator goes back, the revision that runs instead.
+
+    None without a failure. `remediation` is the decision about its crashes in the same report.
+    """
     before, resource = observed.previous.rollback, observed.resource
     if observed.outcome.plan is None and resource.pinned is None:
         return before  # the plan cannot be read now
-    if resource.is_given_up and before is not None:
+    if resource.is_rolled_back_by_operator and before is not None:
         return _completed(observed, before)
     revision = find_revision(observed.revisions, observed.revision)
-    if resource.rolled_back is not None or revision is None or plan_name(observed.deployment) != observed.revision:
+    if resource.rolled_back_to is not None or revision is None or plan_name(observed.deployment) != observed.revision:
         return None
     failure = next(_failures(observed, revision, crashes, remediation), None)
     known = before if before is not None and before.replaced == observed.revision and (failure or crashes.in_force) else None
     may_go_back = (resource.spec.rollout or RolloutSpec()).on_failure != "Hold"
     target = last_served(observed.revisions, instead_of=revision) if failure is not None and may_go_back else None
     if failure is None or target is None:
+        # The first failure is kept while a Pod fails, so that message, time and event stay the same, until there is a way back.
         return known or failure
     return failure.model_copy(update={"revision": target["metadata"]["name"], "number": number_of(target)})
 
@@ -101,16 +110,19 @@ def _failure(
 
 
 def _is_of(revision: Manifest, view: PodFacts) -> bool:
-    """Return whether a Pod was created for a revision, which may have the Pod template of the one before."""
+    """Return whether a Pod belongs to a revision.
+
+    A new revision may have the Pod template of the one before, so its Deployment keeps older Pods; these do not count.
+    """
     since = reading.moment(revision, "metadata", "creationTimestamp")
     return view.is_current and not (since is not None and view.created_at is not None and view.created_at < since)
 
 
-def _has_proved_itself(observed: Observation, revision: Manifest, when: datetime | None) -> bool:
-    """Return whether a revision had served for long enough at a time, by default now."""
+def _has_proved_itself(observed: Observation, revision: Manifest, at: datetime | None) -> bool:
+    """Return whether a revision had served for long enough at a time; None means now."""
     served, seconds = _served_at(revision), (observed.resource.spec.rollout or RolloutSpec()).prove_seconds
     prove = timedelta(seconds=DEFAULT_PROVE_SECONDS if seconds is None else seconds)
-    return served is not None and (when or observed.now) - served >= prove
+    return served is not None and (at or observed.now) - served >= prove
 
 
 def _served_at(revision: Manifest) -> datetime | None:
@@ -136,7 +148,7 @@ def _is_final(observed: Observation, revision: Manifest, finding: Finding) -> bo
 
 
 def _is_stuck(observed: Observation, view: PodFacts) -> bool:
-    """Return whether a Pod fails without a crash: its image does not exist, its container cannot be created, or it hangs and may go on."""
+    """Return whether a Pod fails without a crash: there is no image, no container can be created, or it hangs and nobody ends it."""
     plan, since = observed.plan, view.created_at
     if view.phase is Phase.HUNG:
         return plan is not None and plan.on_hang == "Report"
@@ -160,7 +172,7 @@ def describe_rollback(observed: Observation, rollback: RollbackStatus) -> str:
 
 
 def rolled_back(observed: Observation, rollback: RollbackStatus | None) -> Verdict | None:
-    """Judge RolledBack. None if the revision for the current spec runs."""
+    """Judge RolledBack. None unless the operator has given up the revision of the current spec; a user's rollback is `PlanDrifted`."""
     if rollback is None or rollback.revision is None:
         return None
     return Verdict(TRUE, Reason.REVISION_FAILED, describe_rollback(observed, rollback))

@@ -1,4 +1,5 @@
 """The choice of GPU and image, or the reason why none fits.
 
-fitting (large enough?), targets (allowed GPUs), policy (order); texts: explanations, shortage (if none is allowed)
+fitting (large enough?), targets (allowed GPUs), policy (order), promises (GPUs that other plans must leave);
+texts: explanations, shortage (if none is allowed)
 """
