@@ -54,7 +54,7 @@ async def test_the_serving_pod_stays_until_there_is_room_for_its_successor(
     pod = await the_pod(served, selector="app.kubernetes.io/component=engine")
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
-    said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous"
+    said = "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free for it. 1 replica keeps serving"
     assert condition(told, "Ready")["message"].startswith(said)
     assert (await served.wait_for_event("llama", "RolloutHeld"))["message"] == condition(told, "Ready")["message"]
     await operator_of_all.kill()

@@ -65,8 +65,8 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "RolloutHeld")
     assert ready.message == (
-        "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free. 1 replica keeps serving the previous "
-        "spec. It begins by itself when there is room. To stop the serving Pods now, set spec.rollout.onUnschedulable to Proceed."
+        "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free for it. 1 replica keeps serving the "
+        "previous spec. It begins by itself when there is room. To stop the serving Pods now, set spec.rollout.onUnschedulable to Proceed."
     )
     assert events(bench, "RolloutHeld") == [bench.message("Ready")]
     assert bench.status().ready_replicas == 1
@@ -74,6 +74,37 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     result = await bench.settle()
     assert product(fleet) == "NVIDIA-H200"
     assert result.requeue_seconds is None or result.requeue_seconds > 0
+
+
+async def test_it_does_not_begin_for_a_node_that_was_just_lost(bench: Bench, fleet: Fleet) -> None:
+    await serve(fleet)
+    take(bench, 8)
+    await fleet.change(accelerator=H200)
+    bench.cluster.remove(POD, "elsewhere", "other-on-h200")
+    bench.cluster.remove(NODE, None, "h200")
+    bench.pass_time(2)  # the nodes were read more recently than a plan in force needs
+    await bench.settle()
+    assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
+    assert bench.condition("Ready").reason == "RolloutHeld"
+
+
+async def test_it_takes_no_gpu_that_another_rollout_needs_for_its_next_pod(bench: Bench, fleet: Fleet) -> None:
+    take(bench, 6)
+    await fleet.serve("first", accelerator=H100, cache=NEVER, replicas=2)
+    for pod in [fleet.start("first", node="h100") for _ in range(2)]:
+        fleet.ready(pod)
+    await fleet.settle("first")
+    await serve(fleet)
+    await fleet.change("first", accelerator=H200)
+    fleet.start("first", node="h200")  # the second one follows when it is Ready
+    await fleet.change(accelerator=H200)
+    assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
+    assert bench.condition("Ready").reason == "RolloutHeld"
+    fleet.start("first", node="h200")
+    take(bench, 5)
+    bench.pass_time(8)
+    await bench.settle()
+    assert product(fleet) == "NVIDIA-H200"
 
 
 async def test_while_it_waits_it_looks_again_and_writes_nothing(bench: Bench, fleet: Fleet) -> None:

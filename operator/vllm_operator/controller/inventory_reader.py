@@ -66,12 +66,12 @@ class SharedRead(Generic[Content]):
         self._content: Content | None = None
         self._error: Exception | None = None
 
-    async def get(self, max_age: float, *, or_last: bool = False) -> Content:
-        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `AGE_SECONDS`.
+    async def get(self, max_age: float, *, limit: float = AGE_SECONDS, or_last: bool = False) -> Content:
+        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit` in seconds.
 
         `or_last`: return the last content, of any age, while the API server is unavailable. Raises ClusterError.
         """
-        age, before = min(max(max_age, REST_FACTOR * self._took), AGE_SECONDS), self._reads
+        age, before = min(max(max_age, REST_FACTOR * self._took), limit), self._reads
         if self._content is not None and self._clock() - self._read_at < age:
             return self._content  # without waiting for a read: a caller that has just read decides before those that wait for the lock
         fresh = before + self._reading.locked() + 1  # the first read that begins from now on
@@ -125,14 +125,14 @@ class InventoryCache:
         self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
         self.promises: dict[Key, Promise | None] = {}  # of each VLLMDeployment. They count as taken for the plans of others
 
-    async def read(self, *, max_age: float | None = None) -> Inventory:
-        """Return the inventory, at most `max_age` seconds old (default and maximum: `AGE_SECONDS`). Raises ClusterError.
+    async def read(self, *, max_age: float | None = None, limit: float = AGE_SECONDS) -> Inventory:
+        """Return the inventory, at most `max_age` seconds old, or `limit` if reading takes long. Raises ClusterError.
 
         Without `max_age`, no new plan depends on the inventory, so the last one is returned while the API server is unavailable.
         """
-        return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, or_last=max_age is None)
+        return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, limit=limit, or_last=max_age is None)
 
-    async def held(self, *, insist: bool = True, max_age: float = 0.0) -> HeldDevices | None:
+    async def held(self, *, insist: bool = True, max_age: float = 0.0, limit: float = AGE_SECONDS) -> HeldDevices | None:
         """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
@@ -140,7 +140,7 @@ class InventoryCache:
         if not (insist or self._sees_all_pods):
             return None
         try:
-            return await self._held.get(max_age)
+            return await self._held.get(max_age, limit=limit)
         except Forbidden:
             return None
 
@@ -215,7 +215,8 @@ class InventoryCache:
         remembered = self._counted.get(metadata.uid)
         if remembered is not None and remembered[0] == question:
             return remembered[1]
-        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if standing in NEEDS_ROOM and not fresh else 0.0)
+        age, limit = NEW_PLAN_SECONDS if standing in NEEDS_ROOM and not fresh else 0.0, NEW_PLAN_SECONDS if fresh else AGE_SECONDS
+        held = await self.held(insist=_insists(resource), max_age=age, limit=limit)
         if held is None:
             counted = replace(inventory, hidden=True)
         else:
@@ -225,19 +226,21 @@ class InventoryCache:
             self._counted.put(metadata.uid, (question, counted))
         return counted
 
-    async def count_used(self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, now: datetime) -> Inventory:
+    async def count_used(
+        self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[PodView], *, now: datetime, with_promised: bool
+    ) -> Inventory:
         """Return the inventory with the devices that Pods use now, without the `pods` of the VLLMDeployment. Raises ClusterError.
 
-        Promises do not count: rollouts that wait for each other's promises would never begin. An `inventory` counted `now` needs no second
-        list of the Pods.
+        `with_promised`: promised devices count as used. An `inventory` counted `now` needs no second list of the Pods.
         """
         if inventory.hidden:
             return inventory
-        held = await self.held(insist=_insists(resource), max_age=NEW_PLAN_SECONDS if inventory.read_at == now else 0.0)
+        age, limit = (NEW_PLAN_SECONDS, AGE_SECONDS) if inventory.read_at == now else (0.0, NEW_PLAN_SECONDS)
+        held = await self.held(insist=_insists(resource), max_age=age, limit=limit)
         if held is None:
             return replace(inventory, hidden=True)
-        used = held.without((resource.metadata.namespace, resource.metadata.name))
-        return replace(inventory, used=used, allocated=held.claimed_by_others({pod.uid for pod in pods}))
+        owner = resource.metadata.namespace, resource.metadata.name
+        return with_usage(inventory, held, owner, {pod.uid for pod in pods}, self.promises if with_promised else {})
 
 
 def _insists(resource: VLLMDeployment) -> bool:

@@ -53,7 +53,7 @@ from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Ke
 from vllm_operator.planning.outcome import Outcome, not_accepted
 from vllm_operator.planning.pinning import (
     NEEDS_ROOM,
-    PENDING_SECONDS,
+    NEW_PLAN_SECONDS,
     Standing,
     is_in_force,
     max_age_seconds,
@@ -208,7 +208,9 @@ class Observer:
         if isinstance(inventory, Verdict):
             is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
-        return replace(snapshot, devices=await self.inventory.count_used(snapshot.resource, inventory, snapshot.pods, now=snapshot.now))
+        pods, now = snapshot.pods, snapshot.now
+        used = await self.inventory.count_used(snapshot.resource, inventory, pods, now=now, with_promised=may_roll_out)
+        return replace(snapshot, devices=used)
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
         try:
@@ -302,10 +304,13 @@ class Observer:
     async def _read_inventory(self, snapshot: Snapshot, *, fresh: bool) -> Inventory | Verdict:
         resource, pods, listed = snapshot.resource, snapshot.pods, len(self.catalog.current.instance_types)
         try:
-            inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, snapshot.standing))
-            if fresh and not {pod.node for pod in pods if pod.node}.issubset(inventory.nodes):  # a Pod is on a node that was just added
-                inventory = await self.inventory.read(max_age=PENDING_SECONDS)
             standing, now = snapshot.standing, snapshot.now
+            if fresh:
+                inventory = await self.inventory.read(max_age=NEW_PLAN_SECONDS, limit=NEW_PLAN_SECONDS)
+                if not {pod.node for pod in pods if pod.node}.issubset(inventory.nodes):  # a Pod is on a node that was just added
+                    inventory = await self.inventory.read(max_age=0.0, limit=0.0)
+            else:
+                inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, standing))
             return await self.inventory.count_free(resource, inventory, pods, standing, now=now, listed=listed, fresh=fresh)
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
